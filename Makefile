@@ -1,0 +1,34 @@
+# Everything lives in .venv; nothing is installed outside the repository.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test lint install clean
+
+demo: install  ## train non-private and DP-FP side by side on the demo task
+	$(BIN)/dpfp compare --task demo --methods non_private,dpfp --epsilon 3 --output runs/demo
+
+test: lint  ## style, types and the test suite
+	$(BIN)/pytest
+
+lint: install  ## style and types only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install: $(STAMP)  ## the package and its tools, at the versions of constraints.txt
+
+# Made last, so an interrupted installation is taken up again by the next `make`.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "dpfp-ray needs Python 3.11 or later, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing);" \
+	       "use: make PYTHON=python3.11" >&2; exit 1; }
+	@echo "installing into .venv (about 2 GB, some minutes the first time) ..."
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+	@echo "installed"
+
+clean:  ## remove .venv and what tools left behind; runs/ is kept
+	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

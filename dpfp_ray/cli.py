@@ -1,0 +1,66 @@
+"""`dpfp VERB --flag value`: parses, dispatches, and turns a user's mistake into one line.
+
+Results go to stdout, progress to stderr. Bad input exits with 2, an interrupted run with 130.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from dpfp_ray import __version__
+from dpfp_ray.errors import UserError
+
+VERBS = {
+    "calibrate": "the noise that a privacy budget asks for, without any data",
+    "train": "one run: one method, one budget, one task",
+    "compare": "several methods at equal ε on one task, and one table",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with errors in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="dpfp", description="Differentially private fine-tuning, measured honestly."
+    )
+    parser.add_argument("--version", action="version", version=f"dpfp-ray {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb, summary in VERBS.items():
+        module = import_module(f"dpfp_ray.commands.{verb}")
+        sub = verbs.add_parser(
+            verb,
+            help=summary,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(sub)
+        sub.set_defaults(command=module.command)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = build_parser().parse_args(argv)
+    try:
+        return int(arguments.command(arguments) or 0)
+    except UserError as error:
+        print(f"dpfp: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `dpfp … | head`: nobody reads on, and that is fine
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("dpfp: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

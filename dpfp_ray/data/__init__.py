@@ -1,0 +1,79 @@
+"""Records in, packed tokens out. `tasks` finds and checks the records, `files` reads rows, `demo`
+is a download, `tokens` packs; here is what they pass on, and every choice among rows.
+
+These choices are public: they follow from a fixed permutation of row numbers, never from a run's
+secret seed.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Records in file order; `pairs` is None for tasks of one text."""
+
+    texts: list[str]
+    pairs: list[str] | None
+    labels: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "Split":
+        pairs = None if self.pairs is None else [self.pairs[i] for i in rows]
+        return Split([self.texts[i] for i in rows], pairs, self.labels[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A training set and one or more dev sets: "dev", or "matched" and "mismatched" for MNLI."""
+
+    name: str
+    label_names: tuple[str, ...]
+    train: Split
+    dev: dict[str, Split]
+
+
+def public_order(count: int, purpose: str) -> npt.NDArray[np.int64]:
+    """A fixed permutation of 0 … count−1, the same on every machine and with every numpy.
+
+    Row i's place is its splitmix64 hash (Steele, Lea, Flood 2014), not a library's generator,
+    whose streams may change between versions.
+    """
+    start = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little")
+    x = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(start)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.argsort(x ^ (x >> np.uint64(31)), kind="stable").astype(np.int64)
+
+
+def subset(split: Split, limit: int | None) -> Split:
+    """At most `limit` rows in their old order; smaller subsets are inside larger ones."""
+    if limit is None or limit >= len(split):
+        return split
+    return split.take(np.sort(public_order(len(split), "subset")[:limit]))
+
+
+def hold_out(split: Split, rows: int) -> tuple[Split, Split]:
+    """(train, dev) with about `rows` rows in dev: no record is in both, no class leaves train."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for i, text in enumerate(split.texts):
+        pair = split.pairs[i] if split.pairs is not None else ""
+        groups.setdefault((text.strip(), pair.strip()), []).append(i)
+    together = list(groups.values())
+    left = np.bincount(split.labels)
+    chosen: list[int] = []
+    for position in public_order(len(together), "hold out"):
+        if len(chosen) == rows:
+            break
+        group = together[position]
+        taken = np.bincount(split.labels[group], minlength=len(left))
+        if len(chosen) + len(group) <= rows and np.all(left[taken > 0] > taken[taken > 0]):
+            chosen += group
+            left -= taken
+    dev = np.sort(np.array(chosen, dtype=np.int64))
+    return split.take(np.setdiff1d(np.arange(len(split)), dev)), split.take(dev)

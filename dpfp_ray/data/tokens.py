@@ -1,0 +1,249 @@
+"""Tokens of a split: encoded once, packed end to end without padding, memory-mapped from a cache
+that is keyed by content.
+
+Rows are padded only when a batch is made, to that batch's longest row: most sentences are far
+shorter than `max_length`, and the encoder's cost is the padded size.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpfp_ray.cache import cache_dir
+from dpfp_ray.data import Split
+from dpfp_ray.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+# Part of every key: raise it when the meaning of the stored arrays changes.
+FORMAT_VERSION = 1
+DTYPES = {"input_ids": np.int32, "token_type_ids": np.int8}
+CHUNK = 2_000
+PROGRESS_ABOVE = 20_000
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTable:
+    """Row i's tokens are `column[offsets[i]:offsets[i + 1]]` of each flat column.
+
+    `token_type_ids` is there only if the tokenizer makes it: some encoders (MPNet, DistilBERT)
+    refuse it.
+    """
+
+    columns: dict[str, npt.NDArray[Any]]
+    offsets: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.int64]
+    pad_token_id: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        return np.diff(self.offsets)
+
+    def collate(self, rows: npt.NDArray[Any]) -> "dict[str, torch.Tensor]":
+        """The given rows, in the given order (repeats allowed), padded on the right.
+
+        No rows give tensors of shape (0, 1): an empty draw is a normal step.
+        """
+        import torch
+
+        rows = np.asarray(rows, dtype=np.int64)
+        starts = self.offsets[rows]
+        lengths = self.offsets[rows + 1] - starts
+        places = np.arange(max(1, lengths.max(initial=0)))
+        mask = places < lengths[:, None]
+        flat = (starts[:, None] + places)[mask]
+        batch = {"attention_mask": torch.from_numpy(mask.astype(np.int64))}
+        for name, column in self.columns.items():
+            padded = np.full(mask.shape, self.pad_token_id if name == "input_ids" else 0, np.int64)
+            padded[mask] = column[flat]
+            batch[name] = torch.from_numpy(padded)
+        return batch
+
+
+def tokenise(split: Split, tokenizer: Any, max_length: int, name: str = "") -> TokenTable:
+    """The split's tokens, from the cache if these very records were encoded this way before.
+
+    Rows are cut to `max_length` (or the tokenizer's own limit, if that is smaller); of a pair the
+    longer text is cut first. `name` is only for the progress bar.
+    """
+    limit = _limit(tokenizer, max_length, paired=split.pairs is not None)
+    if not len(split):
+        return _encode(split, tokenizer, limit, name)  # an empty file cannot be memory-mapped
+    key = _key(split, tokenizer, limit)
+    entry = cache_dir() / "tokens" / key
+    pad = _pad_id(tokenizer)
+    stored = _load(entry, pad)
+    if stored is not None:
+        return stored
+    table = _encode(split, tokenizer, limit, name)
+    try:
+        _store(table, entry)
+    except OSError as error:
+        # The cache saves time; a full or read-only disk is no reason not to train.
+        warnings.warn(f"tokens are not cached in {entry.parent}: {error}", stacklevel=2)
+        return table
+    return _load(entry, pad) or table
+
+
+def _limit(tokenizer: Any, max_length: int, paired: bool) -> int:
+    # Tokenizers without a limit of their own say 10^30.
+    limit = min(max_length, int(tokenizer.model_max_length))
+    special = tokenizer.num_special_tokens_to_add(pair=paired)
+    texts = 2 if paired else 1
+    if limit < special + texts:
+        raise UserError(
+            f"max_length is {limit}, but {special} special tokens and {texts} of text need "
+            f"{special + texts}; use a larger max_length"
+        )
+    return limit
+
+
+def _pad_id(tokenizer: Any) -> int:
+    """Any id serves as padding where the attention mask hides it (GPT-2 has no pad token)."""
+    for candidate in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if candidate is not None:
+            return int(candidate)
+    return 0
+
+
+def _encode(split: Split, tokenizer: Any, limit: int, name: str) -> TokenTable:
+    pad = _pad_id(tokenizer)
+    lengths: list[npt.NDArray[np.int64]] = [np.zeros(1, np.int64)]
+    parts: dict[str, list[npt.NDArray[Any]]] = {"input_ids": []}
+    for start in _progress(range(0, len(split), CHUNK), len(split), name):
+        rows = slice(start, start + CHUNK)
+        encoded = tokenizer(
+            split.texts[rows],
+            split.pairs[rows] if split.pairs is not None else None,
+            truncation="longest_first",
+            max_length=limit,
+            padding=False,
+            return_attention_mask=False,
+        )
+        for column in DTYPES:
+            if column in encoded:
+                # Without special tokens a text may have no token at all; attention needs one.
+                empty = pad if column == "input_ids" else 0
+                ids = [row or [empty] for row in encoded[column]]
+                flat = np.fromiter(chain.from_iterable(ids), DTYPES[column])
+                parts.setdefault(column, []).append(flat)
+        lengths.append(np.array([len(row) or 1 for row in encoded["input_ids"]], np.int64))
+    columns = {
+        column: np.concatenate([np.zeros(0, DTYPES[column]), *arrays])
+        for column, arrays in parts.items()
+    }
+    return TokenTable(columns, np.cumsum(np.concatenate(lengths)), split.labels, pad)
+
+
+def _progress(steps: range, rows: int, name: str) -> Iterator[int]:
+    if rows <= PROGRESS_ABOVE:
+        yield from steps
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    # stderr, because stdout is for results.
+    yield from track(steps, f"tokenising {name}".rstrip(), console=Console(file=sys.stderr))
+
+
+# The cache: one folder per key, which appears in one rename and is checked when it is opened. ----
+
+
+def _key(split: Split, tokenizer: Any, limit: int) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+
+    def add(content: bytes) -> None:
+        # With the length first, no two different lists of contents are the same bytes.
+        digest.update(len(content).to_bytes(8, "little") + content)
+
+    add(f"{FORMAT_VERSION} {limit}".encode())
+    add(_tokenizer_identity(tokenizer).encode())
+    add(np.ascontiguousarray(split.labels, dtype=np.int64).tobytes())
+    for texts in (split.texts, split.pairs):
+        add(b"none" if texts is None else b"texts")
+        for text in texts or ():
+            add(text.encode())
+    return digest.hexdigest()
+
+
+def _tokenizer_identity(tokenizer: Any) -> str:
+    """All that decides which ids come out, and nothing that a call to the tokenizer changes."""
+    facts: dict[str, Any] = {
+        "class": type(tokenizer).__name__,
+        "inputs": list(tokenizer.model_input_names),
+        "special": {k: str(v) for k, v in tokenizer.special_tokens_map.items()},
+        "truncation_side": tokenizer.truncation_side,
+        "pad": _pad_id(tokenizer),
+    }
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        facts["vocabulary"] = tokenizer.get_vocab()
+    else:
+        # Truncation and padding are kept in the backend as the last call left them.
+        facts["backend"] = json.loads(backend.to_str()) | {"truncation": None, "padding": None}
+    return json.dumps(facts, sort_keys=True)
+
+
+def _arrays(table: TokenTable) -> dict[str, npt.NDArray[Any]]:
+    arrays = {**table.columns, "offsets": table.offsets, "labels": table.labels}
+    return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+
+
+def _checksum(array: npt.NDArray[Any]) -> str:
+    digest = hashlib.blake2b(f"{array.dtype.str} {array.shape}".encode(), digest_size=16)
+    digest.update(array.data)
+    return digest.hexdigest()
+
+
+def _store(table: TokenTable, entry: Path) -> None:
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, because a rename is atomic only within a file system.
+    with tempfile.TemporaryDirectory(dir=entry.parent, prefix=".new-") as scratch:
+        built = Path(scratch) / "built"
+        built.mkdir()
+        for name, array in _arrays(table).items():
+            np.save(built / f"{name}.npy", array)
+        checksums = {name: _checksum(array) for name, array in _arrays(table).items()}
+        (built / "checksums.json").write_text(json.dumps(checksums))
+        try:
+            os.rename(built, entry)
+        except OSError:
+            if _load(entry, table.pad_token_id) is not None:
+                return  # another process was faster, and its entry is as good as this one
+            # A damaged entry is in the way. If another process moves it first, that is as well.
+            with suppress(OSError):
+                os.rename(entry, Path(scratch) / "damaged")
+            with suppress(OSError):
+                os.rename(built, entry)
+
+
+def _load(entry: Path, pad_token_id: int) -> TokenTable | None:
+    """The entry if it is whole, else None: a damaged cache costs time, never a run."""
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    try:
+        checksums = json.loads((entry / "checksums.json").read_text())
+        for name, checksum in checksums.items():
+            # As a plain array on the mapped memory: np.memmap is slower to index.
+            arrays[name] = np.asarray(np.load(entry / f"{name}.npy", mmap_mode="r"))
+            if _checksum(arrays[name]) != checksum:
+                return None
+        offsets, labels = arrays.pop("offsets"), arrays.pop("labels")
+        return TokenTable(arrays, offsets, labels, pad_token_id)
+    except Exception:  # damaged bytes make numpy's and json's readers fail in many ways
+        return None

@@ -1,0 +1,34 @@
+"""Accuracy on dev data: no clipping and no noise, as the paper evaluates."""
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from dpfp_ray.batching import PART_COST, cut
+from dpfp_ray.comm import Comm, share
+from dpfp_ray.data.tokens import TokenTable
+from dpfp_ray.model import Classifier
+
+EVAL_ROWS = 256
+
+
+@torch.no_grad()
+def evaluate(
+    model: Classifier, table: TokenTable, comm: Comm, precision: str = "fp32"
+) -> dict[str, float]:
+    """`accuracy` and mean `loss` over the table, each worker taking its share of the rows."""
+    device = next(model.parameters()).device
+    rows = np.arange(len(table))[share(len(table), comm)]
+    totals = torch.zeros(2, dtype=torch.float64)
+    was_training = model.training
+    model.eval()
+    for part in cut(table.lengths[rows], EVAL_ROWS, PART_COST[device.type]):
+        batch = {name: tensor.to(device) for name, tensor in table.collate(rows[part]).items()}
+        labels = torch.from_numpy(np.asarray(table.labels[rows[part]])).to(device)
+        with torch.autocast(device.type, torch.bfloat16, precision == "bf16"):
+            logits = model(batch).float()
+        totals[0] += (logits.argmax(1) == labels).sum().item()
+        totals[1] += functional.cross_entropy(logits, labels, reduction="sum").item()
+    model.train(was_training)
+    comm.sum_([totals])
+    return {"accuracy": totals[0].item() / len(table), "loss": totals[1].item() / len(table)}

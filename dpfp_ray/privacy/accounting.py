@@ -1,0 +1,159 @@
+"""ε of a plan after t steps, under three accountants.
+
+Every method we account for is the same mechanism: n Gaussian releases of sensitivity C and standard
+deviation σ, each on a Poisson sample of rate p. Only p and n differ (DP-FP: p = B/(M D), n = T M;
+DP-SGD and RGP: M = 1). What the accountants assume:
+
+    gdp   the paper's central limit theorem (Bu et al. 2020). Asymptotic, *not* an upper bound.
+    rdp   Rényi DP of the sampled Gaussian (Mironov et al. 2019). An upper bound, not tight.
+    pld   privacy loss distributions (Doroshenko et al. 2022). An upper bound, tight; the default.
+
+All of them assume that a record's presence in a sample is hidden, which DP-FP's list of noisy rows
+does not do: see `statement.py` for what that makes of the number.
+"""
+
+import dataclasses
+import logging
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+
+from dpfp_ray.cache import cached_number
+from dpfp_ray.plan import ACCOUNTANTS, Plan
+from dpfp_ray.privacy import pld
+
+# A larger ε than this protects nobody and would make the numerics slow.
+HOPELESS_EPSILON = 1e4
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """n Poisson-sampled Gaussian releases with σ/C = `noise_multiplier`."""
+
+    p: float
+    n: int
+    noise_multiplier: float
+    adjacency: str
+
+    @property
+    def sensitivity(self) -> float:
+        """In units of C: how far one record moves a release."""
+        return 2.0 if self.adjacency == "replace_one" else 1.0
+
+
+def mechanism(plan: Plan, noise_multiplier: float, steps: int | None = None) -> Mechanism:
+    """What `plan` has released after `steps` steps (default: all T of them)."""
+    done = plan.steps if steps is None else steps
+    return Mechanism(plan.p, done * plan.M, noise_multiplier, str(plan.adjacency))
+
+
+def epsilon(mech: Mechanism, delta: float, accountant: str) -> float | None:
+    """ε at `delta`; None where the accountant has no bound for this mechanism."""
+    if accountant not in ACCOUNTANTS:
+        raise ValueError(f"unknown accountant {accountant!r}")
+    if mech.n == 0:
+        return 0.0
+    if accountant == "gdp":
+        return gdp_epsilon(gdp_mu(mech), delta)
+    if accountant == "rdp" and mech.adjacency == "replace_one" and mech.p < 1:
+        return None  # no RDP bound for Poisson samples under replacement is known to dp-accounting
+    compute = rdp_epsilon if accountant == "rdp" else pld_epsilon
+    return cached_number(f"epsilon {accountant} {mech} {delta!r}", lambda: compute(mech, delta))
+
+
+def epsilons(mech: Mechanism, delta: float) -> dict[str, float | None]:
+    return {accountant: epsilon(mech, delta, accountant) for accountant in ACCOUNTANTS}
+
+
+def gdp_mu(mech: Mechanism) -> float:
+    """μ_tot = p √(n (e^{μ²} − 1)), the paper's Eq. (gdp-clt-dpfp).
+
+    Without sampling (p = 1) composition is exact and needs no limit theorem: μ_tot = μ √n
+    (Dong et al. 2022, Corollary 2).
+    """
+    mu = mech.sensitivity / mech.noise_multiplier
+    if mech.p == 1:
+        return mu * math.sqrt(mech.n)
+    if mu**2 > 700:  # e^700 is the edge of a double
+        return math.inf
+    if mech.adjacency == "replace_one":
+        # The same limit for (1−p) N(0) + p N(±C), records replaced by their negative: the log
+        # ratio is about p (e^{μx−μ²/2} − e^{−μx−μ²/2}), μ = C/σ, of variance 4 p² sinh μ².
+        return mech.p * math.sqrt(mech.n * 4 * math.sinh((mu / 2) ** 2))
+    return mech.p * math.sqrt(mech.n * math.expm1(mu**2))
+
+
+def gdp_delta(eps: float, mu: float) -> float:
+    """δ(ε; μ) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2), without cancellation or overflow."""
+    above = log_ndtr(-eps / mu + mu / 2)
+    below = eps + log_ndtr(-eps / mu - mu / 2)
+    return float(-math.exp(above) * math.expm1(min(0.0, below - above)))
+
+
+def gdp_epsilon(mu: float, delta: float) -> float:
+    """The ε at which μ-GDP has this δ."""
+    if math.isinf(mu):
+        return math.inf
+    if mu == 0 or gdp_delta(0.0, mu) <= delta:
+        return 0.0
+    # A Gaussian loss of mean μ²/2 and deviation μ lies below this but for far less than δ.
+    top = mu * mu / 2 + mu * (math.sqrt(2 * math.log(1 / delta)) + 2)
+    return float(brentq(lambda eps: gdp_delta(eps, mu) - delta, 0.0, top, xtol=1e-12, rtol=1e-12))
+
+
+def gdp_mu_of_budget(eps: float, delta: float) -> float:
+    """The largest μ whose μ-GDP meets (ε, δ): Algorithm 1, line 1."""
+    low, high = 1e-12, 1.0
+    while gdp_delta(eps, high) < delta:
+        high *= 2
+    return float(brentq(lambda mu: gdp_delta(eps, mu) - delta, low, high, xtol=1e-14, rtol=1e-13))
+
+
+def rdp_epsilon(mech: Mechanism, delta: float) -> float:
+    from dp_accounting import rdp
+
+    # Orders that do not converge are left out, which can only enlarge ε: nothing to tell the user.
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    accountant = rdp.RdpAccountant()
+    with np.errstate(over="ignore"):
+        accountant.compose(dp_event(mech))
+    return float(accountant.get_epsilon(delta))
+
+
+def pld_epsilon(mech: Mechanism, delta: float) -> float:
+    if mech.p == 1:
+        return gdp_epsilon(gdp_mu(mech), delta)  # no sampling: the Gaussian's profile is exact
+    # A rough size of ε, to choose the discretisation by; rdp takes some hundredths of a second.
+    scale = rdp_epsilon(dataclasses.replace(mech, adjacency="zero_out"), delta)
+    if scale > HOPELESS_EPSILON:
+        return math.inf
+    if mech.adjacency == "replace_one":
+        return _pld_replace_one(mech, delta, interval=1e-4 * max(scale, 0.01))
+    return pld.epsilon(mech.p, mech.n, mech.noise_multiplier, delta, max(scale, 1e-4))
+
+
+def _pld_replace_one(mech: Mechanism, delta: float, interval: float) -> float:
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant(
+        NeighboringRelation.REPLACE_ONE, value_discretization_interval=interval
+    )
+    accountant.compose(dp_event(mech))
+    return float(accountant.get_epsilon(delta))
+
+
+def dp_event(mech: Mechanism) -> "object":
+    """The mechanism as dp-accounting's description of it."""
+    import dp_accounting
+
+    if mech.p == 1:  # both neighbours are sampled for sure: replacing is a shift by 2C
+        gaussian = dp_accounting.GaussianDpEvent(mech.noise_multiplier / mech.sensitivity)
+        return dp_accounting.SelfComposedDpEvent(gaussian, mech.n)
+    sampled = dp_accounting.PoissonSampledDpEvent(
+        mech.p, dp_accounting.GaussianDpEvent(mech.noise_multiplier)
+    )
+    return dp_accounting.SelfComposedDpEvent(sampled, mech.n)

@@ -1,0 +1,250 @@
+"""From a plan to a finished result in one plain process: load, calibrate, train, write down.
+
+DIR/result.json      the result: public facts and measurements, no secrets
+DIR/weights.safetensors   the trained weights (with their plan), if asked for
+DIR/resume.pt        only while unfinished: weights, optimizer and the *secret seed*
+"""
+
+import os
+import platform
+import warnings
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpfp_ray import memory
+from dpfp_ray.comm import Comm, SoloComm
+from dpfp_ray.data.tasks import Task, load_task
+from dpfp_ray.data.tokens import tokenise
+from dpfp_ray.errors import UserError
+from dpfp_ray.files import read_json, write_json
+from dpfp_ray.methods.base import make_method
+from dpfp_ray.model import (
+    Classifier,
+    build_classifier,
+    count_parameters,
+    load_tokenizer,
+    resolve_representation,
+    trainable_parameters,
+)
+from dpfp_ray.plan import Plan
+from dpfp_ray.privacy.calibration import noise_multiplier
+from dpfp_ray.sampling import fresh_seed, keyed_integer
+from dpfp_ray.train import Data, Progress, Reporter, State, train
+
+SCHEMA = 1
+RESULT, RESUME, WEIGHTS = "result.json", "resume.pt", "weights.safetensors"
+
+
+@dataclass
+class Prepared:
+    """A plan bound to its data, and the data as tokens."""
+
+    plan: Plan
+    data: Data
+    label_names: tuple[str, ...]
+    noise_multiplier: float
+
+
+def prepare(plan: Plan, task: Task | None = None) -> Prepared:
+    """Load, tokenise and calibrate: everything that must be known before the first step."""
+    representation = resolve_representation(plan.model, plan.representation)
+    task = task or load_task(plan)
+    bound = plan.bind(records=len(task.train), representation=representation)
+    multiplier = noise_multiplier(bound)
+    tokenizer = load_tokenizer(plan.model)
+    data = Data(
+        tokenise(task.train, tokenizer, plan.max_length, f"{task.name} train"),
+        {
+            name: tokenise(split, tokenizer, plan.max_length, name)
+            for name, split in task.dev.items()
+        },
+    )
+    return Prepared(bound, data, task.label_names, multiplier)
+
+
+def build_model(prepared: Prepared, seed: int, device: torch.device) -> Classifier:
+    plan = prepared.plan
+    model = build_classifier(
+        plan.model,
+        plan.representation,
+        len(prepared.label_names),
+        dropout=plan.dropout,
+        head_seed=keyed_integer(seed, "head"),
+        scope=plan.scope,
+    )
+    if plan.scope == "all":
+        freeze_unreached(model, prepared.data)
+    return model.to(device)
+
+
+def freeze_unreached(model: Classifier, data: Data) -> None:
+    """Freeze weights on which the output does not depend (some encoders carry unused ones).
+
+    Asked of one dev row, which is public; such weights could neither learn nor leak.
+    """
+    table = next(iter(data.dev.values()))
+    model(table.collate(np.arange(1))).sum().backward()
+    unreached = [(name, p) for name, p in trainable_parameters(model) if p.grad is None]
+    for _, parameter in unreached:
+        parameter.requires_grad_(False)
+    model.zero_grad(set_to_none=True)
+    if unreached:
+        names = ", ".join(name for name, _ in unreached[:3])
+        warnings.warn(
+            f"{len(unreached)} weights do not affect the output and stay as they are: {names}",
+            stacklevel=2,
+        )
+
+
+def run(
+    prepared: Prepared,
+    reporter: Reporter,
+    *,
+    seed: int | None = None,
+    state: State | None = None,
+    comm: Comm | None = None,
+    device: torch.device | None = None,
+) -> tuple[dict[str, Any], Classifier]:
+    """Train as planned; the result's record and the trained model."""
+    plan = prepared.plan
+    seed = fresh_seed() if seed is None else seed
+    device = device or default_device()
+    memory.reset_peak(device)
+    model = build_model(prepared, seed, device)
+    progress = train(
+        plan,
+        prepared.noise_multiplier,
+        model,
+        prepared.data,
+        seed=seed,
+        comm=comm or SoloComm(),
+        reporter=reporter,
+        state=state,
+    )
+    return result_record(prepared, progress, model, device), model
+
+
+def result_record(
+    prepared: Prepared, progress: Progress, model: Classifier, device: torch.device
+) -> dict[str, Any]:
+    """Everything a reader of the result may know. The seed is not among it."""
+    plan = prepared.plan
+    method = make_method(plan, model, prepared.noise_multiplier * plan.C, seed=0)
+    return {
+        "schema": SCHEMA,
+        "plan": plan.to_dict(),
+        "plan_hash": plan.hash,
+        "finished": progress.step == plan.steps,
+        "labels": list(prepared.label_names),
+        "dev_records": {name: len(table) for name, table in prepared.data.dev.items()},
+        "metrics": headline(plan, progress.history),
+        "history": progress.history,
+        "privacy": {
+            "guarantee": guarantee(plan),
+            "epsilon": progress.history[-1]["epsilon"] if progress.history else {},
+            "delta": plan.delta,
+            "noise_multiplier": prepared.noise_multiplier,
+            "sigma": prepared.noise_multiplier * plan.C,
+            "p": plan.p,
+            "steps": progress.step,
+            "draws": progress.step * plan.M,
+            "noise_coordinates": method.noise_coordinates,
+        },
+        "cost": {
+            "train_seconds": progress.train_seconds,
+            "eval_seconds": progress.eval_seconds,
+            "examples_per_second": progress.rows / max(progress.train_seconds, 1e-9),
+            "peak_memory_bytes": memory.peak(device),
+            "parameters": count_parameters(model),
+            "trainable_parameters": count_parameters(model, trainable_only=True),
+        },
+        "environment": {
+            "device": str(device),
+            "threads": torch.get_num_threads(),
+            "python": platform.python_version(),
+            "torch": version("torch"),
+            "transformers": version("transformers"),
+            "dpfp_ray": version("dpfp-ray"),
+        },
+    }
+
+
+def headline(plan: Plan, history: list[dict[str, Any]]) -> dict[str, Any]:
+    """The score to quote. Private runs: when the budget is spent. Non-private: the best epoch."""
+    if not history:
+        return {}
+    first = next(iter(history[0]["dev"]))
+    scores = [record["dev"][first]["accuracy"] for record in history]
+    chosen = len(scores) - 1 if plan.private else int(np.argmax(scores))
+    return {
+        "accuracy": scores[chosen],
+        "accuracy_last": scores[-1],
+        "epoch": history[chosen]["epoch"],
+        "rule": "last epoch" if plan.private else "best epoch on dev",
+        **{f"accuracy_{name}": s["accuracy"] for name, s in history[chosen]["dev"].items()},
+    }
+
+
+def guarantee(plan: Plan) -> str:
+    """none | nominal | proved; `docs/privacy.md` says why."""
+    if not plan.private:
+        return "none"
+    return "nominal" if plan.method == "dpfp" else "proved"
+
+
+def default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def finished_result(folder: Path, plan: Plan) -> dict[str, Any] | None:
+    """The result in `folder` if this very plan was finished there."""
+    if not (folder / RESULT).exists():
+        return None
+    found = read_json(folder / RESULT)
+    if found.get("plan_hash") != plan.hash:
+        raise UserError(
+            f"{folder} holds the result of another plan ({found.get('plan_hash')}, this is "
+            f"{plan.hash}); use another --output, or --overwrite"
+        )
+    return dict(found)
+
+
+def save_state(folder: Path, state: State, seed: int) -> None:
+    """Written in one rename, so that a kill at any moment leaves a whole file; owner-only."""
+    scratch = folder / f"{RESUME}.{os.getpid()}"
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        torch.save({**state, "seed": seed}, file)
+    os.replace(scratch, folder / RESUME)
+
+
+def load_state(folder: Path, plan: Plan) -> State | None:
+    """The unfinished run in `folder`, if there is one; refuses another plan's."""
+    path = folder / RESUME
+    if not path.exists():
+        return None
+    state: State = torch.load(path, map_location="cpu", weights_only=True)
+    if state["plan_hash"] != plan.hash:
+        raise UserError(
+            f"{folder} holds an unfinished run of another plan ({state['plan_hash']}, this is "
+            f"{plan.hash}); use another --output, or --overwrite"
+        )
+    return state
+
+
+def write_result(
+    folder: Path, record: dict[str, Any], model: Classifier | None, plan: Plan
+) -> None:
+    """Result and weights into `folder`; the resume file, and the seed in it, go."""
+    if model is not None:
+        from safetensors.torch import save_file
+
+        weights = {name: p.detach().cpu().contiguous() for name, p in trainable_parameters(model)}
+        save_file(weights, folder / WEIGHTS, metadata={"plan_hash": plan.hash})
+    write_json(folder / RESULT, record)
+    (folder / RESUME).unlink(missing_ok=True)

@@ -1,0 +1,471 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dpfp_ray.data import Split, hold_out, public_order, subset
+from dpfp_ray.data.tasks import GLUE, PAPER_RECORDS, Task, load_task, task_from_hub, task_names
+from dpfp_ray.errors import UserError
+from dpfp_ray.plan import Plan
+
+REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
+
+
+def load(**fields: Any) -> Task:
+    return load_task(Plan(method="non_private", **fields))
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def sst2(folder: Path, train: tuple[str, ...] = ("bad\t0", "good\t1")) -> Path:
+    write(folder / "train.tsv", "sentence\tlabel", *train)
+    write(folder / "dev.tsv", "sentence\tlabel", "fine\t1")
+    return folder
+
+
+# Names ---------------------------------------------------------------------------------------
+
+
+def test_registry_holds_the_tasks_of_the_paper() -> None:
+    assert set(PAPER_RECORDS) <= set(task_names())
+
+
+@pytest.mark.parametrize("spelling", ["SST-2", "sst-2", "sst2", "SST2", "sst_2"])
+def test_task_names_are_forgiving(tmp_path: Path, spelling: str) -> None:
+    assert load(task=spelling, data_dir=str(sst2(tmp_path))).name == "sst2"
+
+
+def test_unknown_task_suggests_the_nearest() -> None:
+    with pytest.raises(UserError, match="unknown task 'mnlli'; did you mean 'mnli'"):
+        load(task="mnlli")
+
+
+def test_importing_tasks_does_not_import_torch() -> None:
+    code = (
+        "import sys, dpfp_ray.data.tasks; print('torch' in sys.modules, 'datasets' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+# Folders -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inner", ["", "SST-2", "SST2", "sst2", "sst-2"])
+def test_folder_of_the_task_or_its_parent(tmp_path: Path, inner: str) -> None:
+    sst2(tmp_path / inner)
+    task = load(task="sst2", data_dir=str(tmp_path))
+    assert task.train.texts == ["bad", "good"]
+    assert task.train.labels.tolist() == [0, 1]
+    assert task.train.labels.dtype == np.int64
+    assert list(task.dev) == ["dev"]
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "rows"),
+    [
+        ("mnli", "sentence1\tsentence2\tgold_label", ("entailment", "neutral", "contradiction")),
+        ("mnli", "index\tpremise\thypothesis\tlabel\tlabel1", ("0\tx", "1\tx", "2.0\tx")),
+        ("qqp", "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", ("0", "1", "1")),
+        ("qnli", "index\tquestion\tsentence\tlabel", ("entailment", "not_entailment", "1")),
+        ("rte", "index\tsentence1\tsentence2\tlabel", ("entailment", "not entailment", "1")),
+        ("mrpc", "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", ()),
+    ],
+)
+def test_header_names_and_labels_of_pair_tasks(
+    tmp_path: Path, name: str, header: str, rows: tuple[str, ...]
+) -> None:
+    columns = header.split("\t")
+    if name == "mrpc":
+        lines = ["0\ti\tj\tleft\tright", "1\ti\tj\tleft\tright"]
+        expected = [0, 1]
+    else:
+        last = rows[0].count("\t") + 1
+        before = ["i"] * (len(columns) - 2 - last) + ["left", "right"]
+        lines = ["\t".join([*before, row]) for row in rows]
+        expected = [0, 1, 2] if name == "mnli" else [0, 1, 1]
+    for stem in ("train", "dev", "dev_matched"):
+        write(tmp_path / f"{stem}.tsv", header, *lines)
+    task = load(task=name, data_dir=str(tmp_path))
+    assert task.train.labels.tolist() == expected
+    assert set(task.train.texts) == {"left"}
+    assert task.train.pairs == ["right"] * len(lines)
+
+
+def test_gold_label_wins_over_single_annotations(tmp_path: Path) -> None:
+    rows = [f"a\tb\tneutral\t{gold}" for gold in GLUE["mnli"].labels]
+    for stem in ("train", "dev_matched", "dev_mismatched"):
+        write(tmp_path / f"{stem}.tsv", "sentence1\tsentence2\tlabel\tgold_label", *rows)
+    task = load(task="mnli", data_dir=str(tmp_path))
+    assert task.train.labels.tolist() == [0, 1, 2]
+    assert list(task.dev) == ["matched", "mismatched"]
+
+
+def test_mnli_needs_matched_but_not_mismatched(tmp_path: Path) -> None:
+    rows = [f"a\tb\t{label}" for label in GLUE["mnli"].labels]
+    header = "sentence1\tsentence2\tlabel"
+    write(tmp_path / "train.tsv", header, *rows)
+    write(tmp_path / "dev_mismatched.tsv", header, *rows)
+    with pytest.raises(UserError, match=r"no dev_matched\.tsv"):
+        load(task="mnli", data_dir=str(tmp_path))
+    write(tmp_path / "dev_matched.tsv", header, *rows)
+    (tmp_path / "dev_mismatched.tsv").unlink()
+    assert list(load(task="mnli", data_dir=str(tmp_path)).dev) == ["matched"]
+
+
+def test_cola_without_header(tmp_path: Path) -> None:
+    for stem in ("train", "dev"):
+        write(tmp_path / f"{stem}.tsv", "gj04\t1\t\tOur friends won.", "gj04\t0\t*\tThem won.")
+    task = load(task="cola", data_dir=str(tmp_path))
+    assert task.train.texts == ["Our friends won.", "Them won."]
+    assert task.train.labels.tolist() == [1, 0]
+
+
+def test_cola_with_header(tmp_path: Path) -> None:
+    for stem in ("train", "dev"):
+        write(
+            tmp_path / f"{stem}.tsv", "idx\tlabel\tstar\tsentence", "1\t1\t\tYes.", "2\t0\t*\tNo."
+        )
+    assert load(task="cola", data_dir=str(tmp_path)).train.texts == ["Yes.", "No."]
+
+
+def test_folder_of_the_hub_with_parquet_files(tmp_path: Path) -> None:
+    table = pa.table({"sentence": ["a", "b"], "label": [0, 1], "idx": [0, 1]})
+    (tmp_path / "sst2").mkdir()
+    for split in ("train", "validation"):
+        pq.write_table(table, tmp_path / "sst2" / f"{split}-00000-of-00001.parquet")
+    assert load(task="sst2", data_dir=str(tmp_path)).dev["dev"].labels.tolist() == [0, 1]
+
+
+def test_tsv_is_preferred_to_other_formats(tmp_path: Path) -> None:
+    sst2(tmp_path)
+    write(tmp_path / "train.csv", "sentence,label", "other,0", "another,1")
+    assert load(task="sst2", data_dir=str(tmp_path)).train.texts == ["bad", "good"]
+
+
+def test_folder_of_another_task(tmp_path: Path) -> None:
+    folder = sst2(tmp_path / "CoLA")
+    with pytest.raises(UserError, match="is a folder of cola, not of sst2"):
+        load(task="sst2", data_dir=str(folder))
+
+
+def test_two_folders_for_one_task(tmp_path: Path) -> None:
+    sst2(tmp_path / "SST-2")
+    sst2(tmp_path / "sst_2")
+    with pytest.raises(UserError, match="both SST-2 and sst_2 look like sst2"):
+        load(task="sst2", data_dir=str(tmp_path))
+
+
+def test_missing_folder_and_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        load(task="sst2", data_dir=str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match="neither a folder SST-2 nor a train"):
+        load(task="sst2", data_dir=str(tmp_path))
+    write(tmp_path / "train.tsv", "sentence\tlabel", "a\t0", "b\t1")
+    with pytest.raises(UserError, match=r"no dev\.tsv"):
+        load(task="sst2", data_dir=str(tmp_path))
+
+
+def test_data_dir_without_a_task_is_not_the_demo(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="name the task"):
+        load(data_dir=str(tmp_path))
+
+
+# Bad rows ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("worse\t2", "line 3: 'label' is '2', expected one of 'negative', 'positive'"),
+        ("worse\t-1", "line 3: 'label' is '-1'"),
+        ("worse\t-", "line 3: 'label' is '-'"),
+        ("worse\t", "line 3: no 'label'"),
+        (" \t1", "line 3: empty 'sentence'"),
+        ("worse", "line 3: 1 fields, expected 2"),
+        ("worse\t1\t1", "line 3: 3 fields, expected 2"),
+    ],
+)
+def test_malformed_row_names_file_and_line(tmp_path: Path, row: str, problem: str) -> None:
+    sst2(tmp_path, ("bad\t0", row, "good\t1"))
+    with pytest.raises(UserError) as caught:
+        load(task="sst2", data_dir=str(tmp_path))
+    assert f"train.tsv: {problem}" in str(caught.value)
+    with pytest.warns(UserWarning, match="1 of 3 rows skipped"):
+        task = load(task="sst2", data_dir=str(tmp_path), bad_rows="skip")
+    assert task.train.texts == ["bad", "good"]
+
+
+def test_empty_second_text_is_a_bad_row(tmp_path: Path) -> None:
+    for stem in ("train", "dev"):
+        write(tmp_path / f"{stem}.tsv", "sentence1\tsentence2\tlabel", "a\t\t0", "a\tb\t1")
+    with pytest.raises(UserError, match=r"line 2: empty 'sentence2'"):
+        load(task="rte", data_dir=str(tmp_path))
+
+
+def test_long_values_are_shortened_in_messages(tmp_path: Path) -> None:
+    sst2(tmp_path, ("bad\t" + "x" * 5_000,))
+    with pytest.raises(UserError) as caught:
+        load(task="sst2", data_dir=str(tmp_path))
+    assert len(str(caught.value)) < len(str(tmp_path)) + 250
+    assert "\n" not in str(caught.value)
+
+
+def test_header_only(tmp_path: Path) -> None:
+    sst2(tmp_path, ())
+    with pytest.raises(UserError, match=r"train\.tsv: a header but no rows"):
+        load(task="sst2", data_dir=str(tmp_path))
+
+
+def test_class_that_never_occurs(tmp_path: Path) -> None:
+    sst2(tmp_path, ("bad\t0", "worse\t0"))
+    with pytest.raises(UserError, match=r"train\.tsv: no row has the label 'positive'"):
+        load(task="sst2", data_dir=str(tmp_path))
+
+
+def test_missing_column_lists_the_columns(tmp_path: Path) -> None:
+    write(tmp_path / "train.tsv", "words\tlabel", "a\t0", "b\t1")
+    with pytest.raises(UserError, match=r"line 1: no column .* the text; .*'words', 'label'"):
+        load(task="sst2", data_dir=str(tmp_path))
+
+
+def test_texts_of_words_that_look_like_missing_values(tmp_path: Path) -> None:
+    sst2(tmp_path, ("null\t0", "NA\t1", "nan\t1"))
+    assert load(task="sst2", data_dir=str(tmp_path)).train.texts == ["null", "NA", "nan"]
+
+
+# The user's own files ------------------------------------------------------------------------
+
+
+def own(path: Path, rows: list[tuple[str, Any]]) -> str:
+    if path.suffix == ".parquet":
+        texts, labels = zip(*rows, strict=True)
+        pq.write_table(pa.table({"Review": texts, "Stars": labels}), path)
+    elif path.suffix == ".jsonl":
+        write(path, *(json.dumps({"Review": text, "Stars": label}) for text, label in rows))
+    else:
+        mark = "," if path.suffix == ".csv" else "\t"
+        write(path, f"Review{mark}Stars", *(f"{text}{mark}{label}" for text, label in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_own_files_of_every_format(tmp_path: Path, suffix: str) -> None:
+    train = own(tmp_path / f"a{suffix}", [("x", 10), ("y", 2), ("z", 10)])
+    dev = own(tmp_path / f"b{suffix}", [("w", 2)])
+    task = load(train_file=train, dev_file=dev, label_column="stars")
+    assert task.name == "custom"
+    assert task.label_names == ("2", "10")
+    assert task.train.labels.tolist() == [1, 0, 1]
+    assert task.dev["dev"].labels.tolist() == [0]
+    assert task.train.pairs is None
+
+
+def test_classes_that_are_words_are_sorted(tmp_path: Path) -> None:
+    rows = [("x", "sport"), ("y", "art"), ("z", "sport"), ("v", "art")]
+    path = own(tmp_path / "a.csv", rows)
+    assert load(train_file=path, label_column="Stars").label_names == ("art", "sport")
+
+
+def test_given_classes_keep_their_order(tmp_path: Path) -> None:
+    path = own(tmp_path / "a.csv", [("x", "sport"), ("y", "art"), ("z", "Art"), ("v", "sport")])
+    task = load(train_file=path, dev_file=path, label_column="Stars", labels=("sport", "art"))
+    assert task.train.labels.tolist() == [0, 1, 1, 0]
+
+
+def test_given_class_that_never_occurs(tmp_path: Path) -> None:
+    path = own(tmp_path / "a.csv", [("x", "sport"), ("y", "art")])
+    with pytest.raises(UserError, match="no row has the label 'news'"):
+        load(train_file=path, label_column="Stars", labels=("sport", "art", "news"))
+
+
+def test_minus_one_may_be_a_class_of_ones_own(tmp_path: Path) -> None:
+    path = own(tmp_path / "a.csv", [("x", "-1"), ("y", "1.0"), ("z", "1")])
+    task = load(train_file=path, dev_file=path, label_column="Stars")
+    assert task.label_names == ("-1", "1")
+    assert task.train.labels.tolist() == [0, 1, 1]
+
+
+def test_dev_label_unknown_to_train(tmp_path: Path) -> None:
+    train = own(tmp_path / "a.csv", [("x", "p"), ("y", "q")])
+    dev = own(tmp_path / "b.csv", [("x", "r")])
+    with pytest.raises(
+        UserError, match=r"b\.csv: line 2: 'Stars' is 'r', expected one of 'p', 'q'"
+    ):
+        load(train_file=train, dev_file=dev, label_column="Stars")
+
+
+def test_one_class_is_not_a_task(tmp_path: Path) -> None:
+    path = own(tmp_path / "a.csv", [("x", "p"), ("y", "p")])
+    with pytest.raises(UserError, match="'Stars' is always 'p'"):
+        load(train_file=path, label_column="Stars")
+
+
+def test_scores_are_not_classes(tmp_path: Path) -> None:
+    path = own(tmp_path / "a.csv", [(f"x{i}", i / 7) for i in range(40)])
+    with pytest.raises(UserError, match="it is not a class label"):
+        load(train_file=path, label_column="Stars")
+
+
+def test_ambiguous_text_column(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "text,review,label", "x,y,0", "x,y,1")
+    with pytest.raises(UserError, match=r"several columns could be the text; .*--text-column"):
+        load(train_file=str(path))
+    task = load(train_file=str(path), dev_file=str(path), text_column="review")
+    assert task.train.texts == ["y", "y"]
+
+
+def test_pair_of_columns_is_recognised(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "premise,hypothesis,label", "x,y,0", "x,z,1")
+    assert load(train_file=str(path), dev_file=str(path)).train.pairs == ["y", "z"]
+
+
+def test_pair_column_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "text,other,label", "x,y,0", "x,z,1")
+    task = load(train_file=str(path), dev_file=str(path), pair_column="other")
+    assert task.train.pairs == ["y", "z"]
+
+
+def test_ambiguous_pair_is_not_dropped_silently(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "premise,hypothesis,sentence2,label", "x,y,z,0", "x,y,z,1")
+    with pytest.raises(UserError, match="several columns could be the pair"):
+        load(train_file=str(path))
+
+
+def test_registered_task_from_own_files_keeps_its_labels(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "sentence,label", "x,positive", "y,negative")
+    task = load(task="sst2", train_file=str(path), dev_file=str(path))
+    assert task.label_names == ("negative", "positive")
+    assert task.train.labels.tolist() == [1, 0]
+
+
+def test_a_tenth_is_held_out_without_dev_file(tmp_path: Path) -> None:
+    path = own(tmp_path / "a.csv", [(f"text {i}", i % 2) for i in range(100)])
+    task = load(train_file=path, label_column="Stars")
+    assert (len(task.train), len(task.dev["dev"])) == (90, 10)
+    assert not set(task.train.texts) & set(task.dev["dev"].texts)
+
+
+def test_too_few_rows_to_hold_out(tmp_path: Path) -> None:
+    path = own(tmp_path / "a.csv", [("x", 0), ("y", 1)])
+    with pytest.raises(UserError, match="give --dev-file"):
+        load(train_file=path, label_column="Stars")
+
+
+# The hub -------------------------------------------------------------------------------------
+
+
+def hub_mnli() -> dict[str, datasets.Dataset]:
+    classes = datasets.ClassLabel(names=["entailment", "neutral", "contradiction"])
+    features = datasets.Features(
+        {"premise": datasets.Value("string"), "hypothesis": datasets.Value("string")}
+        | {"label": classes, "idx": datasets.Value("int32")}
+    )
+    rows = {
+        "premise": ["a", "b", "c"],
+        "hypothesis": ["d", "e", "f"],
+        "label": [2, 0, 1],
+        "idx": [0, 1, 2],
+    }
+    split = datasets.Dataset.from_dict(rows, features=features)
+    return {"train": split, "validation_matched": split, "validation_mismatched": split}
+
+
+def test_hub_splits_become_a_task() -> None:
+    task = task_from_hub("mnli", hub_mnli(), Plan(task="mnli"))
+    assert task.train.texts == ["a", "b", "c"]
+    assert task.train.pairs == ["d", "e", "f"]
+    assert task.train.labels.tolist() == [2, 0, 1]
+    assert list(task.dev) == ["matched", "mismatched"]
+
+
+def test_published_rows_without_text_are_skipped() -> None:
+    rows = {"question1": ["a", "b", "c"], "question2": ["d", "", "f"], "label": [0, 1, 1]}
+    split = datasets.Dataset.from_dict(rows)
+    with pytest.warns(UserWarning, match="1 of 3 rows skipped"):
+        task = task_from_hub("qqp", {"train": split, "validation": split}, Plan(task="qqp"))
+    assert task.train.texts == ["a", "c"]
+
+
+def test_hub_out_of_reach_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ConnectionError("Couldn't reach the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(UserError, match=r"Couldn't reach the Hub.*--data-dir FOLDER with SST-2"):
+        load(task="sst2")
+
+
+# Public choices of rows ----------------------------------------------------------------------
+
+
+def numbered(count: int) -> Split:
+    return Split([str(i) for i in range(count)], None, np.arange(count) % 2)
+
+
+def test_public_order_is_fixed_for_ever() -> None:
+    assert public_order(10, "subset").tolist() == [6, 3, 2, 0, 8, 4, 5, 9, 1, 7]
+
+
+def test_public_order_looks_uniform() -> None:
+    order = public_order(100_000, "subset")
+    assert sorted(order) == list(range(100_000))
+    # The mean of 1,000 of 100,000 ranks has a standard deviation of about 913.
+    assert abs(order[:1_000].mean() - 50_000) < 4 * 913
+
+
+def test_subset_keeps_the_order_and_contains_smaller_ones() -> None:
+    small, large = (subset(numbered(1_000), n).texts for n in (10, 20))
+    assert set(small) < set(large)
+    assert large == sorted(large, key=int)
+
+
+def test_subset_larger_than_the_data_is_all_of_it() -> None:
+    assert len(subset(numbered(5), 6)) == 5
+
+
+def test_limits_of_the_plan_apply_to_train_and_dev(tmp_path: Path) -> None:
+    path = own(tmp_path / "a.csv", [(f"text {i}", i % 2) for i in range(100)])
+    task = load(train_file=path, label_column="Stars", max_train=7, max_dev=3)
+    assert (len(task.train), len(task.dev["dev"])) == (7, 3)
+
+
+def test_hold_out_keeps_equal_records_together() -> None:
+    split = Split(["same"] * 50 + [f"t{i}" for i in range(50)], None, np.arange(100) % 2)
+    train, dev = hold_out(split, 20)
+    assert len(dev) == 20
+    assert not set(train.texts) & set(dev.texts)
+
+
+def test_hold_out_never_takes_the_last_of_a_class() -> None:
+    split = Split([str(i) for i in range(30)], None, np.array([1] + [0] * 29))
+    train, _ = hold_out(split, 29)
+    assert 1 in train.labels
+
+
+# Real data, where they are -------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not (REAL_DATA / "SST-2").is_dir(), reason="needs ../shared/data")
+def test_real_sst2() -> None:
+    task = load(task="sst2", data_dir=str(REAL_DATA))
+    assert (len(task.train), len(task.dev["dev"])) == (67_349, 872)
+    assert np.bincount(task.train.labels).tolist() == [29_780, 37_569]
+
+
+@pytest.mark.skipif(not (REAL_DATA / "MNLI").is_dir(), reason="needs ../shared/data")
+def test_real_mnli() -> None:
+    task = load(task="mnli", data_dir=str(REAL_DATA))
+    assert (len(task.train), len(task.dev["matched"])) == (12_811, 9_815)
+    assert np.bincount(task.train.labels).tolist() == [4_179, 4_297, 4_335]

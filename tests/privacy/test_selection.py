@@ -1,0 +1,281 @@
+"""Selection cost against dp-accounting, the theorems written out, and golden numbers."""
+
+import math
+from collections import Counter
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import rdp
+from dp_accounting.rdp import rdp_privacy_accountant
+from scipy import stats
+
+from dpfp_ray.errors import UserError
+from dpfp_ray.privacy.accounting import gdp_epsilon
+from dpfp_ray.privacy.selection import (
+    Selection,
+    check_search,
+    composition_epsilon,
+    draw_trials,
+    logarithmic_gamma,
+    parse_selection,
+    selection_epsilon,
+)
+
+D = 67_349
+DELTA = 1 / (2 * D)
+
+
+def dpsgd(batch: int = 1024, epochs: int = 10, sigma: float = 0.959) -> dp_accounting.DpEvent:
+    step = dp_accounting.PoissonSampledDpEvent(batch / D, dp_accounting.GaussianDpEvent(sigma))
+    return dp_accounting.SelfComposedDpEvent(step, epochs * D // batch)
+
+
+# --- cost ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "epsilon"), [("logarithmic:30", 5.36), ("geometric:30", 6.34), ("poisson:30", 11.10)]
+)
+def test_golden_repeat_and_select(text: str, epsilon: float) -> None:
+    cost = selection_epsilon(dpsgd(), parse_selection(text), DELTA)
+    assert cost.epsilon == pytest.approx(epsilon, abs=0.006)
+    assert cost.accountant == "rdp"
+
+
+def test_golden_base_run() -> None:
+    accountant = rdp.RdpAccountant().compose(dpsgd())
+    assert accountant.get_epsilon(DELTA) == pytest.approx(3.0, abs=0.005)
+
+
+def test_golden_composition_by_rdp() -> None:
+    accountant = rdp.RdpAccountant().compose(dpsgd(), 30)
+    assert accountant.get_epsilon(DELTA) == pytest.approx(18.21, rel=2e-3)
+
+
+def test_composition_by_pld_is_lower_than_by_rdp() -> None:
+    cost = selection_epsilon(dpsgd(), parse_selection("composition:30"), DELTA)
+    assert cost.epsilon == pytest.approx(16.99, rel=5e-3)
+    assert (cost.accountant, cost.trials) == ("pld", 30)
+
+
+def theorem_2(mean: float, shape: float, sigma: float, delta: float) -> float:
+    """Papernot & Steinke's theorem 2 on a plain Gaussian (RDP of order a: a / (2 sigma^2))."""
+    orders = np.array(rdp_privacy_accountant.DEFAULT_RDP_ORDERS, dtype=float)
+    gamma = 1 / mean if shape == 1 else logarithmic_gamma(mean)
+    one = orders / (2 * sigma**2)
+    best_hat = min((1 - 1 / a) * e - math.log(gamma) / a for a, e in zip(orders, one, strict=True))
+    curve = one + (1 + shape) * best_hat + math.log(mean) / (orders - 1)
+    return min(
+        e + math.log1p(-1 / a) - math.log(delta * a) / (a - 1)
+        for a, e in zip(orders, curve, strict=True)
+    )
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("logarithmic", 0.0), ("geometric", 1.0)])
+def test_repeat_and_select_equals_the_theorem_written_out(kind: str, shape: float) -> None:
+    cost = selection_epsilon(dp_accounting.GaussianDpEvent(2.0), Selection(kind, 12.0), 1e-5)
+    assert cost.epsilon == pytest.approx(theorem_2(12.0, shape, 2.0, 1e-5), rel=1e-6)
+
+
+def test_the_number_of_trials_drawn_does_not_change_the_cost() -> None:
+    selection = parse_selection("geometric:30")
+    one = selection_epsilon(dpsgd(), selection, DELTA, trials=1)
+    many = selection_epsilon(dpsgd(), selection, DELTA, trials=200)
+    assert one.epsilon == many.epsilon
+
+
+def test_free_costs_the_release_itself() -> None:
+    cost = selection_epsilon(dp_accounting.GaussianDpEvent(1.41), Selection("free"), DELTA, 1000)
+    exact = gdp_epsilon(1 / 1.41, DELTA)
+    assert exact <= cost.epsilon <= 1.001 * exact
+    assert cost.trials == 1000
+
+
+def test_free_pays_for_every_distinct_release() -> None:
+    releases = [dp_accounting.GaussianDpEvent(2.0), dp_accounting.GaussianDpEvent(3.0)]
+    cost = selection_epsilon(releases, Selection("free"), 1e-5)
+    exact = gdp_epsilon(math.hypot(1 / 2, 1 / 3), 1e-5)
+    assert exact <= cost.epsilon <= 1.001 * exact
+
+
+def test_composition_of_different_gaussians_is_exact_gdp() -> None:
+    sigmas = [2.0, 3.0, 3.0, 5.0]
+    events = [dp_accounting.GaussianDpEvent(sigma) for sigma in sigmas]
+    epsilon, accountant = composition_epsilon(events, 1e-5)
+    exact = gdp_epsilon(math.sqrt(sum(s**-2 for s in sigmas)), 1e-5)
+    assert exact <= epsilon <= 1.001 * exact
+    assert accountant == "pld"
+
+
+def test_composition_of_equal_trials_equals_the_list_of_them() -> None:
+    base = dp_accounting.GaussianDpEvent(4.0)
+    counted = selection_epsilon(base, Selection("composition"), 1e-5, trials=5)
+    listed = selection_epsilon([base] * 5, Selection("composition"), 1e-5)
+    assert counted == listed
+
+
+def test_composition_falls_back_to_rdp_where_pld_has_no_answer() -> None:
+    event = dp_accounting.dp_event.ZCDpEvent(rho=0.01)
+    epsilon, accountant = composition_epsilon([event, event], 1e-5)
+    expected = rdp.RdpAccountant().compose(event, 2).get_epsilon(1e-5)
+    assert (epsilon, accountant) == (pytest.approx(expected), "rdp")
+
+
+def test_composition_needs_a_number_of_trials() -> None:
+    with pytest.raises(ValueError, match="trials"):
+        selection_epsilon(dpsgd(), Selection("composition"), DELTA)
+
+
+def test_composition_refuses_a_count_that_contradicts_the_list() -> None:
+    events = [dp_accounting.GaussianDpEvent(2.0)] * 3
+    with pytest.raises(ValueError, match="lists 3"):
+        selection_epsilon(events, Selection("composition"), 1e-5, trials=2)
+
+
+def test_unsupported_trials_are_a_user_error() -> None:
+    with pytest.raises(UserError, match="composition"):
+        selection_epsilon(
+            dp_accounting.dp_event.UnsupportedDpEvent(), Selection("geometric", 3.0), 1e-5
+        )
+
+
+# --- random search over different mechanisms ----------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["logarithmic", "geometric", "poisson"])
+def test_a_dominated_candidate_adds_nothing(kind: str) -> None:
+    strong, weak = dp_accounting.GaussianDpEvent(1.0), dp_accounting.GaussianDpEvent(3.0)
+    selection = Selection(kind, 10.0)
+    alone = selection_epsilon(strong, selection, 1e-5).epsilon
+    assert selection_epsilon([weak, strong], selection, 1e-5).epsilon == pytest.approx(alone)
+
+
+@pytest.mark.parametrize("kind", ["logarithmic", "geometric", "poisson"])
+def test_a_list_of_the_same_mechanism_costs_what_it_costs_alone(kind: str) -> None:
+    selection = Selection(kind, 30.0)
+    alone = selection_epsilon(dpsgd(), selection, DELTA).epsilon
+    listed = selection_epsilon([dpsgd(), dpsgd()], selection, DELTA).epsilon
+    assert listed == pytest.approx(alone, rel=1e-12)
+
+
+def test_candidates_whose_curves_cross_cost_more_than_the_worse_of_the_two() -> None:
+    steep = dpsgd(batch=32, epochs=3, sigma=0.45)
+    flat = dp_accounting.GaussianDpEvent(1.2)
+    selection = Selection("geometric", 10.0)
+    each = [selection_epsilon(event, selection, DELTA).epsilon for event in (steep, flat)]
+    assert selection_epsilon([steep, flat], selection, DELTA).epsilon > max(each) + 1e-3
+
+
+def test_an_unsupported_candidate_is_refused() -> None:
+    events = [dpsgd(), dp_accounting.dp_event.UnsupportedDpEvent()]
+    with pytest.raises(UserError):
+        selection_epsilon(events, Selection("geometric", 10.0), DELTA)
+
+
+# --- the draw -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mean", [1.001, 2.0, 30.0, 1000.0])
+def test_gamma_agrees_with_dp_accounting(mean: float) -> None:
+    theirs = rdp_privacy_accountant._gamma_truncated_negative_binomial(0, mean)
+    assert logarithmic_gamma(mean) == pytest.approx(theirs, rel=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["logarithmic", "geometric", "poisson"])
+def test_draws_follow_the_distribution(kind: str) -> None:
+    mean, size = 6.0, 20_000
+    rng = np.random.default_rng(5)
+    drawn = Counter(draw_trials(Selection(kind, mean), rng) for _ in range(size))
+    gamma = logarithmic_gamma(mean)
+    probability = {
+        "logarithmic": lambda k: (1 - gamma) ** k / (k * math.log(1 / gamma)) if k else 0.0,
+        "geometric": lambda k: (1 - 1 / mean) ** (k - 1) / mean if k else 0.0,
+        "poisson": lambda k: math.exp(-mean) * mean**k / math.factorial(k),
+    }[kind]
+    expected = {k: size * probability(k) for k in range(60) if size * probability(k) > 20}
+    rest = size - sum(expected.values())
+    seen = [drawn[k] for k in expected]
+    chi2 = stats.chisquare([*seen, size - sum(seen)], [*expected.values(), rest])
+    assert chi2.pvalue > 1e-3
+    assert kind == "poisson" or drawn[0] == 0
+
+
+def test_poisson_may_draw_no_trial_at_all() -> None:
+    rng = np.random.default_rng(0)
+    assert 0 in {draw_trials(Selection("poisson", 1.0), rng) for _ in range(100)}
+
+
+def test_one_expected_trial_is_one_trial() -> None:
+    assert draw_trials(Selection("logarithmic", 1.0), np.random.default_rng(0)) == 1
+
+
+def test_composition_runs_the_trials_it_names() -> None:
+    assert draw_trials(Selection("composition", 12.0), np.random.default_rng(0)) == 12
+
+
+def test_nothing_to_draw_from() -> None:
+    with pytest.raises(ValueError, match="no number of trials"):
+        draw_trials(Selection("free"), np.random.default_rng(0))
+
+
+# --- words --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "selection"),
+    [
+        ("logarithmic:30", Selection("logarithmic", 30.0)),
+        (" Geometric:12.5 ", Selection("geometric", 12.5)),
+        ("poisson:8", Selection("poisson", 8.0)),
+        ("composition", Selection("composition")),
+        ("composition:16", Selection("composition", 16.0)),
+        ("free", Selection("free")),
+    ],
+)
+def test_parse(text: str, selection: Selection) -> None:
+    assert parse_selection(text) == selection
+    assert parse_selection(str(selection)) == selection
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("log:30", "logarithmic"),
+        ("", "use one of"),
+        ("logarithmic", "'logarithmic:30'"),
+        ("geometric:", ">= 1"),
+        ("poisson:many", ">= 1"),
+        ("poisson:0.5", ">= 1"),
+        ("poisson:nan", ">= 1"),
+        ("poisson:inf", ">= 1"),
+        ("composition:2.5", "whole"),
+        ("free:3", "write 'free'"),
+    ],
+)
+def test_bad_selections_name_the_fix(text: str, fix: str) -> None:
+    with pytest.raises(UserError, match=fix):
+        parse_selection(text)
+
+
+@pytest.mark.parametrize("scheduler", [None, "none", "fifo"])
+def test_random_search_may_repeat_and_select(scheduler: str | None) -> None:
+    check_search(parse_selection("logarithmic:30"), "random", scheduler)
+
+
+@pytest.mark.parametrize("search", ["optuna", "tpe", "grid"])
+@pytest.mark.parametrize("text", ["logarithmic:30", "geometric:30", "poisson:30"])
+def test_adaptive_or_grid_search_may_not(text: str, search: str) -> None:
+    with pytest.raises(UserError, match="--selection composition"):
+        check_search(parse_selection(text), search, None)
+
+
+@pytest.mark.parametrize("scheduler", ["asha", "pbt", "median"])
+def test_early_stopping_may_not(scheduler: str) -> None:
+    with pytest.raises(UserError, match="scheduler"):
+        check_search(parse_selection("geometric:30"), "random", scheduler)
+
+
+@pytest.mark.parametrize("text", ["composition", "free"])
+def test_composition_and_free_allow_any_search(text: str) -> None:
+    check_search(parse_selection(text), "optuna", "asha")
