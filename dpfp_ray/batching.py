@@ -18,16 +18,18 @@ def cut(
     """Row positions of each part: together every row once, none longer than `max_rows` rows.
 
     Minimises the sum over parts of (rows × longest row + `part_cost`) by dynamic programming over
-    the places where the sorted length changes.
+    the places that can be worth a cut: where the sorted length changes, and whole parts of
+    `max_rows` after such a place. (Moving a cut to the right past rows of equal length never costs
+    more, until the part before it is full.)
     """
     order = np.argsort(lengths, kind="stable")
     ordered = lengths[order]
     rows = len(ordered)
     if rows == 0:
         return []
-    changes = np.flatnonzero(np.diff(ordered)) + 1
-    # Places every max_rows keep each part within the limit whatever the lengths are.
-    places = np.unique(np.concatenate([[0], changes, np.arange(0, rows, max_rows), [rows]]))
+    changes = np.concatenate([[0], np.flatnonzero(np.diff(ordered)) + 1])
+    places = (changes[:, None] + np.arange(0, rows, max_rows)).ravel()
+    places = np.append(np.unique(places[places < rows]), rows)
     cheapest = np.zeros(len(places))
     came_from = np.zeros(len(places), dtype=np.int64)
     for end in range(1, len(places)):

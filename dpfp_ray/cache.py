@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 # Raise when the meaning of a remembered number changes.
-NUMBERS_VERSION = 1
+NUMBERS_VERSION = 2
 
 
 def cache_dir() -> Path:

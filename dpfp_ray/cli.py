@@ -17,6 +17,7 @@ VERBS = {
     "calibrate": "the noise that a privacy budget asks for, without any data",
     "train": "one run: one method, one budget, one task",
     "compare": "several methods at equal ε on one task, and one table",
+    "sweep": "explore hyperparameters under one privacy budget, on Ray",
 }
 
 
@@ -50,7 +51,9 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
-        return int(arguments.command(arguments) or 0)
+        code = int(arguments.command(arguments) or 0)
+        sys.stdout.flush()  # a closed pipe shows here, not when Python exits
+        return code
     except UserError as error:
         print(f"dpfp: {error}", file=sys.stderr)
         return 2

@@ -39,7 +39,8 @@ class TorchComm:
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         # One message for each dtype instead of one for each tensor: latency dominates on a laptop.
-        for dtype in {tensor.dtype for tensor in tensors}:
+        # In order of appearance: a set's order differs between processes, and they must agree.
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             chosen = [tensor for tensor in tensors if tensor.dtype == dtype]
             flat = torch.cat([tensor.reshape(-1) for tensor in chosen])
             torch.distributed.all_reduce(flat)

@@ -19,16 +19,18 @@ def evaluate(
     """`accuracy` and mean `loss` over the table, each worker taking its share of the rows."""
     device = next(model.parameters()).device
     rows = np.arange(len(table))[share(len(table), comm)]
-    totals = torch.zeros(2, dtype=torch.float64)
+    # On the device: NCCL cannot add up what lies in the CPU's memory.
+    totals = torch.zeros(2, dtype=torch.float64, device=device)
     was_training = model.training
     model.eval()
     for part in cut(table.lengths[rows], EVAL_ROWS, PART_COST[device.type]):
         batch = {name: tensor.to(device) for name, tensor in table.collate(rows[part]).items()}
         labels = torch.from_numpy(np.asarray(table.labels[rows[part]])).to(device)
         with torch.autocast(device.type, torch.bfloat16, precision == "bf16"):
-            logits = model(batch).float()
-        totals[0] += (logits.argmax(1) == labels).sum().item()
-        totals[1] += functional.cross_entropy(logits, labels, reduction="sum").item()
+            h = model.represent(batch)
+        logits = model.head(h.float())  # in fp32: bf16's 8 bits would make ties of close scores
+        totals[0] += (logits.argmax(1) == labels).sum()
+        totals[1] += functional.cross_entropy(logits, labels, reduction="sum")
     model.train(was_training)
     comm.sum_([totals])
     return {"accuracy": totals[0].item() / len(table), "loss": totals[1].item() / len(table)}

@@ -60,9 +60,7 @@ class Classifier(Module):
         self.width = 0
         self._probe()
         self.head = torch.nn.utils.skip_init(Linear, self.width, classes)
-        generator = torch.Generator().manual_seed(head_seed)
-        torch.nn.init.normal_(self.head.weight, std=HEAD_STD, generator=generator)
-        torch.nn.init.zeros_(self.head.bias)
+        initialise_head(self, head_seed)
         if frozen:  # never the other way round: RoFormer's sine table, for one, must stay fixed
             encoder.requires_grad_(False)
         pooler = getattr(encoder, "pooler", None)
@@ -139,6 +137,13 @@ class Classifier(Module):
             if torch.allclose(output[mask.bool()], default[mask.bool()], atol=1e-5):
                 break
         self.width = self.represent(batch).shape[-1]
+
+
+def initialise_head(model: Classifier, head_seed: int) -> None:
+    """New head weights from a generator of their own; the global one is not touched."""
+    generator = torch.Generator().manual_seed(head_seed)
+    torch.nn.init.normal_(model.head.weight, std=HEAD_STD, generator=generator)
+    torch.nn.init.zeros_(model.head.bias)
 
 
 def build_classifier(

@@ -120,7 +120,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
-            raise UserError(_unknown("method", self.method, METHODS))
+            raise UserError(unknown("method", self.method, METHODS))
         defaults = METHOD_DEFAULTS[self.method]
         for name in ("clip", "learning_rate", "schedule", "weight_decay", "adjacency"):
             self._fill(name, getattr(defaults, name))
@@ -151,7 +151,7 @@ class Plan:
             choices = spec.metadata["choices"]
             value = getattr(self, spec.name)
             if choices and value is not None and spec.name != "adjacency" and value not in choices:
-                raise UserError(_unknown(spec.name, value, choices))
+                raise UserError(unknown(spec.name, value, choices))
         allowed = ADJACENCIES[self.method]
         if self.adjacency not in allowed:
             raise UserError(
@@ -269,13 +269,18 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
     """
     clean: dict[str, Any] = {}
     for key, value in values.items():
-        name = ALIASES.get(key, str(key).replace("-", "_"))
+        name = field_name(key)
         if name not in FIELDS:
-            raise UserError(_unknown("key", str(key), tuple(FIELDS)))
+            raise UserError(unknown("key", str(key), tuple(FIELDS)))
         if name in clean:
             raise UserError(f"{name} is given twice (also as {key!r})")
         clean[name] = _coerce(name, value)
     return Plan(**clean)
+
+
+def field_name(key: Any) -> str:
+    """The field that a key of a plan file means: `B`, `batch-size` and `batch_size` are one."""
+    return ALIASES.get(key, str(key).replace("-", "_"))
 
 
 def read_plan_file(path: str | Path) -> dict[str, Any]:
@@ -322,7 +327,7 @@ def _require(value: Any, name: str, holds: typing.Callable[[Any], bool], need: s
         raise UserError(f"{name} is {value}; give {need}")
 
 
-def _unknown(kind: str, value: str, valid: tuple[str, ...]) -> str:
+def unknown(kind: str, value: str, valid: tuple[str, ...]) -> str:
     nearest = difflib.get_close_matches(str(value), valid, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"use one of {', '.join(valid)}"
     return f"unknown {kind} {value!r}; {hint}"

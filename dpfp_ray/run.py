@@ -8,7 +8,8 @@ DIR/resume.pt        only while unfinished: weights, optimizer and the *secret s
 import os
 import platform
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,21 +42,33 @@ RESULT, RESUME, WEIGHTS = "result.json", "resume.pt", "weights.safetensors"
 
 
 @dataclass
-class Prepared:
-    """A plan bound to its data, and the data as tokens."""
+class Inputs:
+    """What many plans can share: the task as tokens, and the encoder's initial weights."""
 
-    plan: Plan
     data: Data
     label_names: tuple[str, ...]
+    representation: str
+    # Set when the encoder comes from elsewhere than this machine's disk (Ray's object store).
+    make_model: Callable[[Plan, int], Classifier] | None = None
+
+
+@dataclass
+class Prepared:
+    """A plan bound to its data, calibrated, ready for the first step."""
+
+    plan: Plan
+    inputs: Inputs
     noise_multiplier: float
 
+    @property
+    def data(self) -> Data:
+        return self.inputs.data
 
-def prepare(plan: Plan, task: Task | None = None) -> Prepared:
-    """Load, tokenise and calibrate: everything that must be known before the first step."""
+
+def load_inputs(plan: Plan, task: Task | None = None) -> Inputs:
+    """Load and tokenise; nothing here depends on method, budget or seed."""
     representation = resolve_representation(plan.model, plan.representation)
     task = task or load_task(plan)
-    bound = plan.bind(records=len(task.train), representation=representation)
-    multiplier = noise_multiplier(bound)
     tokenizer = load_tokenizer(plan.model)
     data = Data(
         tokenise(task.train, tokenizer, plan.max_length, f"{task.name} train"),
@@ -64,17 +77,26 @@ def prepare(plan: Plan, task: Task | None = None) -> Prepared:
             for name, split in task.dev.items()
         },
     )
-    return Prepared(bound, data, task.label_names, multiplier)
+    return Inputs(data, task.label_names, representation)
+
+
+def prepare(plan: Plan, inputs: Inputs | None = None) -> Prepared:
+    """Bind the plan to its data and calibrate its noise."""
+    inputs = inputs or load_inputs(plan)
+    bound = plan.bind(records=len(inputs.data.train), representation=inputs.representation)
+    return Prepared(bound, inputs, noise_multiplier(bound))
 
 
 def build_model(prepared: Prepared, seed: int, device: torch.device) -> Classifier:
-    plan = prepared.plan
+    plan, head_seed = prepared.plan, keyed_integer(seed, "head")
+    if prepared.inputs.make_model is not None:
+        return prepared.inputs.make_model(plan, head_seed).to(device)
     model = build_classifier(
         plan.model,
         plan.representation,
-        len(prepared.label_names),
+        len(prepared.inputs.label_names),
         dropout=plan.dropout,
-        head_seed=keyed_integer(seed, "head"),
+        head_seed=head_seed,
         scope=plan.scope,
     )
     if plan.scope == "all":
@@ -109,13 +131,20 @@ def run(
     state: State | None = None,
     comm: Comm | None = None,
     device: torch.device | None = None,
+    model: Classifier | None = None,
 ) -> tuple[dict[str, Any], Classifier]:
-    """Train as planned; the result's record and the trained model."""
+    """Train as planned; the result's record and the trained model.
+
+    `model` is what `build_model` gives for the same seed, for callers who need it beforehand.
+    """
     plan = prepared.plan
     seed = fresh_seed() if seed is None else seed
+    if state is not None:
+        # The noise that the first steps really had, should calibration come out otherwise by now.
+        prepared = replace(prepared, noise_multiplier=state["noise_multiplier"])
     device = device or default_device()
     memory.reset_peak(device)
-    model = build_model(prepared, seed, device)
+    model = model or build_model(prepared, seed, device)
     progress = train(
         plan,
         prepared.noise_multiplier,
@@ -132,7 +161,7 @@ def run(
 def result_record(
     prepared: Prepared, progress: Progress, model: Classifier, device: torch.device
 ) -> dict[str, Any]:
-    """Everything a reader of the result may know. The seed is not among it."""
+    """Everything a reader of the result may know, finished or so far; the seed is not among it."""
     plan = prepared.plan
     method = make_method(plan, model, prepared.noise_multiplier * plan.C, seed=0)
     return {
@@ -140,7 +169,7 @@ def result_record(
         "plan": plan.to_dict(),
         "plan_hash": plan.hash,
         "finished": progress.step == plan.steps,
-        "labels": list(prepared.label_names),
+        "labels": list(prepared.inputs.label_names),
         "dev_records": {name: len(table) for name, table in prepared.data.dev.items()},
         "metrics": headline(plan, progress.history),
         "history": progress.history,
@@ -201,6 +230,24 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def make_folder(name: str) -> Path:
+    folder = Path(name).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder}: {error.strerror}; use another --output"
+        ) from None
+    return folder
+
+
+def discard(folder: Path) -> None:
+    """Remove what an earlier run left in `folder`."""
+    for name in (RESULT, WEIGHTS):
+        (folder / name).unlink(missing_ok=True)
+    forget_state(folder)
+
+
 def finished_result(folder: Path, plan: Plan) -> dict[str, Any] | None:
     """The result in `folder` if this very plan was finished there."""
     if not (folder / RESULT).exists():
@@ -211,6 +258,7 @@ def finished_result(folder: Path, plan: Plan) -> dict[str, Any] | None:
             f"{folder} holds the result of another plan ({found.get('plan_hash')}, this is "
             f"{plan.hash}); use another --output, or --overwrite"
         )
+    forget_state(folder)  # still there if the run was killed right after its result
     return dict(found)
 
 
@@ -223,12 +271,23 @@ def save_state(folder: Path, state: State, seed: int) -> None:
     os.replace(scratch, folder / RESUME)
 
 
+def forget_state(folder: Path) -> None:
+    """The seed goes with it, also from the scratch file of a save that was killed."""
+    for path in folder.glob(f"{RESUME}*"):
+        path.unlink(missing_ok=True)
+
+
 def load_state(folder: Path, plan: Plan) -> State | None:
     """The unfinished run in `folder`, if there is one; refuses another plan's."""
     path = folder / RESUME
     if not path.exists():
         return None
-    state: State = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state: State = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged bytes make torch fail in many ways
+        raise UserError(
+            f"{path} is damaged ({type(error).__name__}); --overwrite starts again"
+        ) from None
     if state["plan_hash"] != plan.hash:
         raise UserError(
             f"{folder} holds an unfinished run of another plan ({state['plan_hash']}, this is "
@@ -247,4 +306,4 @@ def write_result(
         weights = {name: p.detach().cpu().contiguous() for name, p in trainable_parameters(model)}
         save_file(weights, folder / WEIGHTS, metadata={"plan_hash": plan.hash})
     write_json(folder / RESULT, record)
-    (folder / RESUME).unlink(missing_ok=True)
+    forget_state(folder)

@@ -36,6 +36,12 @@ def keyed_integer(seed: int, purpose: str, step: int = 0) -> int:
     return int(keyed_generator(seed, purpose, step).integers(2**63))
 
 
+def derived_seed(seed: int, purpose: str) -> int:
+    """A seed of 128 bits for a part of a larger whole, as secret as `seed` itself."""
+    message = f"{seed} {purpose}".encode()
+    return int.from_bytes(hashlib.blake2b(message, digest_size=16).digest(), "big")
+
+
 class Sampler(Protocol):
     def draw(self, step: int) -> Records:
         """The records of step `step` (from 0), one entry per row; may be empty."""
@@ -74,7 +80,8 @@ class ShuffleSampler:
         self.records = records
         self.batch_size = batch_size
         self.seed = seed
-        self._passes: dict[int, Records] = {}
+        # The order of the pass drawn from last: kept for speed, never for its content.
+        self._latest: tuple[int, Records] = (-1, np.empty(0, np.int64))
 
     def draw(self, step: int) -> Records:
         position = step * self.batch_size
@@ -87,10 +94,10 @@ class ShuffleSampler:
         return np.concatenate(rows)
 
     def _pass(self, index: int) -> Records:
-        if index not in self._passes:
+        if self._latest[0] != index:
             order = keyed_generator(self.seed, "shuffle", index).permutation(self.records)
-            self._passes = {index - 1: self._passes.get(index - 1, order[:0]), index: order}
-        return self._passes[index]
+            self._latest = (index, order)
+        return self._latest[1]
 
 
 def make_sampler(plan: Plan, seed: int) -> Sampler:

@@ -2,5 +2,13 @@
 
 from rich.console import Console
 
-stdout = Console(soft_wrap=True, highlight=False)
-stderr = Console(stderr=True, soft_wrap=True, highlight=False)
+
+class PipeConsole(Console):
+    """Leaves a closed pipe to `cli.main`; rich would exit with 1 at once."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+stdout = PipeConsole(soft_wrap=True, highlight=False)
+stderr = PipeConsole(stderr=True, soft_wrap=True, highlight=False)

@@ -73,7 +73,8 @@ def train(
     device = next(model.parameters()).device
     sampler = make_sampler(plan, seed)
     method = make_method(plan, model, noise_multiplier * plan.C, seed)
-    assert plan.learning_rate is not None and plan.weight_decay is not None
+    assert plan.learning_rate is not None
+    assert plan.weight_decay is not None
     optimizer = torch.optim.AdamW(
         method.parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay, fused=True
     )

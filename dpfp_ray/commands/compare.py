@@ -1,5 +1,130 @@
-"""placeholder"""
+"""Several methods at equal ε, on the same data, by the same accountant, and one table.
+
+Examples:
+
+  dpfp compare --task demo --methods non_private,dpfp,dpsgd,rgp --epsilon 3,8 --output runs/compare
+  dpfp compare --task sst2 --data-dir glue/SST-2 --methods dpfp,dpsgd --epsilon 3 --seeds 3 --tune 8
+
+Each method runs with the hyperparameters its own paper found good (dpfp_ray/defaults.py) unless a
+flag says otherwise; `--match batch` gives all of them the same batch size. Stopped or killed, the
+same command continues and repeats no finished run.
+"""
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+from dpfp_ray.commands.options import add_plan_flags, plan_values
+from dpfp_ray.commands.sweep import add_ray_flags, positive, sweep_from
+from dpfp_ray.errors import UserError
+from dpfp_ray.files import to_json
+from dpfp_ray.plan import METHODS, unknown
+
+BUDGET = ("delta", "accountant", "adjacency")
 
 
-def add_arguments(p): ...
-def command(a): ...
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("comparison")
+    group.add_argument(
+        "--methods", default=",".join(METHODS), metavar="A,B,…", help="default: all of them"
+    )
+    group.add_argument("--epsilon", default="3", metavar="E1,E2,…", help="budgets (default: 3)")
+    group.add_argument("--seeds", type=positive, default=1, metavar="N", help="repetitions of each")
+    group.add_argument(
+        "--match", choices=["batch"], help="batch: every method gets the same B (default 32)"
+    )
+    group.add_argument(
+        "--tune",
+        type=positive,
+        metavar="N",
+        help="first try N random settings of each method at each ε, then compare the best ones",
+    )
+    group.add_argument("--output", required=True, metavar="DIR", help="folder or URI for results")
+    group.add_argument("--json", action="store_true", help="print the table as a JSON list")
+    add_plan_flags(parser, skip=("method", "epsilon"))
+    add_ray_flags(parser)
+
+
+def command(arguments: argparse.Namespace) -> int:
+    methods = parse_methods(arguments.methods)
+    budgets = parse_budgets(arguments.epsilon)
+    cells = plan_cells(methods, budgets, plan_values(arguments), arguments.match)
+
+    from dpfp_ray import compare
+    from dpfp_ray.ray_cluster import connected
+    from dpfp_ray.results import Store
+    from dpfp_ray.sweep import InputsOnce
+    from dpfp_ray.tuning import forget_seed, resolve_storage, unfinished
+
+    storage = resolve_storage(arguments.output)
+    inputs_of = InputsOnce()
+    trials = compare.bind_cells(cells, arguments.seeds, inputs_of)
+    if arguments.tune or unfinished(trials, storage):
+        with connected(arguments.address) as cluster:
+            sweep, resources = sweep_from(arguments, Path(storage).name, storage, cluster)
+            if arguments.tune:
+                slots = resources.slots
+                cells = compare.tuned_cells(cells, sweep, slots, arguments.tune, inputs_of)
+                trials = compare.bind_cells(cells, arguments.seeds, inputs_of)
+            compare.run_cells(trials, sweep, resources.slots)
+        forget_seed(storage)
+    store = Store(storage)
+    store.export()
+    chosen = {trial.id for trial in trials}
+    rows = compare.summarise([r for r in store.records() if r["trial"]["id"] in chosen])
+    store.files.write("table.md", compare.markdown(rows).encode())
+    if arguments.json:
+        print(to_json(rows))
+    else:
+        compare.print_comparison(rows)
+    return 0
+
+
+def parse_methods(text: str) -> list[str]:
+    methods = [part.strip() for part in text.split(",") if part.strip()]
+    for method in methods:
+        if method.split(":")[0] not in METHODS:
+            raise UserError(unknown("method", method, METHODS))
+    if not methods:
+        raise UserError("methods is empty; give a list such as non_private,dpfp,dpsgd")
+    return list(dict.fromkeys(methods))
+
+
+def parse_budgets(text: str) -> list[float]:
+    budgets = []
+    for part in text.split(","):
+        try:
+            value = float(part)
+        except ValueError:
+            raise UserError(f"epsilon {part!r} is not a number; give a list such as 3,8") from None
+        if math.isinf(value):
+            raise UserError("epsilon inf is training without privacy; use --methods non_private")
+        if not value > 0:
+            raise UserError(f"epsilon is {part}; give numbers above 0")
+        budgets.append(value)
+    return list(dict.fromkeys(budgets))
+
+
+def plan_cells(
+    methods: list[str], budgets: list[float], common: dict[str, Any], match: str | None
+) -> list[dict[str, Any]]:
+    """Plan values for each (method, ε); non-private training has no ε and is run once.
+
+    `dpfp:moments` stands for method dpfp in mode moments.
+    """
+    cells = []
+    for name in methods:
+        method, _, mode = name.partition(":")
+        values = {**common, "method": method}
+        if mode:
+            values["mode"] = mode
+        if match == "batch":
+            values.setdefault("batch_size", 32)
+        if method != "dpfp":
+            values.pop("micro_batches", None)
+        if method == "non_private":
+            cells.append({key: value for key, value in values.items() if key not in BUDGET})
+        else:
+            cells += [{**values, "epsilon": budget} for budget in budgets]
+    return cells

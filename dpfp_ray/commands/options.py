@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from dpfp_ray.plan import ALIASES, FIELDS, Plan, make_plan, read_plan_file
+from dpfp_ray.plan import ALIASES, FIELDS, Plan, field_name, make_plan, read_plan_file
 
 GROUPS = {
     "data": ("task", "bad_rows"),
@@ -48,9 +48,8 @@ def add_flag(group: Any, name: str) -> None:
 def plan_values(arguments: argparse.Namespace) -> dict[str, Any]:
     """The plan fields that the user gave, in a file or as flags."""
     values = read_plan_file(arguments.plan) if getattr(arguments, "plan", None) else {}
-    values = {ALIASES.get(key, key): value for key, value in values.items()}
     given = {name: value for name, value in vars(arguments).items() if name in FIELDS}
-    return {**values, **given}
+    return {key: value for key, value in values.items() if field_name(key) not in given} | given
 
 
 def plan_from(arguments: argparse.Namespace) -> Plan:

@@ -11,10 +11,10 @@ weights and the same ε as a run that was never stopped.
 """
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from dpfp_ray.commands.options import add_plan_flags, add_seed_flags, plan_from
+from dpfp_ray.errors import UserError
 from dpfp_ray.files import to_json
 
 
@@ -38,21 +38,26 @@ def command(arguments: argparse.Namespace) -> int:
     from dpfp_ray.threads import use_threads
 
     use_threads(arguments.threads)
-    folder = Path(arguments.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    if arguments.overwrite:
-        for name in (run.RESULT, run.RESUME, run.WEIGHTS):
-            (folder / name).unlink(missing_ok=True)
+    folder = run.make_folder(arguments.output)
     prepared = run.prepare(plan)
+    if arguments.overwrite:
+        run.discard(folder)
     known = run.finished_result(folder, prepared.plan)
     if known is not None:
-        stderr.print(f"{folder} already holds this plan's result; --overwrite runs it again")
+        stderr.print(
+            f"{folder} already holds this plan's result; --overwrite runs it again", markup=False
+        )
         show(known, arguments.json)
         return 0
 
     state = run.load_state(folder, prepared.plan)
     seed = arguments.seed
     if state is not None:
+        if seed not in (None, state["seed"]):
+            raise UserError(
+                f"{folder} holds an unfinished run with another seed; drop --seed to continue it, "
+                f"or use --overwrite"
+            )
         seed = state["seed"]
         stderr.print(
             f"continuing after step {state['progress']['step']:,} of {prepared.plan.steps:,}"
@@ -66,7 +71,9 @@ def command(arguments: argparse.Namespace) -> int:
         with reporter:
             record, model = run.run(prepared, reporter, seed=seed, state=state)
     except Interrupted:
-        stderr.print(f"stopped; saved in {folder}. The same command continues the run.")
+        stderr.print(
+            f"stopped; saved in {folder}. The same command continues the run.", markup=False
+        )
         return 130
     run.write_result(folder, record, None if arguments.no_weights else model, prepared.plan)
     show(record, arguments.json)

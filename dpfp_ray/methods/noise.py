@@ -18,9 +18,9 @@ BLOCK = 2**15
 def add_noise(tensors: Sequence[Tensor], std: float, seed: int, step: int) -> None:
     """Add N(0, std²) to every number of `tensors`, in place.
 
-    The noise of block b of tensor i is a pure function of (seed, step, i, b), whatever the number of
-    threads, the tensor's device or its layout in memory. It is drawn in fp32 and on the CPU: numpy
-    has a generator with a key of 128 bits, torch has none.
+    The noise of block b of tensor i is a pure function of (seed, step, i, b), whatever the number
+    of threads, the tensor's device or its layout in memory. It is drawn in fp32 and on the CPU:
+    numpy has a generator with a key of 128 bits, torch has none.
     """
     jobs = [
         (number, block)

@@ -1,0 +1,158 @@
+"""Explore B, C, M, the learning rate or any other plan field under one privacy budget.
+
+Examples:
+
+  dpfp sweep search_spaces/demo.yaml --storage runs/demo-sweep
+  dpfp sweep search_spaces/dpfp.yaml --set task=sst2 --set data_dir=glue/SST-2 --samples 32
+  dpfp sweep search_spaces/figure_clip.yaml --address auto --gpus-per-worker 1
+
+Every trial is calibrated to the same budget before it starts. Ctrl-C, or even a killed machine,
+loses nothing: the same command continues.
+"""
+
+import argparse
+from typing import Any
+
+from dpfp_ray.errors import UserError
+from dpfp_ray.files import to_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("space", metavar="SPACE.yaml", help="search space; see search_spaces/")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="changes",
+        help="change a key of the space or fix a plan field; may be repeated",
+    )
+    parser.add_argument("--samples", metavar="N", help="how many trials (random, tpe)")
+    parser.add_argument("--json", action="store_true", help="print the trials as a JSON list")
+    add_ray_flags(parser, default_storage="runs/NAME of the space")
+
+
+def add_ray_flags(parser: argparse.ArgumentParser, default_storage: str | None = None) -> None:
+    """Flags of every verb that runs trials on Ray."""
+    group = parser.add_argument_group("Ray")
+    if default_storage:
+        group.add_argument(
+            "--storage",
+            metavar="PATH_OR_URI",
+            help=f"where results go (default: {default_storage})",
+        )
+    group.add_argument(
+        "--address",
+        default="local",
+        metavar="local|auto|ray://HOST:PORT",
+        help="start Ray here (default), join this machine's cluster, or a remote one",
+    )
+    group.add_argument("--concurrency", type=positive, metavar="N", help="trials at a time")
+    group.add_argument("--workers", type=positive, default=1, metavar="N", help="workers a trial")
+    group.add_argument("--cpus-per-worker", type=positive, metavar="N", help="CPU threads a worker")
+    group.add_argument(
+        "--gpus-per-worker",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="GPUs a worker, also fractions (default: 0)",
+    )
+    group.add_argument("--seed", type=int, help="fix the secret seed, for tests only")
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def command(arguments: argparse.Namespace) -> int:
+    from dpfp_ray.search_space import read_search_space
+
+    changes = dict(split_change(text) for text in arguments.changes)
+    if arguments.samples is not None:
+        changes["samples"] = arguments.samples
+    space = read_search_space(arguments.space, changes)
+
+    from dpfp_ray.ray_cluster import connected
+    from dpfp_ray.results import Store
+    from dpfp_ray.sweep import make_scheduler, make_search, plan_trials
+    from dpfp_ray.tuning import forget_seed, resolve_storage, run_search, run_trials, unfinished
+
+    storage = resolve_storage(arguments.storage or f"runs/{space.name}")
+    trials = plan_trials(space, storage) if space.search != "tpe" else None
+    if trials is None or unfinished(trials, storage):
+        with connected(arguments.address) as cluster:
+            sweep, resources = sweep_from(arguments, space.name, storage, cluster)
+            check_deadlock(space.scheduler, sweep.workers)
+            scheduler = make_scheduler(space)
+            if trials is None:
+                run_search(make_search(space), sweep, resources.slots, scheduler)
+            else:
+                varied = space.varied
+                run_trials(trials, sweep, resources.slots, varied=varied, scheduler=scheduler)
+        forget_seed(storage)
+    store = Store(storage)
+    store.export()
+    show(store.records(), space.varied, storage, arguments.json)
+    return 0
+
+
+def sweep_from(
+    arguments: argparse.Namespace, name: str, storage: str, cluster: dict[str, Any]
+) -> tuple[Any, Any]:
+    """The sweep's common facts and its resources, from the Ray flags."""
+    from dpfp_ray.ray_trial import Sweep
+    from dpfp_ray.tuning import plan_resources, sweep_seed
+
+    resources = plan_resources(
+        cluster,
+        arguments.workers,
+        arguments.cpus_per_worker,
+        arguments.gpus_per_worker,
+        arguments.concurrency,
+    )
+    sweep = Sweep(
+        name,
+        storage,
+        sweep_seed(storage, arguments.seed),
+        resources.cpus_per_worker,
+        resources.gpus_per_worker,
+        resources.workers,
+    )
+    return sweep, resources
+
+
+def check_deadlock(scheduler: str, workers: int) -> None:
+    """A scheduler that stops trials with workers of their own hangs Ray 2.60 without a dashboard:
+    the stopped trial's placement group is never freed."""
+    from ray._private.worker import get_dashboard_url
+
+    if scheduler != "none" and workers > 1 and not get_dashboard_url():
+        raise UserError(
+            "scheduler asha with several workers needs Ray's dashboard (Ray would hang without "
+            "it); install ray[default] or use scheduler: none"
+        )
+
+
+def split_change(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UserError(f"--set {text}: give KEY=VALUE")
+    return key.strip(), value.strip()
+
+
+def show(records: list[dict[str, Any]], varied: list[str], storage: str, as_json: bool) -> None:
+    """The sweep's table, best trial first."""
+    from dpfp_ray.commands import results
+    from dpfp_ray.query import sort_rows
+    from dpfp_ray.results import flatten
+    from dpfp_ray.terminal import stderr
+
+    rows = sort_rows([flatten(record) for record in records], "accuracy")
+    if as_json:
+        print(to_json(rows))
+    else:
+        results.show(rows, [*varied, "status", "accuracy", "epsilon", "sigma", "train_seconds"])
+        stderr.print(f"records in {storage}; query them with: dpfp results {storage}")

@@ -1,0 +1,561 @@
+"""DP-SGD against a naive twin: one row at a time, plain autograd, clip, add."""
+
+import copy
+import dataclasses
+import functools
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from opacus.accountants import RDPAccountant
+from opacus.grad_sample import GradSampleModuleFastGradientClipping
+from torch import Tensor
+from torch.nn import functional
+
+from dpfp_ray.comm import SoloComm
+from dpfp_ray.data.tokens import TokenTable
+from dpfp_ray.evaluate import evaluate
+from dpfp_ray.methods import dpsgd, noise
+from dpfp_ray.methods.base import Rows
+from dpfp_ray.methods.dpsgd import DpSgd, unsplittable
+from dpfp_ray.methods.noise import add_noise
+from dpfp_ray.model import Classifier, build_classifier, load_tokenizer, trainable_parameters
+from dpfp_ray.plan import Plan
+from dpfp_ray.privacy import accounting
+from dpfp_ray.train import Data, State, take, train
+from tests.tiny_models import ENCODERS, TEXTS, build_tiny
+
+CLIPPINGS = ("ghost", "hooks")
+SHARED = ("mpnet", "deberta-v2")  # have weights that act on a whole batch at once
+SEED, SIGMA, B = 11, 0.5, 10
+RECORDS = np.array([0, 5, 7, 12, 3, 5, 19])  # of several lengths, one of them twice
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    root = tmp_path_factory.mktemp("dpsgd")
+    return functools.cache(lambda name: build_tiny(root / name, name))
+
+
+@pytest.fixture(autouse=True)
+def _quiet_about_frozen_weights() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*no gradient per example")
+        warnings.filterwarnings("ignore", "Full backward hook is firing")
+        yield
+
+
+def table(folder: str, texts: tuple[str, ...] = TEXTS) -> TokenTable:
+    encoded = load_tokenizer(folder)(list(texts))
+    columns = {
+        name: np.concatenate([np.array(row) for row in encoded[name]])
+        for name in ("input_ids", "token_type_ids")
+        if name in encoded
+    }
+    offsets = np.cumsum([0, *(len(row) for row in encoded["input_ids"])])
+    return TokenTable(columns, offsets, np.arange(len(texts)) % 2, encoder_padding(folder))
+
+
+def encoder_padding(folder: str) -> int:
+    padding = load_tokenizer(folder).pad_token_id
+    assert isinstance(padding, int)
+    return padding
+
+
+def make_plan(folder: str, **changes: Any) -> Plan:
+    settings: dict[str, Any] = {
+        "method": "dpsgd",
+        "model": folder,
+        "representation": "mean",
+        "clip": 1.0,
+        "batch_size": B,
+        "epochs": 4,
+        "learning_rate": 1e-3,
+    }
+    return Plan(**(settings | changes)).bind(records=len(TEXTS))
+
+
+def build(plan: Plan) -> Classifier:
+    model = build_classifier(plan.model, plan.representation, 2, scope=plan.scope)
+    return model.train()
+
+
+def make_rows(source: TokenTable, positions: list[int] | None = None) -> Rows:
+    chosen = np.arange(len(RECORDS)) if positions is None else np.array(positions)
+    return take(source, RECORDS, chosen, torch.device("cpu"))
+
+
+def clipped_sum(method: DpSgd, *parts: Rows) -> dict[str, Tensor]:
+    """`.grad` as the loop sees it before `finish`; the model is left as it was found."""
+    method.model.zero_grad(set_to_none=True)
+    method.begin(0, sum(len(part.labels) for part in parts))
+    for part in parts:
+        method.backward(part)
+    found = {
+        name: p.grad.clone() for name, p in trainable_parameters(method.model) if p.grad is not None
+    }
+    method.finish(0)
+    method.model.zero_grad(set_to_none=True)
+    return found
+
+
+def row_gradients(model: Classifier, rows: Rows) -> list[dict[str, Tensor]]:
+    """Each row by itself, cut to its own length: no hooks, no batch, no padding."""
+    named = trainable_parameters(model)
+    found = []
+    for row, label in enumerate(rows.labels):
+        length = int(rows.inputs["attention_mask"][row].sum())
+        alone = {key: value[row : row + 1, :length] for key, value in rows.inputs.items()}
+        loss = functional.cross_entropy(model(alone), label[None])
+        gradients = torch.autograd.grad(loss, [p for _, p in named])
+        found.append({name: g for (name, _), g in zip(named, gradients, strict=True)})
+    return found
+
+
+def norm(gradients: dict[str, Tensor]) -> float:
+    return float(torch.stack([g.norm() for g in gradients.values()]).norm())
+
+
+def naive_sum(model: Classifier, rows: Rows, clip: float) -> dict[str, Tensor]:
+    rows_gradients = row_gradients(model, rows)
+    factors = [min(1.0, clip / norm(gradients)) for gradients in rows_gradients]
+    return {
+        name: torch.stack([f * g[name] for f, g in zip(factors, rows_gradients, strict=True)]).sum(
+            0
+        )
+        for name, _ in trainable_parameters(model)
+    }
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Equal up to rounding, which for a gradient near zero is rounding of the whole gradient."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        atol = 1e-5 * norm(expected) / value.numel() ** 0.5
+        torch.testing.assert_close(found[name], value, rtol=2e-3, atol=atol, msg=name)
+
+
+# --- the clipped sum ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("representation", ["mean", "cls", "pooler"])
+@pytest.mark.parametrize("architecture", ENCODERS)
+def test_ghost_hooks_and_naive_loop_agree(
+    tiny: Callable[[str], str], architecture: str, representation: str
+) -> None:
+    folder = tiny(architecture)
+    if representation == "pooler" and architecture in ("distilbert", "electra", "deberta-v2"):
+        pytest.skip("has no pooler")
+    plan = make_plan(folder, representation=representation)
+    model = build(plan)
+    method = DpSgd(plan, model, SIGMA, SEED)
+    rows = make_rows(table(folder))
+    norms = sorted(norm(gradients) for gradients in row_gradients(model, rows))
+    clips = (norms[0] / 10, norms[len(norms) // 2])  # all clipped; some clipped
+    for clip in clips:
+        expected = naive_sum(model, rows, clip)
+        for clipping in CLIPPINGS:
+            method.plan = dataclasses.replace(plan, clip=clip, clipping=clipping)
+            assert_same(clipped_sum(method, rows), expected)
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_huge_C_is_the_plain_gradient_of_the_summed_loss(
+    tiny: Callable[[str], str], clipping: str
+) -> None:
+    plan = make_plan(tiny("bert"), clip=1e6, clipping=clipping)
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    rows = make_rows(table(plan.model))
+    found = clipped_sum(method, rows)
+    logits = method.model(rows.inputs)
+    functional.cross_entropy(logits, rows.labels, reduction="sum").backward()
+    plain = {n: p.grad for n, p in trainable_parameters(method.model) if p.grad is not None}
+    assert_same(found, plain)
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_no_row_adds_more_than_C(tiny: Callable[[str], str], clipping: str) -> None:
+    plan = make_plan(tiny("bert"), clip=0.01, clipping=clipping)
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    for position in range(len(RECORDS)):
+        found = clipped_sum(method, make_rows(table(plan.model), [position]))
+        assert norm(found) == pytest.approx(0.01, rel=1e-4)
+
+
+def test_ghost_equals_opacus_own_ghost_clipping(tiny: Callable[[str], str]) -> None:
+    plan = make_plan(tiny("bert"), clip=3.0)
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    rows = make_rows(table(plan.model))
+    found = clipped_sum(method, rows)
+    wrapped = GradSampleModuleFastGradientClipping(
+        method.model, max_grad_norm=3.0, loss_reduction="sum", strict=False
+    )
+    losses = functional.cross_entropy(wrapped(rows.inputs), rows.labels, reduction="none")
+    losses.sum().backward(retain_graph=True)
+    wrapped.zero_grad(set_to_none=True)
+    wrapped.disable_hooks()
+    (wrapped.get_clipping_coef() * losses).sum().backward()
+    theirs = {n: p.grad for n, p in trainable_parameters(method.model) if p.grad is not None}
+    assert_same(found, theirs)
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_scope_head_trains_the_head_only(tiny: Callable[[str], str], clipping: str) -> None:
+    plan = make_plan(tiny("bert"), scope="head", clip=0.5, clipping=clipping)
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    rows = make_rows(table(plan.model))
+    expected = naive_sum(method.model, rows, 0.5)
+    assert expected.keys() == {"head.weight", "head.bias"}
+    assert_same(clipped_sum(method, rows), expected)
+    assert method.noise_coordinates == 32 * 2 + 2
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+@pytest.mark.parametrize("architecture", ["bert", "roberta"])
+def test_a_padding_token_within_the_text_gets_no_gradient(
+    tiny: Callable[[str], str], architecture: str, clipping: str
+) -> None:
+    # Tokenizers turn a literal "[PAD]" in a text into the padding's id; torch's embedding skips it.
+    folder = tiny(architecture)
+    pad = load_tokenizer(folder).pad_token
+    source = table(folder, tuple(f"{text} {pad} the the" for text in TEXTS))
+    plan = make_plan(folder, clip=1e-3, clipping=clipping)
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    rows = make_rows(source)
+    found = clipped_sum(method, rows)
+    assert_same(found, naive_sum(method.model, rows, 1e-3))
+    words = next(value for name, value in found.items() if "word_embeddings" in name)
+    assert not words[encoder_padding(folder)].any()
+
+
+# --- rows, parts, workers -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_how_rows_are_cut_does_not_matter(tiny: Callable[[str], str], clipping: str) -> None:
+    plan = make_plan(tiny("bert"), clipping=clipping)
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    source = table(plan.model)
+    whole = clipped_sum(method, make_rows(source))
+    parts = clipped_sum(
+        method, make_rows(source, [6, 2]), make_rows(source, [0]), make_rows(source, [1, 3, 4, 5])
+    )
+    assert_same(parts, whole)
+    worker_0 = clipped_sum(method, make_rows(source, [0, 1, 2]))
+    worker_1 = clipped_sum(method, make_rows(source, [3, 4, 5, 6]))
+    assert_same({name: worker_0[name] + worker_1[name] for name in whole}, whole)
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_padding_does_not_matter(tiny: Callable[[str], str], clipping: str) -> None:
+    plan = make_plan(tiny("bert"), clipping=clipping)
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    rows = make_rows(table(plan.model))
+    padded = {key: functional.pad(value, (0, 9)) for key, value in rows.inputs.items()}
+    more = dataclasses.replace(rows, inputs=padded)
+    assert_same(clipped_sum(method, more), clipped_sum(method, rows))
+
+
+def test_backward_returns_the_sum_of_the_rows_losses(tiny: Callable[[str], str]) -> None:
+    plan = make_plan(tiny("bert"))
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    rows = make_rows(table(plan.model))
+    method.begin(0, len(RECORDS))
+    loss = method.backward(rows)
+    assert not loss.requires_grad
+    expected = functional.cross_entropy(method.model(rows.inputs), rows.labels, reduction="sum")
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_hooks_take_fewer_rows_at_once_the_larger_the_model(
+    tiny: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(tiny("bert"), max_physical_batch=64)
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    assert method.max_rows == 64
+    method.plan = dataclasses.replace(plan, clipping="hooks")
+    assert method.max_rows == 64
+    monkeypatch.setattr(dpsgd, "HOOKS_BYTES", 4 * 6 * method.noise_coordinates)
+    assert 3 <= method.max_rows < 6
+    monkeypatch.setattr(dpsgd, "HOOKS_BYTES", 1)
+    assert method.max_rows == 1
+
+
+def test_ghost_norms_do_not_depend_on_the_way_they_are_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from dpfp_ray.methods import ghost
+
+    generator = torch.Generator().manual_seed(0)
+    for length, width in [(3, 40), (40, 3)]:  # Gram matrices; the gradient itself
+        a = torch.randn(7, length, width, generator=generator)
+        g = torch.randn(7, length, width + 1, generator=generator)
+        expected = torch.einsum("nti,nto->noi", a, g).flatten(1).square().sum(1)
+        for chunk in (1, 2**25):
+            monkeypatch.setattr(ghost, "CHUNK", chunk)
+            torch.testing.assert_close(ghost._linear_squares(a, g), expected, rtol=1e-4, atol=0)
+
+
+# --- bf16 ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_clipping_is_exact_under_bf16(tiny: Callable[[str], str], clipping: str) -> None:
+    plan = make_plan(tiny("bert"), clip=0.1, clipping=clipping, precision="bf16")
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    found = clipped_sum(method, make_rows(table(plan.model), [2]))
+    assert all(value.dtype == torch.float32 for value in found.values())
+    assert norm(found) == pytest.approx(0.1, rel=1e-4)
+
+
+# --- noise --------------------------------------------------------------------------------------
+
+
+def finished(method: DpSgd, step: int, rows: Rows | None) -> list[Tensor]:
+    method.model.zero_grad(set_to_none=True)
+    method.begin(step, 0 if rows is None else len(rows.labels))
+    if rows is not None:
+        method.backward(rows)
+    method.finish(step)
+    return [p.grad.clone() for p in method.parameters if p.grad is not None]
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_an_empty_step_is_noise_over_B(tiny: Callable[[str], str], clipping: str) -> None:
+    plan = make_plan(tiny("bert"), clipping=clipping)
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    found = finished(method, 4, None)
+    assert len(found) == len(method.parameters)
+    values = torch.cat([value.flatten() for value in found])
+    assert values.std().item() == pytest.approx(SIGMA / B, rel=0.02)
+    assert abs(values.mean().item()) < 4 * SIGMA / B / values.numel() ** 0.5
+
+
+def test_finish_adds_the_keyed_noise_once_and_divides_by_B_not_by_rows(
+    tiny: Callable[[str], str],
+) -> None:
+    plan = make_plan(tiny("bert"))
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    rows = make_rows(table(plan.model))
+    assert len(rows.labels) != B
+    expected = list(clipped_sum(method, rows).values())
+    add_noise(expected, SIGMA, SEED, 3)
+    for found, value in zip(finished(method, 3, rows), expected, strict=True):
+        torch.testing.assert_close(found, value / B)
+
+
+def test_noise_depends_on_step_and_seed_and_on_nothing_else(
+    tiny: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(tiny("bert"))
+    model = build(plan)
+    first = finished(DpSgd(plan, model, SIGMA, SEED), 3, None)
+    monkeypatch.setattr(noise.torch, "get_num_threads", lambda: 3)
+    again = finished(DpSgd(plan, model, SIGMA, SEED), 3, None)
+    assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
+    for other in (
+        finished(DpSgd(plan, model, SIGMA, SEED), 4, None),
+        finished(DpSgd(plan, model, SIGMA, SEED + 1), 3, None),
+    ):
+        assert not any(torch.equal(one, two) for one, two in zip(first, other, strict=True))
+
+
+def test_epsilon_is_opacus_epsilon(tiny: Callable[[str], str]) -> None:
+    plan = Plan(method="dpsgd", batch_size=1000, epochs=3).bind(records=67_349)
+    ours = accounting.epsilon(accounting.mechanism(plan, 0.8), 1e-5, "rdp")
+    theirs = RDPAccountant()
+    theirs.history = [(0.8, plan.p, plan.steps)]
+    assert ours == pytest.approx(theirs.get_epsilon(1e-5), rel=0.01)
+
+
+# --- what cannot be split by row ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", [name for name in ENCODERS if name not in SHARED])
+def test_everything_trains_in_ordinary_encoders(
+    tiny: Callable[[str], str], architecture: str
+) -> None:
+    model = build(make_plan(tiny(architecture)))
+    assert unsplittable(model) == []
+
+
+def test_mpnets_relative_positions_are_frozen_with_one_warning(
+    tiny: Callable[[str], str],
+) -> None:
+    plan = make_plan(tiny("mpnet"))
+    model = build(plan)
+    shared = "encoder.encoder.relative_attention_bias.weight"
+    count = sum(p.numel() for _, p in trainable_parameters(model))
+    with pytest.warns(UserWarning, match=shared) as caught:
+        method = DpSgd(plan, model, SIGMA, SEED)
+    assert len(caught) == 1
+    frozen = dict(model.named_parameters())[shared]
+    assert not frozen.requires_grad
+    assert all(frozen is not parameter for parameter in method.parameters)
+    assert method.noise_coordinates == count - frozen.numel()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DpSgd(plan, model, SIGMA, SEED)  # nothing left to freeze, nothing to say
+
+
+def test_debertas_relative_positions_are_found(tiny: Callable[[str], str]) -> None:
+    # Its keys and queries also project the table of relative positions, once for all rows.
+    found = unsplittable(build(make_plan(tiny("deberta-v2"))))
+    assert {name.rpartition(".")[0].rpartition(".")[2] for name in found} == {
+        "rel_embeddings",
+        "LayerNorm",
+        "query_proj",
+        "key_proj",
+    }
+    layer_norms = [name for name in found if "LayerNorm" in name]
+    assert layer_norms == ["encoder.encoder.LayerNorm.weight", "encoder.encoder.LayerNorm.bias"]
+
+
+def test_the_probe_is_not_disturbed_by_dropout_and_leaves_no_trace(
+    tiny: Callable[[str], str],
+) -> None:
+    model = build_classifier(tiny("bert"), "mean", 2, dropout=0.4).train()
+    state = torch.get_rng_state()
+    assert unsplittable(model) == []
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(module.training for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# --- the model stays a plain model --------------------------------------------------------------
+
+
+def traces(model: Classifier) -> list[str]:
+    """Anything of Opacus's that hangs on the model."""
+    on_modules = ("activations", "max_batch_len", "autograd_grad_sample_hooks")
+    on_weights = ("grad_sample", "_forward_counter", "_current_grad_sample", "_norm_sample")
+    return [
+        *(n for m in model.modules() for n in on_modules if hasattr(m, n)),
+        *(n for p in model.parameters() for n in on_weights if hasattr(p, n)),
+        *("hook" for m in model.modules() if m._forward_hooks or m._backward_hooks),
+    ]
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_after_a_step_nothing_hangs_on_the_model(tiny: Callable[[str], str], clipping: str) -> None:
+    plan = make_plan(tiny("albert"), clipping=clipping)
+    model = build(plan)
+    names = [name for name, _ in model.named_parameters()]
+    method = DpSgd(plan, model, SIGMA, SEED)
+    assert traces(model) == []
+    clipped_sum(method, make_rows(table(plan.model)))
+    assert traces(model) == []
+    assert [name for name, _ in model.named_parameters()] == names
+    copied = DpSgd(plan, copy.deepcopy(model), SIGMA, SEED)
+    expected = clipped_sum(method, make_rows(table(plan.model)))
+    assert_same(clipped_sum(copied, make_rows(table(plan.model))), expected)
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_a_step_that_was_broken_off_does_not_spoil_the_next_method(
+    tiny: Callable[[str], str], clipping: str
+) -> None:
+    plan = make_plan(tiny("bert"), clipping=clipping)
+    model = build(plan)
+    rows = make_rows(table(plan.model))
+    expected = clipped_sum(DpSgd(plan, model, SIGMA, SEED), rows)
+    broken = DpSgd(plan, model, SIGMA, SEED)
+    broken.begin(0, len(RECORDS))
+    broken.represent(rows.inputs)  # activations are noted, no backward ever comes
+    assert_same(clipped_sum(DpSgd(plan, model, SIGMA, SEED), rows), expected)
+    assert traces(model) == []
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_steps_and_evaluations_leave_no_tensors_behind(
+    tiny: Callable[[str], str], clipping: str
+) -> None:
+    plan = make_plan(tiny("bert"), clipping=clipping)
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    source = table(plan.model)
+    counts = []
+    for step in range(3):
+        finished(method, step, make_rows(source))
+        evaluate(method.model, source, SoloComm())
+        method.begin(step, 0)
+        evaluate(method.model, source, SoloComm())  # even with hooks on
+        gc.collect()
+        counts.append(sum(issubclass(type(thing), Tensor) for thing in gc.get_objects()))
+    assert counts[1] == counts[2]
+
+
+# --- whole runs ---------------------------------------------------------------------------------
+
+
+class Stop(Exception):
+    pass
+
+
+class Listener:
+    """Keeps the checkpoint of step `stop` and ends the run there."""
+
+    def __init__(self, stop: int | None = None) -> None:
+        self.stop = stop
+        self.state: State | None = None
+
+    def step(self, done: int, loss: Callable[[], float], checkpoint: Callable[[], State]) -> None:
+        if done == self.stop:
+            self.state = copy.deepcopy(checkpoint())
+            raise Stop
+
+    def epoch(self, record: dict[str, Any], checkpoint: Callable[[], State]) -> None:
+        pass
+
+
+def trained(plan: Plan, listener: Listener, state: State | None = None) -> Classifier:
+    model = build(plan)
+    source = table(plan.model)
+    data = Data(source, {"dev": source})
+    train(plan, 1.0, model, data, seed=SEED, comm=SoloComm(), reporter=listener, state=state)
+    return model
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPFP_CACHE", str(Path(tmp_path_factory.getbasetemp()) / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "clipping", "scope"),
+    [("bert", "ghost", "all"), ("mpnet", "hooks", "all"), ("albert", "ghost", "head")],
+)
+def test_a_resumed_run_ends_with_the_same_weights(
+    tiny: Callable[[str], str], architecture: str, clipping: str, scope: str
+) -> None:
+    plan = make_plan(tiny(architecture), clipping=clipping, scope=scope)
+    unbroken = trained(plan, Listener())
+    listener = Listener(stop=3)
+    with pytest.raises(Stop):
+        trained(plan, listener)
+    resumed = trained(plan, Listener(), listener.state)
+    start = build(plan)
+    method = DpSgd(plan, start, SIGMA, SEED)
+    moving = {name for name, _ in trainable_parameters(start)}
+    assert method.parameters
+    for (name, one), two, initial in zip(
+        unbroken.named_parameters(), resumed.parameters(), start.parameters(), strict=True
+    ):
+        assert torch.equal(one, two), name
+        assert torch.equal(one, initial) == (name not in moving), name
+
+
+def test_a_large_run_can_learn(tiny: Callable[[str], str]) -> None:
+    """With hardly any noise DP-SGD is normalised gradient descent and fits the rows."""
+    plan = make_plan(tiny("bert"), clip=1.0, batch_size=20, epochs=30, learning_rate=5e-3)
+    model = build(plan)
+    source = table(plan.model)
+    train(
+        plan, 0.01, model, Data(source, {"dev": source}),
+        seed=SEED, comm=SoloComm(), reporter=Listener(),
+    )  # fmt: skip
+    assert evaluate(model, source, SoloComm())["accuracy"] > 0.9
