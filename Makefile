@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 	       "use: make PYTHON=python3.11" >&2; exit 1; }
 	@echo "installing into .venv (about 2 GB, some minutes the first time) ..."
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 	@echo "installed"
 

@@ -1,5 +1,6 @@
 """Where everything that can be rebuilt is kept: tokens, downloads, calibrations."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -7,6 +8,8 @@ import threading
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+
+from dpfp_ray.errors import UserError
 
 # Raise when the meaning of a remembered number changes.
 NUMBERS_VERSION = 2
@@ -16,7 +19,13 @@ def cache_dir() -> Path:
     """`$DPFP_CACHE`, else `~/.cache/dpfp-ray`. Deleting it loses time, never results."""
     root = os.environ.get("DPFP_CACHE")
     path = Path(root).expanduser() if root else Path.home() / ".cache" / "dpfp-ray"
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot make the cache folder {path} ({error.strerror}); "
+            f"set DPFP_CACHE to a folder that can be written"
+        ) from None
     return path
 
 
@@ -35,8 +44,9 @@ def cached_number(key: str, compute: Callable[[], float]) -> float:
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there yet, or damaged: compute it again
     value = compute()
-    path.parent.mkdir(exist_ok=True)
     scratch = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
-    scratch.write_text(json.dumps({"key": full_key, "value": value}))
-    os.replace(scratch, path)
+    with contextlib.suppress(OSError):  # full or read-only: the next run computes it again
+        path.parent.mkdir(exist_ok=True)
+        scratch.write_text(json.dumps({"key": full_key, "value": value}))
+        os.replace(scratch, path)
     return value

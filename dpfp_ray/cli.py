@@ -17,6 +17,7 @@ VERBS = {
     "calibrate": "the noise that a privacy budget asks for, without any data",
     "train": "one run: one method, one budget, one task",
     "compare": "several methods at equal ε on one task, and one table",
+    "audit": "measure what a trained model leaks, and hold it against the stated ε",
     "sweep": "explore hyperparameters under one privacy budget, on Ray",
 }
 

@@ -5,13 +5,12 @@ from collections.abc import Iterable
 from statistics import mean, stdev
 from typing import Any
 
-from dpfp_ray.ray_trial import Sweep
 from dpfp_ray.results import Store
 from dpfp_ray.sampling import keyed_generator
-from dpfp_ray.search_space import read_search_space
+from dpfp_ray.spaces import read_search_space, space_path
 from dpfp_ray.sweep import PUBLIC_SEED, InputsOnce, bind_trial
 from dpfp_ray.trial import Trial
-from dpfp_ray.tuning import run_trials
+from dpfp_ray.tuning import Runner
 
 Row = dict[str, Any]
 
@@ -23,53 +22,39 @@ def bind_cells(cells: list[dict[str, Any]], seeds: int, inputs_of: InputsOnce) -
     ]
 
 
-def run_cells(trials: list[Trial], sweep: Sweep, slots: int) -> None:
-    run_trials(trials, sweep, slots, varied=["method", "mode", "epsilon", "seed_index"])
-
-
-def tuned_cells(
-    cells: list[dict[str, Any]], sweep: Sweep, slots: int, samples: int, inputs_of: InputsOnce
-) -> list[dict[str, Any]]:
+def tuned_cells(cells: list[dict[str, Any]], runner: Runner, samples: int) -> list[dict[str, Any]]:
     """Each cell with the best of `samples` random settings: the same effort for every method.
 
     The method's paper's own settings are the first candidate, so tuning never loses to them by
-    accident of the draw.
+    accident of the draw. What the user has fixed stays fixed.
     """
-    candidates: list[tuple[int, dict[str, Any], Trial]] = []
-    for number, values in enumerate(cells):
-        space = default_space(values["method"])
-        rng = keyed_generator(PUBLIC_SEED, f"tune {values['method']}", 0)
-        tried = [values]
-        tried += [
-            {**space.plan_values({p.name: p.draw(rng) for p in space.parameters}), **values}
-            for _ in range(samples - 1)
-        ]
-        for one in tried:
-            candidates.append((number, one, bind_trial(one, inputs_of, group="tune")))
-    run_trials(
-        [trial for _, _, trial in candidates],
-        sweep,
-        slots,
+    candidates = [
+        [(values, bind_trial(values, runner.inputs_of, group="tune")) for values in tried]
+        for tried in ([cell, *drawn(cell, samples - 1)] for cell in cells)
+    ]
+    runner.run(
+        [trial for tried in candidates for _, trial in tried],
         varied=["method", "epsilon", "batch_size", "learning_rate"],
     )
-    scores = {
-        record["trial"]["id"]: record.get("metrics", {}).get("accuracy", -1.0)
-        for record in Store(sweep.storage).records()
-        if "trial" in record
-    }
-    best: dict[int, tuple[float, dict[str, Any]]] = {}
-    for number, values, trial in candidates:
-        score = scores.get(trial.id, -1.0)
-        if number not in best or score > best[number][0]:
-            best[number] = (score, values)
-    return [best[number][1] for number in range(len(cells))]
+    store = Store(runner.storage)
+
+    def score(trial: Trial) -> float:
+        record = store.get(trial.id) or {}
+        return float(record.get("metrics", {}).get("accuracy", -1.0))
+
+    return [max(tried, key=lambda one: score(one[1]))[0] for tried in candidates]
 
 
-def default_space(method: str) -> Any:
-    """The search space that is shipped for a method."""
-    from dpfp_ray.spaces import space_path
-
-    return read_search_space(space_path(method), {})
+def drawn(cell: dict[str, Any], samples: int) -> list[dict[str, Any]]:
+    """Random settings from the search space that is shipped for the cell's method."""
+    space = read_search_space(space_path(cell["method"]), {})
+    rng = keyed_generator(PUBLIC_SEED, f"tune {cell['method']}", 0)
+    names = {parameter.name for parameter in space.parameters}
+    tried = []
+    for _ in range(samples):
+        values = space.plan_values({p.name: p.draw(rng) for p in space.parameters} | {})
+        tried.append({name: values[name] for name in names if name in values} | cell)
+    return tried
 
 
 def summarise(records: Iterable[dict[str, Any]]) -> list[Row]:

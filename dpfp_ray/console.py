@@ -98,10 +98,11 @@ class ConsoleReporter:
             self.saved_at = time.monotonic()
         spent = record["epsilon"].get(self.plan.accountant)
         shown = "  ".join(f"{name} accuracy {value:.4f}" for name, value in scores.items())
+        # Modes of one release have no loss: it would be a second look at private rows.
+        loss = "" if record["train_loss"] is None else f"loss {record['train_loss']:.4f}  "
         budget = "" if spent is None else f"  ε spent {spent:.3f} of {self.plan.epsilon:g}"
         stderr.print(
-            f"{self.label}  epoch {record['epoch']}  loss {record['train_loss']:.4f}  "
-            f"{shown}{budget}"
+            f"{self.label}  epoch {record['epoch']}  {loss}{shown}{budget}"
         )
 
     def _facts(self, done: int, loss: float) -> str:

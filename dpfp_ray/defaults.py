@@ -22,6 +22,7 @@ class MethodDefaults:
     weight_decay: float
     adjacency: str
     scales_with_data: bool = False
+    scales_epochs: bool = False
 
     def batch_size_at(self, records: int) -> int:
         """B for D = `records`: fixed, or at the same sampling rate B / D as on SST-2."""
@@ -29,8 +30,8 @@ class MethodDefaults:
         return max(1, min(records, scaled if self.scales_with_data else self.batch_size))
 
     def epochs_at(self, records: int) -> float:
-        """E for D = `records`: larger sets get more passes in proportion, smaller ones no fewer."""
-        factor = max(1, round(records / SST2_RECORDS)) if self.scales_with_data else 1
+        """E for D = `records`: fixed, or more passes over larger sets and no fewer over smaller."""
+        factor = max(1, round(records / SST2_RECORDS)) if self.scales_epochs else 1
         return self.epochs * factor
 
 
@@ -41,8 +42,8 @@ METHOD_DEFAULTS = {
     "dpfp": MethodDefaults(32, 32, 1.0, 5e-6, 3, "linear", 0.01, "zero_out"),
     # Li et al. 2022: lxuechen/private-transformers, examples/classification/run_wrapper.py. It
     # multiplies both B = 1000 and 3 epochs by 2 (QNLI) and 6 (QQP, MNLI) to keep sampling rates.
-    "dpsgd": MethodDefaults(1000, 1, 0.1, 5e-4, 3, "linear", 0.0, "add_remove", True),
+    "dpsgd": MethodDefaults(1000, 1, 0.1, 5e-4, 3, "linear", 0.0, "add_remove", True, True),
     # Yu et al. 2021: dayu11/Differentially-Private-Deep-Learning, language/. SST-2: B = 2000,
     # 30 epochs, lr 1e-4 to 3e-4, clip 1. Only the batch is scaled there (MNLI 14000, 30 epochs).
-    "rgp": MethodDefaults(2000, 1, 1.0, 3e-4, 30, "constant", 0.01, "add_remove", True),
+    "rgp": MethodDefaults(2000, 1, 1.0, 3e-4, 30, "constant", 0.0, "add_remove", True),
 }

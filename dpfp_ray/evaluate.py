@@ -1,4 +1,7 @@
-"""Accuracy on dev data: no clipping and no noise, as the paper evaluates."""
+"""Accuracy on dev data, without noise: as the paper evaluates, representations are not clipped.
+
+Heads that were solved for bounded rows (`release_once`, `moments`) get bounded rows here too.
+"""
 
 import numpy as np
 import torch
@@ -6,7 +9,7 @@ from torch.nn import functional
 
 from dpfp_ray.batching import PART_COST, cut
 from dpfp_ray.comm import Comm, share
-from dpfp_ray.data.tokens import TokenTable
+from dpfp_ray.data import Table
 from dpfp_ray.model import Classifier
 
 EVAL_ROWS = 256
@@ -14,7 +17,7 @@ EVAL_ROWS = 256
 
 @torch.no_grad()
 def evaluate(
-    model: Classifier, table: TokenTable, comm: Comm, precision: str = "fp32"
+    model: Classifier, table: Table, comm: Comm, precision: str = "fp32"
 ) -> dict[str, float]:
     """`accuracy` and mean `loss` over the table, each worker taking its share of the rows."""
     device = next(model.parameters()).device
@@ -28,7 +31,7 @@ def evaluate(
         labels = torch.from_numpy(np.asarray(table.labels[rows[part]])).to(device)
         with torch.autocast(device.type, torch.bfloat16, precision == "bf16"):
             h = model.represent(batch)
-        logits = model.head(h.float())  # in fp32: bf16's 8 bits would make ties of close scores
+        logits = model.classify(h.float())  # in fp32: bf16's 8 bits would make ties of close scores
         totals[0] += (logits.argmax(1) == labels).sum()
         totals[1] += functional.cross_entropy(logits, labels, reduction="sum")
     model.train(was_training)

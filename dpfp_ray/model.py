@@ -67,8 +67,15 @@ class Classifier(Module):
         if representation != "pooler" and isinstance(pooler, Module):
             pooler.requires_grad_(False)  # an architecture that always builds one: h ignores it
 
+    # (scaling, C) where the head was made for bounded rows: inference then bounds them too.
+    bounded: tuple[str, float] | None = None
+
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        logits: Tensor = self.head(self.represent(batch))
+        return self.classify(self.represent(batch))
+
+    def classify(self, h: Tensor) -> Tensor:
+        """Logits for representations, as inference computes them."""
+        logits: Tensor = self.head(h if self.bounded is None else bound_rows(h, *self.bounded))
         return logits
 
     def represent(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -137,6 +144,13 @@ class Classifier(Module):
             if torch.allclose(output[mask.bool()], default[mask.bool()], atol=1e-5):
                 break
         self.width = self.represent(batch).shape[-1]
+
+
+def bound_rows(h: Tensor, scaling: str, C: float) -> Tensor:
+    """Rows of norm at most C ("clip": h min(1, C/‖h‖)) or of norm C ("unit"); zero rows stay zero."""
+    norms = torch.linalg.vector_norm(h, dim=1, keepdim=True)
+    floor = C if scaling == "clip" else torch.finfo(h.dtype).tiny
+    return h * (C / norms.clamp(min=floor))
 
 
 def initialise_head(model: Classifier, head_seed: int) -> None:

@@ -25,7 +25,9 @@ from dpfp_ray.defaults import METHOD_DEFAULTS
 from dpfp_ray.errors import UserError
 
 METHODS = tuple(METHOD_DEFAULTS)
-MODES = ("paper",)
+MODES = ("paper", "release_once", "moments")
+# Modes that look at the private data once, with a frozen encoder; all else is post-processing.
+ONE_RELEASE = ("release_once", "moments")
 CLIPPINGS = ("ghost", "hooks")
 CARRIERS = ("weight", "history")
 ACCOUNTANTS = ("gdp", "rdp", "pld")
@@ -34,6 +36,8 @@ ADJACENCIES = {
     "dpfp": ("zero_out", "replace_one"),
     "dpsgd": ("add_remove",),
     "rgp": ("add_remove",),
+    # A release of sums over records; the other modes of dpfp release rows.
+    "moments": ("add_remove",),
 }
 ALIASES = {
     "B": "batch_size",
@@ -91,7 +95,20 @@ class Plan:
     method: str = option("dpfp", "how to train", METHODS)
     mode: str = option("paper", "dpfp: which variant", MODES)
     scope: str = option(
-        "all", "train all weights, or the head on a frozen encoder", ("all", "head")
+        "auto",
+        "train all weights, or the head on a frozen encoder; auto: what the mode needs, else all",
+        ("auto", "all", "head"),
+    )
+    scaling: str = option(
+        "auto",
+        "how a representation is bounded: clipped to C, or scaled to norm 1 (release_once, moments)",
+        ("auto", "clip", "unit"),
+    )
+    ridge: float | None = option(
+        None, "release_once, moments: ridge, in units of the noise's known size (default: 1)"
+    )
+    shrinkage: float | None = option(
+        None, "release_once, moments: ridge, in units of the mean variance (default: 0.05)"
     )
     clipping: str = option("ghost", "dpsgd: how per-example gradients are clipped", CLIPPINGS)
     rank: int = option(1, "rgp: rank r of the gradient carriers")
@@ -107,6 +124,9 @@ class Plan:
 
     epsilon: float | None = option(None, "privacy budget; default 3 for private methods")
     delta: float | None = option(None, "default 1/(2D)")
+    label_epsilon: float | None = option(
+        None, "release_once: share of epsilon spent on randomising labels; default: labels public"
+    )
     accountant: str = option("pld", "which accountant the noise is calibrated by", ACCOUNTANTS)
     adjacency: str | None = option(
         None,
@@ -122,9 +142,10 @@ class Plan:
         if self.method not in METHODS:
             raise UserError(unknown("method", self.method, METHODS))
         defaults = METHOD_DEFAULTS[self.method]
+        self._follow_mode()
         for name in ("clip", "learning_rate", "schedule", "weight_decay", "adjacency"):
             self._fill(name, getattr(defaults, name))
-        if not defaults.scales_with_data:
+        if not defaults.scales_with_data and not self.one_release:
             self._fill("batch_size", defaults.batch_size)
             self._fill("epochs", defaults.epochs)
         # A smaller B than the paper's keeps M valid: at most one expected row a micro-batch.
@@ -140,7 +161,24 @@ class Plan:
             self._fill("epochs", defaults.epochs_at(self.records))
             if self.private:
                 self._fill("delta", 1 / (2 * self.records))
+        for name, wanted in _TYPES.items():  # 3 and 3.0 are one plan, and must have one hash
+            if float in _kinds(wanted) and isinstance(value := getattr(self, name), int):
+                object.__setattr__(self, name, float(value))
         self._validate()
+
+    def _follow_mode(self) -> None:
+        """What a mode decides. One release of all records is B = D, M = 1, E = 1: p = n = 1."""
+        if self.scope == "auto":
+            object.__setattr__(self, "scope", "head" if self.one_release else "all")
+        if self.scaling == "auto":
+            object.__setattr__(self, "scaling", "unit" if self.one_release else "clip")
+        if self.one_release:
+            self._fill("adjacency", self._adjacencies[0])
+            self._fill("batch_size", self.records)
+            self._fill("micro_batches", 1)
+            self._fill("epochs", 1.0)
+            self._fill("ridge", 1.0)
+            self._fill("shrinkage", 0.05)
 
     def _fill(self, name: str, value: Any) -> None:
         if getattr(self, name) is None:
@@ -152,20 +190,28 @@ class Plan:
             value = getattr(self, spec.name)
             if choices and value is not None and spec.name != "adjacency" and value not in choices:
                 raise UserError(unknown(spec.name, value, choices))
-        allowed = ADJACENCIES[self.method]
-        if self.adjacency not in allowed:
+        if self.adjacency not in self._adjacencies:
+            mode = f" mode {self.mode}" if self.one_release else ""
             raise UserError(
-                f"adjacency {self.adjacency!r} is not one that {self.method} can promise; "
-                f"use {' or '.join(allowed)}"
+                f"adjacency {self.adjacency!r} is not one that {self.method}{mode} can promise; "
+                f"use {' or '.join(self._adjacencies)}"
             )
         for name in _COUNTS:
-            _require(getattr(self, name), name, lambda v: v >= 1, "a whole number of 1 or more")
+            _require(
+                getattr(self, name),
+                name,
+                lambda v: isinstance(v, int) and v >= 1,
+                "a whole number of 1 or more",
+            )
         for name in ("clip", "learning_rate", "epochs", "epsilon"):
             _require(getattr(self, name), name, lambda v: 0 < v < math.inf, "a number above 0")
         _require(self.delta, "delta", lambda v: 0 < v < 1, "a number between 0 and 1")
         _require(self.max_length, "max_length", lambda v: v >= 3, "3 or more")
-        _require(self.weight_decay, "weight_decay", lambda v: v >= 0, "0 or more")
+        _require(self.weight_decay, "weight_decay", lambda v: 0 <= v < math.inf, "0 or more")
         _require(self.dropout, "dropout", lambda v: 0 <= v < 1, "from 0 to below 1")
+        for name in ("ridge", "shrinkage"):
+            _require(getattr(self, name), name, lambda v: 0 <= v < math.inf, "0 or more")
+        self._validate_mode()
         if not self.private and (self.epsilon is not None or self.delta is not None):
             raise UserError("non_private spends no budget; drop epsilon and delta")
         if self.method != "dpfp" and self.M != 1:
@@ -192,6 +238,55 @@ class Plan:
                     f"of B = {self.batch_size}; use a smaller batch_size or more epochs"
                 )
 
+    def _validate_mode(self) -> None:
+        if self.method != "dpfp" and self.mode != "paper":
+            raise UserError(f"mode {self.mode} belongs to method dpfp, not to {self.method}")
+        if self.scope == "head" and self.dropout:
+            raise UserError("dropout acts in the encoder, which scope head freezes; drop it")
+        if self.label_epsilon is not None:
+            if self.mode != "release_once":
+                raise UserError(
+                    "label_epsilon belongs to mode release_once; dpsgd, rgp and mode moments "
+                    "protect labels without it, mode paper does not protect them"
+                )
+            _require(
+                self.label_epsilon,
+                "label_epsilon",
+                lambda v: 0 < v < (self.epsilon or math.inf),
+                f"a number above 0 and below epsilon = {self.epsilon}, of which it is a share",
+            )
+            if self.accountant == "rdp":
+                raise UserError("accountant rdp has no bound with label_epsilon; use pld or gdp")
+        if not self.one_release:
+            for name in ("ridge", "shrinkage"):
+                if getattr(self, name) is not None:
+                    raise UserError(f"{name} belongs to modes {' and '.join(ONE_RELEASE)}; drop it")
+            if self.scaling != "clip":
+                raise UserError(f"scaling {self.scaling} belongs to modes {', '.join(ONE_RELEASE)}")
+            return
+        if self.scope != "head":
+            raise UserError(f"mode {self.mode} freezes the encoder; use scope head, or drop scope")
+        if self.scaling == "unit" and self.clip != 1:
+            raise UserError(
+                f"clip is {self.clip:g}, but scaling unit gives every representation norm 1; "
+                f"drop clip, or use scaling clip"
+            )
+        defaults = METHOD_DEFAULTS[self.method]
+        only = {
+            "micro_batches": 1,
+            "epochs": 1,
+            "batch_size": self.records,
+            "learning_rate": defaults.learning_rate,
+            "schedule": defaults.schedule,
+            "weight_decay": defaults.weight_decay,
+        }
+        for name, value in only.items():
+            if getattr(self, name) != value:
+                raise UserError(
+                    f"mode {self.mode} makes one release of all records and solves its head in "
+                    f"closed form; drop {name}"
+                )
+
     def bind(self, *, records: int, representation: str | None = None) -> "Plan":
         """The same plan with D, and all that follows from it, filled in."""
         if self.records not in (None, records):
@@ -199,6 +294,16 @@ class Plan:
         return dataclasses.replace(
             self, records=records, representation=representation or self.representation
         )
+
+    @property
+    def one_release(self) -> bool:
+        """Whether the private data are used once, for a release from which all else follows."""
+        return self.method == "dpfp" and self.mode in ONE_RELEASE
+
+    @property
+    def _adjacencies(self) -> tuple[str, ...]:
+        """Those that this method and mode can promise, the default first."""
+        return ADJACENCIES[self.mode if self.mode in ADJACENCIES else self.method]
 
     @property
     def private(self) -> bool:
@@ -265,7 +370,7 @@ _TYPES = typing.get_type_hints(Plan)
 def make_plan(values: Mapping[str, Any]) -> Plan:
     """A plan from untrusted values (YAML, flags): keys checked, numbers in strings accepted.
 
-    YAML 1.1 reads `5e-6` as a string; it is a number here.
+    YAML 1.1 reads `5e-6` as a string; it is a number here. A key without a value is not given.
     """
     clean: dict[str, Any] = {}
     for key, value in values.items():
@@ -275,7 +380,7 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
         if name in clean:
             raise UserError(f"{name} is given twice (also as {key!r})")
         clean[name] = _coerce(name, value)
-    return Plan(**clean)
+    return Plan(**{name: value for name, value in clean.items() if value is not None})
 
 
 def field_name(key: Any) -> str:
@@ -300,18 +405,22 @@ def read_plan_file(path: str | Path) -> dict[str, Any]:
     return content
 
 
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    """`int | None` → (int, NoneType); `int` → (int,)."""
+    return typing.get_args(annotation) or (annotation,)
+
+
 def _coerce(name: str, value: Any) -> Any:
     if value is None:
         return None
-    kinds = typing.get_args(_TYPES[name]) or (_TYPES[name],)
-    wanted = next(kind for kind in kinds if kind is not type(None))
+    wanted = next(kind for kind in _kinds(_TYPES[name]) if kind is not type(None))
     if typing.get_origin(wanted) is tuple or wanted is tuple:
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)) or not items:
             raise UserError(f"{name} is {value!r}; give a list such as negative,positive")
-        return tuple(str(item).strip() for item in items)
+        return tuple(_text(name, item).strip() for item in items)
     if wanted is str:
-        return str(value)
+        return _text(name, value)
     try:
         number = float(value)
         if isinstance(value, bool) or (wanted is int and number != int(number)):
@@ -322,12 +431,21 @@ def _coerce(name: str, value: Any) -> Any:
         raise UserError(f"{name} is {value!r}; give {kind}") from None
 
 
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, bool):  # YAML 1.1 reads yes, no, on and off so: the word is lost
+        raise UserError(f"{name} is the boolean {value} in YAML; put the word in quotes")
+    if not isinstance(value, (str, int, float)):
+        raise UserError(f"{name} is {value!r}; give one word or path")
+    return str(value)
+
+
 def _require(value: Any, name: str, holds: typing.Callable[[Any], bool], need: str) -> None:
     if value is not None and not (isinstance(value, (int, float)) and holds(value)):
         raise UserError(f"{name} is {value}; give {need}")
 
 
 def unknown(kind: str, value: str, valid: tuple[str, ...]) -> str:
-    nearest = difflib.get_close_matches(str(value), valid, n=1, cutoff=0.5)
+    longer = [name for name in valid if str(value) and name.startswith(str(value))]
+    nearest = longer or difflib.get_close_matches(str(value), valid, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"use one of {', '.join(valid)}"
     return f"unknown {kind} {value!r}; {hint}"

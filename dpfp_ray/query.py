@@ -89,9 +89,11 @@ def resolve(name: str, known: Sequence[str]) -> str:
     for candidate in (name, ALIASES.get(name, name)):
         if candidate in known:
             return candidate
-    nearest = difflib.get_close_matches(name, [*known, *ALIASES], n=1, cutoff=0.6)
+    nearest = difflib.get_close_matches(name, [*known, *ALIASES], n=1, cutoff=0.5)
     if nearest:
-        raise UserError(f"unknown column {_shown(name)}; did you mean {nearest[0]!r}?")
+        raise UserError(
+            f"unknown column {_shown(name)}; did you mean {nearest[0]!r}? (text needs quotes)"
+        )
     raise UserError(
         f"unknown column {_shown(name)}; text needs quotes, and the columns are {', '.join(known)}"
     )

@@ -2,18 +2,21 @@
 
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from dpfp_ray.errors import UserError
 
-# Set before Ray is imported, for this process and every worker.
+# Must be set before Ray is imported; for this process and every worker.
 SETTINGS = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths in plans mean the user's folder
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a failed trial reports no accuracy
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # our records replace its CSV, JSON and TensorBoard
-    "TUNE_GLOBAL_CHECKPOINT_S": "5",  # what a killed driver may forget: the last seconds
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C ends us at once; nothing needs Tune's goodbye
+    "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # `sweep_state.py` keeps what a sweep needs
+    "TUNE_WARN_SLOW_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "1000000000",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_AIR_NEW_OUTPUT": "0",  # our table replaces Tune's
@@ -22,39 +25,58 @@ SETTINGS = {
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",  # trials raise it to their own share of the cores
 }
+CHATTER = ("ray.tune", "ray.train", "ray.air", "ray._private.worker", "ray.data")
 
 
 @contextmanager
-def connected(address: str | None = None, cpus: int | None = None) -> Iterator[dict[str, Any]]:
-    """A Ray session; yields the cluster's resources.
+def settings() -> Iterator[None]:
+    """Ray as we want it, for whatever is imported and started inside."""
+    added = [name for name in SETTINGS if name not in os.environ]
+    os.environ.update({name: SETTINGS[name] for name in added})
+    for name in CHATTER:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def connected(address: str | None = None, cpus: int | None = None) -> Iterator[None]:
+    """A Ray session, inside `settings`.
 
     `address`: None or "local" starts Ray in this process; "auto" joins the cluster of this machine;
     "ray://host:10001" or "host:6379" joins another. A session started here ends here.
     """
-    inherited = {name: os.environ.get(name) for name in SETTINGS}
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
     import ray
 
     if ray.is_initialized():  # somebody else's session: use it, leave it
-        yield ray.cluster_resources()
+        yield
         return
-    local = address in (None, "local")
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    if local:
-        options["num_cpus"] = cpus
+    if address in (None, "local"):
+        options |= {"address": "local", "num_cpus": cpus}
     else:
-        options["address"] = address
-    options["runtime_env"] = {"env_vars": {name: os.environ[name] for name in SETTINGS}}
+        # Other machines' workers do not inherit this process's environment; ours do, and start
+        # faster without being told.
+        env = {name: os.environ.get(name, value) for name, value in SETTINGS.items()}
+        options |= {"address": address, "runtime_env": {"env_vars": env}}
     try:
-        ray.init(**options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.init(**options)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"cannot reach Ray at {address or 'local'}: {reason}") from None
     try:
-        yield ray.cluster_resources()
+        yield
     finally:
         ray.shutdown()
-        for name, old in inherited.items():
-            if old is None:
-                os.environ.pop(name, None)
+
+
+def node_resources() -> list[dict[str, Any]]:
+    """What each living node of the cluster has."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]

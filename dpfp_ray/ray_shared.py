@@ -5,21 +5,24 @@ copies the weights (it will change them) and reads the tokens in place.
 """
 
 import copy
+import dataclasses
 import pickle
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import ray
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Module
 
-from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.model import Classifier, initialise_head
 from dpfp_ray.plan import Plan
-from dpfp_ray.run import Inputs, build_model, load_inputs, prepare
+from dpfp_ray.run import Inputs, Prepared, build_model
 from dpfp_ray.train import Data
+
+if TYPE_CHECKING:
+    import ray
 
 # Fields on which the shared inputs depend; trials that agree on them use the same copy.
 INPUT_FIELDS = (
@@ -39,6 +42,7 @@ INPUT_FIELDS = (
     "max_length",
     "dropout",
     "scope",
+    "precision",
 )
 
 
@@ -59,7 +63,7 @@ class SharedModel:
         model = model.to_empty(device="cpu")
         with torch.no_grad():
             for name, tensor in _tensors(model).items():
-                tensor.copy_(torch.from_numpy(self.arrays[name].copy()))
+                np.copyto(tensor.numpy(), self.arrays[name])  # the arrays are everyone's
         initialise_head(model, head_seed)
         return model
 
@@ -80,23 +84,27 @@ def input_key(plan: Plan) -> tuple[object, ...]:
     return tuple(getattr(plan, name) for name in INPUT_FIELDS)
 
 
-def share_inputs(plan: Plan) -> "tuple[Inputs, ray.ObjectRef[SharedInputs]]":
-    """Load `plan`'s inputs here and put one copy into the object store."""
-    inputs = load_inputs(plan)
-    model = build_model(prepare(plan, inputs), seed=0, device=torch.device("cpu"))
+def share_inputs(plan: Plan, inputs: Inputs) -> "ray.ObjectRef[SharedInputs]":
+    """Put one copy of `plan`'s inputs into the object store."""
+    import ray
+
+    bound = plan.bind(records=len(inputs.data.train), representation=inputs.representation)
+    model = build_model(Prepared(bound, inputs, 0.0), seed=0, device=torch.device("cpu"))
     data = Data(_loaded(inputs.data.train), {k: _loaded(t) for k, t in inputs.data.dev.items()})
     shared = SharedInputs(data, inputs.label_names, inputs.representation, SharedModel.of(model))
-    return inputs, ray.put(shared)
+    return ray.put(shared)
 
 
-def _loaded(table: TokenTable) -> TokenTable:
+def _loaded(table: Any) -> Any:
     """Memory-mapped files as plain arrays: another node cannot open our files."""
-    return replace(
-        table,
-        columns={name: np.array(column) for name, column in table.columns.items()},
-        offsets=np.array(table.offsets),
-        labels=np.array(table.labels),
-    )
+    arrays: dict[str, Any] = {}
+    for field in dataclasses.fields(table):
+        value = getattr(table, field.name)
+        if isinstance(value, np.ndarray):
+            arrays[field.name] = np.array(value)
+        elif isinstance(value, dict):
+            arrays[field.name] = {name: np.array(column) for name, column in value.items()}
+    return dataclasses.replace(table, **arrays)
 
 
 def _tensors(model: Module) -> dict[str, Tensor]:

@@ -2,23 +2,30 @@
 
 Each worker draws the whole step, computes its share of the rows, and the shares are summed (gloo on
 CPU, NCCL on GPU); sampled rows and noise do not depend on how many workers there are. Ray Train
-restarts a group in which a worker or a node has died, from the last checkpoint.
+restarts a group in which a worker or a node has died; it continues from what the trial saved.
 """
 
+from collections.abc import Sequence
 from typing import Any
+from uuid import uuid4
 
 import ray
 import ray.train
-import torch
-from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+import ray.train.torch
+from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
+from torch import Tensor
 
 from dpfp_ray.comm import TorchComm
-from dpfp_ray.ray_trial import RETRIES, RayReporter, Sweep, load_checkpoint
-from dpfp_ray.results import Store
-from dpfp_ray.run import Prepared, build_model, result_record, run
-from dpfp_ray.threads import use_threads
-from dpfp_ray.train import Progress, State
+from dpfp_ray.ray_trial import (
+    RETRIES,
+    RayReporter,
+    Sweep,
+    record_failure,
+    run_worker,
+    settled_record,
+    trial_metrics,
+)
 from dpfp_ray.trial import Trial
 
 
@@ -29,7 +36,9 @@ def run_on_workers(
 
     The sweep, with its secret seed, goes through the object store: Ray shows a run's config.
     """
-    name = f"train-{trial.id}"
+    resources = {"CPU": float(sweep.cpus_per_worker)}
+    if sweep.gpus_per_worker:
+        resources["GPU"] = sweep.gpus_per_worker
     trainer = TorchTrainer(
         worker_loop,
         train_loop_config={
@@ -41,14 +50,13 @@ def run_on_workers(
         scaling_config=ScalingConfig(
             num_workers=sweep.workers,
             use_gpu=sweep.gpus_per_worker > 0,
-            resources_per_worker={"CPU": sweep.cpus_per_worker}
-            | ({"GPU": sweep.gpus_per_worker} if sweep.gpus_per_worker else {}),
+            resources_per_worker=resources,
         ),
         run_config=RunConfig(
-            name=name,
+            # A new name each time: under a known one Ray Train would restore its own idea of it.
+            name=f"{trial.id}-{uuid4().hex[:8]}",
             storage_path=f"{sweep.storage.rstrip('/')}/train",
             failure_config=FailureConfig(max_failures=RETRIES),
-            checkpoint_config=CheckpointConfig(num_to_keep=1),
             callbacks=callbacks,
         ),
     )
@@ -56,44 +64,45 @@ def run_on_workers(
 
 
 def worker_loop(config: dict[str, Any]) -> None:
-    """What each worker runs."""
+    """What each worker runs. Ray Train restarts the group on any error; one of the trial's own is
+    on record by then, and ends it."""
     trial = Trial.from_config(config["trial"])
     sweep: Sweep = ray.get(config["sweep"])
-    inputs = ray.get(config["shared"]).inputs()
-    use_threads(sweep.cpus_per_worker)
-    prepared = Prepared(trial.plan, inputs, trial.noise_multiplier)
-    device = ray.train.torch.get_device()
-    seed = trial.seed(sweep.seed)
-    model = build_model(prepared, seed, device)
+    known = settled_record(trial, sweep)
+    if known is not None:
+        ray.train.report(trial_metrics(known))
+        return
+    try:
+        run_worker(
+            trial,
+            sweep,
+            ray.get(config["shared"]),
+            TrainReporter,
+            config["facts"],
+            comm=GroupComm(),
+            device=ray.train.torch.get_device(),
+        )
+    except (ray.exceptions.RayError, OSError, PeerLost):
+        raise  # the group starts again
+    except Exception as error:
+        record_failure(trial, sweep, config["facts"], error)
+        raise
 
-    def describe(state: State) -> dict[str, Any]:
-        return result_record(prepared, Progress(**state["progress"]), model, device)
 
-    comm = TorchComm()
-    store = Store(sweep.storage) if comm.rank == 0 else None
-    reporter = TrainReporter(describe, store, config["facts"], sweep.save_every_seconds)
-    state = load_checkpoint(ray.train.get_checkpoint())
-    record, _ = run(
-        prepared, reporter, seed=seed, state=state, comm=comm, device=device, model=model
-    )
-    reporter.finished(record)
+class PeerLost(Exception):
+    """A sum did not come about: another worker is gone."""
+
+
+class GroupComm(TorchComm):
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        try:
+            super().sum_(tensors)
+        except RuntimeError as error:
+            raise PeerLost(str(error)) from error
 
 
 class TrainReporter(RayReporter):
-    """Reports from all workers at once, as Ray Train wants it; rank 0 brings the checkpoint."""
+    """Ray Train wants a report from every worker, and passes on the first one's."""
 
-    ASK_EVERY = 20  # steps; asking is a collective operation
-
-    def save_is_due(self, done: int) -> bool:
-        """Rank 0's clock decides, and the others are told: all must report at the same step."""
-        if done % self.ASK_EVERY:
-            return False
-        due = torch.zeros(1, device=ray.train.torch.get_device())
-        if self.store is not None and super().save_is_due(done):
-            due += 1
-        torch.distributed.all_reduce(due)
-        return bool(due.item())
-
-    def send(self, metrics: dict[str, Any], folder: str | None) -> None:
-        checkpoint = ray.train.Checkpoint.from_directory(folder) if folder else None
-        ray.train.report(metrics, checkpoint=checkpoint)
+    def send(self, record: dict[str, Any] | None) -> None:
+        ray.train.report(trial_metrics(record) if record else {})

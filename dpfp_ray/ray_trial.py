@@ -5,29 +5,28 @@ more, the trial starts Ray Train workers, see `ray_train.py`.
 """
 
 import os
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
 import ray.tune
 import torch
 
-from dpfp_ray.errors import UserError
 from dpfp_ray.ray_shared import SharedInputs, input_key
 from dpfp_ray.results import Store
-from dpfp_ray.run import Inputs, Prepared, build_model, default_device, result_record, run
+from dpfp_ray.run import Prepared, build_model, default_device, result_record, run
+from dpfp_ray.sweep_state import SweepState
 from dpfp_ray.threads import use_threads
 from dpfp_ray.train import Progress, State
-from dpfp_ray.trial import Trial
+from dpfp_ray.trial import SETTLED, Trial
 
-STATE_FILE = "state.pt"
 # How often a trial is restarted when its process or node dies; its own errors are not retried.
 RETRIES = 5
+# Saving takes at most one part in so many of a trial's time, however slow the storage.
+SAVE_SHARE = 20
 
 
 @dataclass(frozen=True)
@@ -43,139 +42,168 @@ class Sweep:
     save_every_seconds: float = 30.0
 
 
-SharedRefs = "dict[tuple[object, ...], ray.ObjectRef[SharedInputs]]"
-MakeTrial = Callable[[dict[str, Any], "Callable[[Any], Inputs]"], Trial]
+Shared = dict[tuple[object, ...], "ray.ObjectRef[SharedInputs]"]
 
 
-def run_trial(config: dict[str, Any], sweep: Sweep, shared: Any, make_trial: MakeTrial) -> None:
-    """The Tune trainable. A trial that cannot run is recorded as failed, not tried again;
-    a process that dies is Ray's to restart, and continues from its checkpoint."""
-    started = time.time()
-    store = Store(sweep.storage)
-
-    def inputs_of(plan: Any) -> Inputs:
-        found: SharedInputs = ray.get(shared[input_key(plan)])
-        return found.inputs()
-
-    trial: Trial | None = None
+def run_trial(config: dict[str, Any], sweep: Sweep, shared: Shared) -> None:
+    """The Tune trainable. A trial that raises is recorded as failed, not tried again; a process
+    that dies is Ray's to restart, and continues from what it saved."""
+    trial = Trial.from_config(config["trial"])
+    known = settled_record(trial, sweep)
+    if known is not None:  # the process died after its last word, before Ray heard it
+        ray.tune.report(trial_metrics(known))
+        return
+    facts = start_facts(trial, sweep)
     try:
-        trial = make_trial(config, inputs_of)
-        inputs = inputs_of(trial.plan)
-        facts = {"id": trial.id, "sweep": sweep.name, "seed_index": trial.seed_index}
-        facts |= {
-            "group": trial.group,
-            "node": ray.util.get_node_ip_address(),
-            "started_at": started,
-        }
+        reference = shared[input_key(trial.plan)]
         if sweep.workers > 1:
             from ray.tune.integration.ray_train import TuneReportCallback
 
             from dpfp_ray.ray_train import run_on_workers
 
-            reference = shared[input_key(trial.plan)]
             run_on_workers(trial, sweep, reference, facts, [TuneReportCallback()])
-            return
-        run_here(trial, sweep, inputs, store, facts)
-    except (UserError, RuntimeError, ValueError) as error:
-        record = failed_record(trial, sweep, config, error, started)
-        store.put(record)
-        ray.tune.report({"failed": True, "error": record["trial"]["error"]})
+        else:
+            run_worker(trial, sweep, ray.get(reference), TuneReporter, facts)
+    except (ray.exceptions.RayError, OSError):
+        raise  # a lost node or store: worth another try
+    except Exception as error:
+        ray.tune.report(trial_metrics(record_failure(trial, sweep, facts, error)))
 
 
-def run_here(
-    trial: Trial, sweep: Sweep, inputs: Inputs, store: Store, facts: dict[str, Any]
+def run_worker(
+    trial: Trial,
+    sweep: Sweep,
+    shared: SharedInputs,
+    listener: "type[RayReporter]",
+    facts: dict[str, Any],
+    comm: Any = None,
+    device: torch.device | None = None,
 ) -> None:
-    """The trial in this very process."""
+    """The whole trial in this process, or its share of it if `comm` says that there are others."""
     use_threads(sweep.cpus_per_worker)
-    prepared = Prepared(trial.plan, inputs, trial.noise_multiplier)
-    seed, device = trial.seed(sweep.seed), default_device()
+    prepared = Prepared(trial.plan, shared.inputs(), trial.noise_multiplier)
+    seed, device = trial.seed(sweep.seed), device or default_device()
+    states = SweepState(sweep.storage)
+    state = states.load_trial(trial.id, seed)
+    facts = {**facts, **whereabouts()}
+    if state is not None:
+        facts["resumed_at_step"] = state["progress"]["step"]
     model = build_model(prepared, seed, device)
 
     def describe(state: State) -> dict[str, Any]:
         return result_record(prepared, Progress(**state["progress"]), model, device)
 
-    reporter = TuneReporter(describe, store, facts, sweep.save_every_seconds)
-    state = load_checkpoint(ray.tune.get_checkpoint())
-    record, _ = run(prepared, reporter, seed=seed, state=state, device=device, model=model)
+    first = comm is None or comm.rank == 0
+    reporter = listener(
+        sweep,
+        facts,
+        trial.plan.steps,
+        describe,
+        lambda s: states.save_trial(trial.id, s, seed),
+        first,
+    )
+    record, _ = run(
+        prepared, reporter, seed=seed, state=state, comm=comm, device=device, model=model
+    )
     reporter.finished(record)
+    if first:
+        states.drop_trial(trial.id)
 
 
 class RayReporter(ABC):
     """Keeps a trial's record up to date, tells Ray about epochs, saves the state now and then.
 
-    A trial that a scheduler stops leaves the record of its last epoch: what it really spent.
+    Only the first of several workers writes. A trial that a scheduler stops leaves the record of
+    its last epoch: what it really spent.
     """
 
     def __init__(
         self,
-        describe: Callable[[State], dict[str, Any]],
-        store: Store | None,
+        sweep: Sweep,
         facts: dict[str, Any],
-        save_every_seconds: float,
+        steps: int,
+        describe: Callable[[State], dict[str, Any]],
+        save: Callable[[State], None],
+        first: bool,
     ) -> None:
-        """`describe` makes a record of a state; `store` is None on all workers but one."""
-        self.describe = describe
-        self.store = store
+        self.first = first
+        self.store = Store(sweep.storage)
         self.facts = facts
-        self.save_every_seconds = save_every_seconds
-        self.saved_at = time.monotonic()
-        self.metrics: dict[str, Any] = {"id": facts["id"]}
+        self.steps = steps
+        self.describe = describe
+        self.save = save
+        self.save_every = sweep.save_every_seconds
+        self.began = self.saved_at = time.monotonic()
 
     @abstractmethod
-    def send(self, metrics: dict[str, Any], folder: str | None) -> None:
-        """Report to Ray, with the checkpoint in `folder` if there is one."""
-
-    def save_is_due(self, done: int) -> bool:
-        return time.monotonic() - self.saved_at > self.save_every_seconds
+    def send(self, record: dict[str, Any] | None) -> None:
+        """Report to Ray; only the first worker has something to say."""
 
     def step(self, done: int, loss: Callable[[], float], checkpoint: Callable[[], State]) -> None:
-        if self.save_is_due(done):
-            self._report({"step": done}, checkpoint)
+        now = time.monotonic()
+        if self.first and now - self.saved_at > self.save_every:
+            self.save(checkpoint())
+            self.saved_at = time.monotonic()
+            self.save_every = max(self.save_every, SAVE_SHARE * (self.saved_at - now))
 
     def epoch(self, record: dict[str, Any], checkpoint: Callable[[], State]) -> None:
-        so_far = self.describe(checkpoint())
-        if not so_far["finished"]:  # the finished record follows at once
-            self.metrics = trial_metrics(self._keep(so_far, "running"))
-            self._report({}, checkpoint if self.save_is_due(0) else None)
+        if record["step"] < self.steps:  # the finished record follows the last epoch at once
+            self.send(self._keep(self.describe(checkpoint()), "running") if self.first else None)
 
     def finished(self, record: dict[str, Any]) -> None:
-        self.metrics = trial_metrics(self._keep(record, "finished"))
-        self._report({"finished": True}, None)
+        self.send(self._keep(record, "finished") if self.first else None)
 
     def _keep(self, record: dict[str, Any], status: str) -> dict[str, Any]:
-        seconds = time.time() - self.facts["started_at"]
-        trial = {**self.facts, "status": status, "error": None, "seconds": seconds}
-        kept = {**record, "trial": trial}
-        if self.store is not None:
-            self.store.put(kept)
+        seconds = self.facts["seconds"] + time.monotonic() - self.began
+        kept = {**record, "trial": {**self.facts, "status": status, "seconds": seconds}}
+        self.store.put(kept)
         return kept
-
-    def _report(self, extra: dict[str, Any], checkpoint: Callable[[], State] | None) -> None:
-        metrics = {**self.metrics, **extra}
-        if checkpoint is None or self.store is None:
-            self.send(metrics, None)
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                torch.save(checkpoint(), os.path.join(folder, STATE_FILE))
-                self.send(metrics, folder)
-        if checkpoint is not None:
-            self.saved_at = time.monotonic()
 
 
 class TuneReporter(RayReporter):
     """For a trial that runs in Tune's own process."""
 
-    def send(self, metrics: dict[str, Any], folder: str | None) -> None:
-        checkpoint = ray.tune.Checkpoint.from_directory(folder) if folder else None
-        ray.tune.report(metrics, checkpoint=checkpoint)
+    def send(self, record: dict[str, Any] | None) -> None:
+        assert record is not None, "a trial in Tune's own process is its only worker"
+        ray.tune.report(trial_metrics(record))
+
+
+def settled_record(trial: Trial, sweep: Sweep) -> dict[str, Any] | None:
+    record = Store(sweep.storage).get(trial.id)
+    return record if record and record["trial"].get("status") in SETTLED else None
+
+
+def start_facts(trial: Trial, sweep: Sweep) -> dict[str, Any]:
+    """Who, where and when; a trial that goes on keeps its first start and the time it has used."""
+    before = (Store(sweep.storage).get(trial.id) or {}).get("trial", {})
+    return {
+        "id": trial.id,
+        "sweep": sweep.name,
+        "group": trial.group,
+        "seed_index": trial.seed_index,
+        **whereabouts(),
+        "started_at": before.get("started_at", time.time()),
+        "seconds": before.get("seconds", 0.0),
+        "error": None,
+    }
+
+
+def whereabouts() -> dict[str, Any]:
+    """Node and process; Ray's log files are named after the latter."""
+    node = ray.get_runtime_context().get_node_id()
+    return {"node": f"{ray.util.get_node_ip_address()}/{node[:8]}", "pid": os.getpid()}
 
 
 def trial_metrics(record: dict[str, Any]) -> dict[str, Any]:
-    """What searchers, schedulers and the live table see of a trial so far."""
+    """What searchers, schedulers and the live table see of a trial; `status` says how it stands."""
+    trial = record["trial"]
+    metrics = {"status": trial["status"], "error": trial.get("error")}
+    if not record.get("history"):
+        return metrics
     last = record["history"][-1]
     spent = last["epsilon"].get(record["plan"]["accountant"])
     return {
-        "id": record["trial"]["id"],
+        **metrics,
         "accuracy": record["metrics"]["accuracy"],
         "epoch": last["epoch"],
         "step": last["step"],
@@ -184,33 +212,20 @@ def trial_metrics(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def failed_record(
-    trial: Trial | None, sweep: Sweep, config: dict[str, Any], error: Exception, started: float
+def record_failure(
+    trial: Trial, sweep: Sweep, facts: dict[str, Any], error: Exception
 ) -> dict[str, Any]:
-    """Why a trial has no result. What it spent before failing is unknown here: state the budget."""
-    identity = trial.id if trial else ray.tune.get_context().get_trial_id()
-    return {
-        "plan": trial.plan.to_dict() if trial else config,
-        "plan_hash": trial.plan.hash if trial else "",
+    """Why a trial has no result; the epochs it did before, and what they spent, stay on record."""
+    store = Store(sweep.storage)
+    known = store.get(trial.id) or {
+        "plan": trial.plan.to_dict(),
+        "plan_hash": trial.plan.hash,
         "finished": False,
-        "trial": {
-            "id": identity,
-            "sweep": sweep.name,
-            "status": "failed",
-            "error": " ".join(str(error).split())[:500] or type(error).__name__,
-            "seconds": time.time() - started,
-        },
     }
-
-
-def load_checkpoint(checkpoint: Any) -> State | None:
-    if checkpoint is None:
-        return None
-    with checkpoint.as_directory() as folder:
-        state: State = torch.load(Path(folder) / STATE_FILE, map_location="cpu", weights_only=True)
-    return state
-
-
-def fixed_trial(config: dict[str, Any], inputs_of: Any) -> Trial:
-    """For sweeps whose trials are all known beforehand."""
-    return Trial.from_config(config["trial"])
+    text = " ".join(str(error).split())[:500]
+    kind = type(error).__name__
+    reason = text if kind == "UserError" else f"{kind}: {text}" if text else kind
+    record = {**known, "trial": {**facts, "status": "failed", "error": reason}}
+    store.put(record)
+    SweepState(sweep.storage).drop_trial(trial.id)
+    return record

@@ -39,6 +39,7 @@ class RepresentationTable:
 
     h: Floats
     labels: npt.NDArray[np.int64]
+    key: str  # of what h was computed from: tokens, encoder, representation, precision
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -57,7 +58,7 @@ class RepresentationTable:
 
     def in_memory(self) -> "RepresentationTable":
         """The same without files behind it, for other machines."""
-        return RepresentationTable(np.array(self.h), np.array(self.labels))
+        return RepresentationTable(np.array(self.h), np.array(self.labels), self.key)
 
 
 class HeadClassifier(Classifier):
@@ -88,7 +89,8 @@ def represent(
     The encoder runs in inference mode, without dropout; `name` is only for the progress bar. A
     pooler that the checkpoint lacks is random with seed 0, whatever the run's seed.
     """
-    entry = cache_dir() / "representations" / f"{_key(table, model, representation, precision)}.npy"
+    key = _key(table, model, representation, precision)
+    entry = cache_dir() / "representations" / f"{key}.npy"
     known = _load(entry, len(table))
     if known is None:
         known = _encode(table, model, representation, precision, name)
@@ -99,7 +101,7 @@ def represent(
             warnings.warn(
                 f"representations are not cached in {entry.parent}: {error}", stacklevel=2
             )
-    return RepresentationTable(known, np.asarray(table.labels))
+    return RepresentationTable(known, np.asarray(table.labels), key)
 
 
 @torch.inference_mode()

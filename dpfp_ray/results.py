@@ -94,9 +94,11 @@ class Store:
     def records(self) -> list[Record]:
         """All records, by id; where two have the same trial id, the one written later."""
         found = self.files.find()
-        threads = 1 if self.files.local else READERS
-        with ThreadPoolExecutor(threads) as pool:
-            read = list(pool.map(self._read, found))
+        if self.files.local:
+            read = [self._read(file) for file in found]
+        else:
+            with ThreadPoolExecutor(READERS) as pool:
+                read = list(pool.map(self._read, found))
         broken = [file.path for file, record in zip(found, read, strict=True) if record is None]
         if broken:
             more = f" and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
@@ -142,7 +144,8 @@ class Store:
 
 def record_id(record: Any) -> str:
     """The trial's id, or the plan's hash for a run outside any sweep."""
-    identity = _section(record, "trial").get("id") or _section({"": record}, "").get("plan_hash")
+    plan_hash = record.get("plan_hash") if isinstance(record, Mapping) else None
+    identity = _section(record, "trial").get("id") or plan_hash
     if not identity:
         raise ValueError("a record needs trial.id or plan_hash")
     return str(identity)
@@ -174,7 +177,7 @@ def distinct(found: Iterable[tuple[Record, Found]]) -> list[Record]:
         if known is None or _freshness(record, file) > _freshness(*known):
             trials[record_id(record)] = (record, file)
     kept = [record for record, _ in trials.values()]
-    copies = {_fingerprint(record) for record in kept}
+    copies = {_fingerprint(record) for record in kept} if loose else set()
     loose = {print_: record for print_, record in loose.items() if print_ not in copies}
     runs = Counter(record_id(record) for record in loose.values())
     for print_, record in loose.items():

@@ -23,6 +23,7 @@ from dpfp_ray.data.tasks import Task, load_task
 from dpfp_ray.data.tokens import tokenise
 from dpfp_ray.errors import UserError
 from dpfp_ray.files import read_json, write_json
+from dpfp_ray.methods import one_release
 from dpfp_ray.methods.base import make_method
 from dpfp_ray.model import (
     Classifier,
@@ -34,6 +35,7 @@ from dpfp_ray.model import (
 )
 from dpfp_ray.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
+from dpfp_ray.representations import HeadClassifier, RepresentationTable, represent
 from dpfp_ray.sampling import fresh_seed, keyed_integer
 from dpfp_ray.train import Data, Progress, Reporter, State, train
 
@@ -66,17 +68,24 @@ class Prepared:
 
 
 def load_inputs(plan: Plan, task: Task | None = None) -> Inputs:
-    """Load and tokenise; nothing here depends on method, budget or seed."""
+    """Load and tokenise; with a frozen encoder, also encode (`representations.py`).
+
+    Nothing here depends on method, budget or seed.
+    """
     representation = resolve_representation(plan.model, plan.representation)
     task = task or load_task(plan)
     tokenizer = load_tokenizer(plan.model)
-    data = Data(
-        tokenise(task.train, tokenizer, plan.max_length, f"{task.name} train"),
-        {
-            name: tokenise(split, tokenizer, plan.max_length, name)
-            for name, split in task.dev.items()
-        },
-    )
+    train_tokens = tokenise(task.train, tokenizer, plan.max_length, f"{task.name} train")
+    dev_tokens = {
+        name: tokenise(split, tokenizer, plan.max_length, name) for name, split in task.dev.items()
+    }
+    data = Data(train_tokens, dict(dev_tokens))
+    if plan.scope == "head":
+        options = (plan.model, representation, plan.precision)
+        data = Data(
+            represent(train_tokens, *options, f"{task.name} train"),
+            {name: represent(table, *options, name) for name, table in dev_tokens.items()},
+        )
     return Inputs(data, task.label_names, representation)
 
 
@@ -89,18 +98,27 @@ def prepare(plan: Plan, inputs: Inputs | None = None) -> Prepared:
 
 def build_model(prepared: Prepared, seed: int, device: torch.device) -> Classifier:
     plan, head_seed = prepared.plan, keyed_integer(seed, "head")
-    if prepared.inputs.make_model is not None:
-        return prepared.inputs.make_model(plan, head_seed).to(device)
-    model = build_classifier(
-        plan.model,
-        plan.representation,
-        len(prepared.inputs.label_names),
-        dropout=plan.dropout,
-        head_seed=head_seed,
-        scope=plan.scope,
-    )
-    if plan.scope == "all":
-        freeze_unreached(model, prepared.data)
+    classes = len(prepared.inputs.label_names)
+    train_table = prepared.data.train
+    if isinstance(train_table, RepresentationTable):
+        # The encoder has done its work: no trial needs to load it.
+        model: Classifier = HeadClassifier(
+            train_table.width, classes, plan.representation, head_seed
+        )
+        model.bounded = (plan.scaling, plan.C) if plan.one_release else None
+    elif prepared.inputs.make_model is not None:
+        model = prepared.inputs.make_model(plan, head_seed)
+    else:
+        model = build_classifier(
+            plan.model,
+            plan.representation,
+            classes,
+            dropout=plan.dropout,
+            head_seed=head_seed,
+            scope=plan.scope,
+        )
+        if plan.scope == "all":
+            freeze_unreached(model, prepared.data)
     return model.to(device)
 
 
@@ -145,17 +163,18 @@ def run(
     device = device or default_device()
     memory.reset_peak(device)
     model = model or build_model(prepared, seed, device)
-    progress = train(
-        plan,
-        prepared.noise_multiplier,
-        model,
-        prepared.data,
-        seed=seed,
-        comm=comm or SoloComm(),
-        reporter=reporter,
-        state=state,
-    )
-    return result_record(prepared, progress, model, device), model
+    comm = comm or SoloComm()
+    described = (plan, prepared.noise_multiplier, model, prepared.data)
+    if plan.one_release:  # done at once, the same from the start whenever it is done again
+        progress = one_release.fit(*described, seed=seed, comm=comm, reporter=reporter)
+    else:
+        progress = train(*described, seed=seed, comm=comm, reporter=reporter, state=state)
+    record = result_record(prepared, progress, model, device)
+    if plan.one_release:
+        record["privacy"]["release_id"] = one_release.release_id(
+            plan, prepared.noise_multiplier, prepared.data.train, seed
+        )
+    return record, model
 
 
 def result_record(
@@ -163,7 +182,11 @@ def result_record(
 ) -> dict[str, Any]:
     """Everything a reader of the result may know, finished or so far; the seed is not among it."""
     plan = prepared.plan
-    method = make_method(plan, model, prepared.noise_multiplier * plan.C, seed=0)
+    if plan.one_release:
+        coordinates = one_release.noise_coordinates(plan, model)
+    else:
+        sigma = prepared.noise_multiplier * plan.C
+        coordinates = make_method(plan, model, sigma, seed=0).noise_coordinates
     return {
         "schema": SCHEMA,
         "plan": plan.to_dict(),
@@ -182,7 +205,7 @@ def result_record(
             "p": plan.p,
             "steps": progress.step,
             "draws": progress.step * plan.M,
-            "noise_coordinates": method.noise_coordinates,
+            "noise_coordinates": coordinates,
         },
         "cost": {
             "train_seconds": progress.train_seconds,

@@ -1,25 +1,28 @@
 """From a search space to trials on one budget, run on Ray, and a record of every one of them."""
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any
-
-import numpy as np
+from hashlib import blake2b
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.errors import UserError
 from dpfp_ray.plan import Plan, make_plan
-from dpfp_ray.privacy.calibration import noise_multiplier
-from dpfp_ray.ray_shared import input_key
+from dpfp_ray.ray_shared import INPUT_FIELDS, input_key
 from dpfp_ray.results import Store
-from dpfp_ray.run import Inputs, load_inputs
+from dpfp_ray.run import Inputs, headline, load_inputs, prepare
 from dpfp_ray.sampling import keyed_generator
 from dpfp_ray.search_space import SearchSpace
 from dpfp_ray.terminal import stderr
-from dpfp_ray.trial import Trial
-from dpfp_ray.tuning import Search, digest
+from dpfp_ray.trial import SETTLED, Trial
+from dpfp_ray.tuning import Runner
+
+if TYPE_CHECKING:
+    from ray.tune.schedulers import TrialScheduler
 
 # Random search must draw the same trials when it is resumed; what it draws is public.
 PUBLIC_SEED = 0
+# No trial has as many epochs; Tune's ASHA would stop trials there, good ones too.
+FOREVER = 10_000
 
 
 class InputsOnce:
@@ -43,77 +46,100 @@ def bind_trial(
 ) -> Trial:
     """A trial that meets its budget, or a UserError that says why it cannot."""
     plan = make_plan(values)
-    inputs = inputs_of(plan)
-    bound = plan.bind(records=len(inputs.data.train), representation=inputs.representation)
-    return Trial(bound, noise_multiplier(bound), seed_index, group)
+    prepared = prepare(plan, inputs_of(plan))
+    return Trial(prepared.plan, prepared.noise_multiplier, seed_index, group)
 
 
-def plan_trials(space: SearchSpace, storage: str) -> list[Trial]:
+def run_sweep(space: SearchSpace, runner: Runner) -> None:
+    """Run what is left of a sweep. Nothing is started for one that is finished, or wrong."""
+    if space.search != "tpe":
+        trials = plan_trials(space, runner)
+        scheduler = make_scheduler(space, runner.storage)
+        runner.run(trials, varied=space.varied, scheduler=scheduler)
+        return
+    from dpfp_ray.tpe import Tpe
+
+    plans = input_variants(space)
+    bind_trial(space.plan_values(first_choice(space)), runner.inputs_of)  # wrong spaces fail now
+    searcher = Tpe(
+        space,
+        runner.storage,
+        bind=lambda chosen: bind_trial(space.plan_values(chosen), runner.inputs_of),
+        refuse=lambda chosen, error: refuse(space, runner.storage, chosen, error),
+    )
+    scheduler = make_scheduler(space, runner.storage)
+    runner.search(searcher, plans, varied=space.varied, scheduler=scheduler)
+
+
+def plan_trials(space: SearchSpace, runner: Runner) -> list[Trial]:
     """All trials of a grid or a random search, calibrated; what cannot meet the budget is refused.
 
-    Needs no Ray: a sweep that is finished, or wrong, is told so at once.
+    Repetition by repetition, so that a sweep which is stopped has treated all points alike.
     """
-    inputs_of = InputsOnce()
-    trials: dict[str, Trial] = {}
-    store = Store(storage)
     rng = keyed_generator(PUBLIC_SEED, f"search {space.name}", 0)
-    for chosen in space.choices(rng):
-        values = space.plan_values(chosen)
-        try:
-            for index in range(space.seeds):
-                trial = bind_trial(values, inputs_of, index)
+    chosen = list(space.choices(rng))
+    trials: dict[str, Trial] = {}
+    for index in range(space.seeds):
+        for one in list(chosen):
+            try:
+                trial = bind_trial(space.plan_values(one), runner.inputs_of, index)
                 trials[trial.id] = trial
-        except UserError as error:
-            stderr.print(f"refused: {shown(chosen)}: {error}", markup=False)
-            store.put(refused_record(space.name, values, error))
+            except UserError as error:
+                refuse(space, runner.storage, one, error)
+                chosen.remove(one)
     if not trials:
         raise UserError("every trial of this space was refused; see the reasons above")
     return list(trials.values())
 
 
-def make_search(space: SearchSpace) -> Search:
-    """TPE by Optuna. B and B/M are sampled and M is derived, so every proposal is a valid plan."""
-    from ray.tune.search.optuna import OptunaSearch
-
-    def define(trial: Any) -> dict[str, Any]:
-        # Optuna keeps indices and exponents; what the trial needs is the values themselves.
-        return {"chosen": {p.name: p.suggest(trial) for p in space.parameters}}
-
-    def make_trial(config: dict[str, Any], shared_inputs: Callable[[Plan], Inputs]) -> Trial:
-        return bind_trial(space.plan_values(config["chosen"]), shared_inputs)
-
-    rng = np.random.default_rng(PUBLIC_SEED)
-    first = space.plan_values({p.name: p.draw(rng) for p in space.parameters})
-    bind_trial(first, InputsOnce())  # a space that cannot meet its budget fails now, not later
-    names, modes = zip(*space.metrics, strict=True)
-    single = len(names) == 1
-    algorithm = OptunaSearch(
-        space=define,
-        metric=names[0] if single else list(names),
-        mode=modes[0] if single else list(modes),
-        seed=PUBLIC_SEED,
-    )
-    key = digest([repr(dataclasses.astuple(space))])
-    return Search(algorithm, space.samples, make_trial, space.varied, [make_plan(first)], key)
+def input_variants(space: SearchSpace) -> list[Plan]:
+    """Plans that between them need all data and models which the space's trials may need."""
+    variants = [first_choice(space)]
+    for parameter in space.parameters:
+        if parameter.grouped or parameter.name in INPUT_FIELDS:
+            variants = [{**one, parameter.name: v} for one in variants for v in parameter.values]
+    return [make_plan(space.plan_values(one)) for one in variants]
 
 
-def make_scheduler(space: SearchSpace) -> Any:
+def first_choice(space: SearchSpace) -> dict[str, Any]:
+    rng = keyed_generator(PUBLIC_SEED, "first", 0)
+    return {parameter.name: parameter.draw(rng) for parameter in space.parameters}
+
+
+def make_scheduler(space: SearchSpace, storage: str) -> "TrialScheduler | None":
+    """ASHA, told what the trials of an interrupted sweep had reached; None for no scheduler."""
     if space.scheduler == "none":
         return None
     from ray.tune.schedulers import ASHAScheduler
 
     metric, mode = space.metrics[0]
-    epochs = make_plan(space.plan_values({})).epochs
-    return ASHAScheduler(
-        time_attr="epoch", metric=metric, mode=mode, max_t=int(epochs or 100), grace_period=1
-    )
+    scheduler = ASHAScheduler(time_attr="epoch", metric=metric, mode=mode, max_t=FOREVER)
+    for record in Store(storage).records():
+        if record.get("trial", {}).get("status") in SETTLED and record.get("history"):
+            replay(scheduler, record)
+    return scheduler
 
 
-def refused_record(sweep: str, values: dict[str, Any], error: Exception) -> dict[str, Any]:
-    identity = f"refused-{digest([sweep, repr(sorted(values.items()))])}"
-    trial = {"id": identity, "sweep": sweep, "status": "refused", "error": str(error)}
-    return {"plan": values, "plan_hash": "", "finished": False, "trial": trial}
+def replay(scheduler: "TrialScheduler", record: dict[str, Any]) -> None:
+    """Let `scheduler` hear a finished trial's epochs again."""
+    from dpfp_ray.ray_trial import trial_metrics
+
+    trial: Any = SimpleNamespace(trial_id=record["trial"]["id"])
+    controller: Any = None
+    scheduler.on_trial_add(controller, trial)
+    for end in range(1, len(record["history"]) + 1):
+        history = record["history"][:end]
+        metrics = headline(make_plan(record["plan"]), history)
+        told = trial_metrics({**record, "history": history, "metrics": metrics})
+        scheduler.on_trial_result(controller, trial, told)
 
 
-def shown(chosen: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in chosen.items())
+def refuse(space: SearchSpace, storage: str, chosen: dict[str, Any], error: Exception) -> None:
+    """Say why a trial is not run, and keep it on record."""
+    shown = ", ".join(f"{name} {value}" for name, value in chosen.items())
+    stderr.print(f"refused: {shown}: {error}", markup=False)
+    values = space.plan_values(chosen)
+    mark = blake2b(repr([space.name, sorted(values.items())]).encode(), digest_size=6).hexdigest()
+    trial = {"id": f"refused-{mark}", "sweep": space.name, "status": "refused", "error": str(error)}
+    record = {"plan": values, "plan_hash": "", "finished": False, "trial": trial}
+    Store(storage).put(record)

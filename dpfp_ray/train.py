@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dpfp_ray.batching import PART_COST, cut
 from dpfp_ray.comm import Comm, share
-from dpfp_ray.data.tokens import TokenTable
+from dpfp_ray.data import Table
 from dpfp_ray.errors import UserError
 from dpfp_ray.evaluate import evaluate
 from dpfp_ray.methods.base import Method, Rows, make_method
@@ -41,10 +41,10 @@ class Reporter(Protocol):
 
 @dataclass
 class Data:
-    """The task as token tables; `dev` maps a split's name to its table."""
+    """The task as tables; `dev` maps a split's name to its table."""
 
-    train: TokenTable
-    dev: dict[str, TokenTable]
+    train: Table
+    dev: dict[str, Table]
 
 
 @dataclass
@@ -156,7 +156,7 @@ def train(
 
 
 def take(
-    table: TokenTable,
+    table: Table,
     records: "np.ndarray[Any, Any]",
     positions: "np.ndarray[Any, Any]",
     device: torch.device,

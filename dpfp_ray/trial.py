@@ -7,6 +7,9 @@ from typing import Any
 from dpfp_ray.plan import Plan
 from dpfp_ray.sampling import derived_seed
 
+# States of a record that need not be run again.
+SETTLED = ("finished", "stopped", "refused", "failed")
+
 
 @dataclass(frozen=True)
 class Trial:

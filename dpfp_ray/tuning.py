@@ -1,241 +1,245 @@
 """Running trials on Ray Tune: whatever the cluster's size, whatever gets killed.
 
 A fixed list of trials (grid, random search, compare) and a searcher's trials (TPE) go through the
-same Tuner. Interrupted or killed, the same call continues: Tune restores its own state, finished
-trials are not repeated, running ones continue from their checkpoint.
+same Tuner. Interrupted or killed, the same call continues: finished trials are not repeated,
+running ones go on from what they saved (`sweep_state.py`).
 """
 
-import contextlib
-import hashlib
-import logging
 import os
+import signal
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
-
-import pyarrow.fs
-import ray
-import ray.tune
-from ray.tune import CheckpointConfig, FailureConfig, RunConfig, TuneConfig, Tuner
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from dpfp_ray.errors import UserError
-from dpfp_ray.live import LiveTable, trial_id
 from dpfp_ray.plan import Plan
-from dpfp_ray.ray_shared import input_key, share_inputs
-from dpfp_ray.ray_trial import RETRIES, Sweep, fixed_trial, run_trial
+from dpfp_ray.ray_cluster import connected, node_resources, settings
+from dpfp_ray.resources import Resources, plan_resources
 from dpfp_ray.results import Store
 from dpfp_ray.run import Inputs
-from dpfp_ray.sampling import fresh_seed
-from dpfp_ray.terminal import stderr
-from dpfp_ray.trial import Trial
+from dpfp_ray.sweep_state import SweepState
+from dpfp_ray.trial import SETTLED, Trial
 
-SECRET = "sweep.secret"
-# States of a record that need not be run again.
-SETTLED = ("finished", "stopped", "refused", "failed")
+if TYPE_CHECKING:
+    from dpfp_ray.ray_trial import Shared, Sweep
+    from dpfp_ray.tpe import Tpe
 
-
-@dataclass(frozen=True)
-class Search:
-    """How a searcher proposes trials: `make_trial` turns its proposal into a trial on budget."""
-
-    algorithm: Any
-    samples: int
-    make_trial: Callable[[dict[str, Any], Callable[[Plan], Inputs]], Trial]
-    varied: list[str]
-    plans: list[Plan]
-    key: str
+SAVE_SECONDS = "DPFP_SAVE_SECONDS"
 
 
 @dataclass(frozen=True)
-class Resources:
-    """What one worker gets and how many trials run side by side."""
+class RayOptions:
+    """Where to run and with how much; what the command line's Ray flags say."""
 
-    cpus_per_worker: int
-    gpus_per_worker: float
-    workers: int
-    slots: int
+    address: str = "local"
+    workers: int = 1
+    cpus_per_worker: int | None = None
+    gpus_per_worker: float = 0.0
+    concurrency: int | None = None
+    seed: int | None = None
+    save_every_seconds: float = 30.0
 
 
-def plan_resources(
-    cluster: dict[str, Any], workers: int, cpus: int | None, gpus: float, concurrency: int | None
-) -> Resources:
-    """Fill the cluster without oversubscribing it.
+class Runner:
+    """Runs a sweep's trials. Ray is started, or joined, only when there is something to run.
 
-    One thread a trial gives the most trials an hour: threads within a trial wait for each other.
+        with Runner("my-sweep", "/runs/my-sweep", RayOptions(), inputs_of) as runner:
+            runner.run(trials, varied=["learning_rate"])
+
+    Leaving it without an error ends the sweep: the secret seed is deleted.
     """
-    total_cpus, total_gpus = int(cluster.get("CPU", 1)), cluster.get("GPU", 0.0)
-    if gpus > 0 and total_gpus < gpus * workers:
-        raise UserError(f"{workers} workers of {gpus:g} GPUs, but the cluster has {total_gpus:g}")
-    wanted = concurrency or (int(total_gpus / gpus / workers) if gpus > 0 else None)
-    if cpus is None:
-        cpus = max(1, total_cpus // ((wanted or 1) * workers)) if wanted or workers > 1 else 1
-    if cpus * workers > total_cpus:
-        raise UserError(
-            f"a trial of {workers} workers with {cpus} CPUs each needs {cpus * workers}, but the "
-            f"cluster has {total_cpus}; use fewer --workers or --cpus-per-worker"
+
+    def __init__(
+        self, name: str, storage: str, options: RayOptions, inputs_of: Callable[[Plan], Inputs]
+    ) -> None:
+        self.name = name
+        self.storage = storage
+        self.options = options
+        self.inputs_of = inputs_of
+        self._stack = ExitStack()
+        self._sweep: Sweep | None = None
+        self._shared: Shared = {}
+        self.resources: Resources
+
+    def __enter__(self) -> "Runner":
+        self._stack.enter_context(settings())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+        if kind is None and self._sweep is not None:
+            SweepState(self.storage).forget()
+
+    def run(self, trials: list[Trial], *, varied: list[str], scheduler: Any = None) -> None:
+        """Run those of `trials` that have no final record yet."""
+        left = unfinished(trials, self.storage)
+        if not left:
+            return
+        self._connect()
+        from ray.tune import TuneConfig, grid_search
+
+        self._fit(
+            [trial.plan for trial in left],
+            TuneConfig(scheduler=scheduler),
+            {"trial": grid_search([trial.to_config() for trial in left])},
+            total=len(trials),
+            done=len(trials) - len(left),
+            varied=varied,
         )
-    slots = min(wanted or total_cpus, max(1, total_cpus // (cpus * workers)))
-    return Resources(cpus, gpus, workers, slots)
+
+    def search(
+        self, searcher: "Tpe", plans: Iterable[Plan], *, varied: list[str], scheduler: Any = None
+    ) -> None:
+        """Run what `searcher` proposes; `plans` have all inputs that it may ask for."""
+        left = searcher.left
+        if not left:
+            return
+        self._connect()
+        from ray.tune import TuneConfig
+
+        samples = searcher.space.samples
+        self._fit(
+            plans,
+            TuneConfig(search_alg=searcher, num_samples=left, scheduler=scheduler),
+            None,
+            total=samples,
+            done=samples - left,
+            varied=varied,
+        )
+
+    def _connect(self) -> None:
+        if self._sweep is not None:
+            return
+        self._stack.enter_context(connected(self.options.address))
+        self._stack.enter_context(stopped_by_sigterm())
+        from dpfp_ray.ray_trial import Sweep
+
+        options = self.options
+        self.resources = plan_resources(
+            node_resources(),
+            options.workers,
+            options.cpus_per_worker,
+            options.gpus_per_worker,
+            options.concurrency,
+        )
+        self._sweep = Sweep(
+            self.name,
+            self.storage,
+            SweepState(self.storage).seed(options.seed),
+            self.resources.cpus_per_worker,
+            self.resources.gpus_per_worker,
+            self.resources.workers,
+            options.save_every_seconds,
+        )
+
+    def _fit(
+        self,
+        plans: Iterable[Plan],
+        tune_config: Any,
+        param_space: dict[str, Any] | None,
+        *,
+        total: int,
+        done: int,
+        varied: list[str],
+    ) -> None:
+        """One Tune experiment, new each time: what came before is in the records."""
+        import ray.tune
+
+        from dpfp_ray.live import LiveTable
+        from dpfp_ray.ray_trial import RETRIES, run_trial
+
+        sweep = self._sweep
+        assert sweep is not None
+        self._share(plans)
+        alone = sweep.workers == 1
+        check_deadlock(tune_config.scheduler, sweep.workers)
+        # Trials with workers of their own hold nothing themselves: Ray Train reserves it.
+        resources = {"CPU": float(sweep.cpus_per_worker), "GPU": sweep.gpus_per_worker}
+        trainable = ray.tune.with_resources(
+            # Through the object store: Tune writes a trial's config to disk, this it does not.
+            ray.tune.with_parameters(run_trial, sweep=sweep, shared=self._shared),
+            resources if alone else {"CPU": 0.0},
+        )
+        table = LiveTable(self.name, total, done, self.storage, varied)
+        tune_config.max_concurrent_trials = self.resources.slots
+        tune_config.reuse_actors = alone
+        tune_config.trial_dirname_creator = short_name
+        tuner = ray.tune.Tuner(
+            trainable,
+            param_space=param_space,
+            tune_config=tune_config,
+            run_config=ray.tune.RunConfig(
+                name=uuid4().hex[:12],
+                storage_path=f"{self.storage.rstrip('/')}/tune",
+                verbose=0,
+                callbacks=[table],
+                failure_config=ray.tune.FailureConfig(max_failures=RETRIES),
+            ),
+        )
+        with table:
+            tuner.fit()
+
+    def _share(self, plans: Iterable[Plan]) -> None:
+        from dpfp_ray.ray_shared import input_key, share_inputs
+
+        for plan in plans:
+            if input_key(plan) not in self._shared:
+                self._shared[input_key(plan)] = share_inputs(plan, self.inputs_of(plan))
 
 
 def unfinished(trials: list[Trial], storage: str) -> list[Trial]:
     """Those of `trials` that have no final record yet."""
-    records = Store(storage).records()
     settled = {
         record["trial"]["id"]
-        for record in records
+        for record in Store(storage).records()
         if record.get("trial", {}).get("status") in SETTLED
     }
     return [trial for trial in trials if trial.id not in settled]
 
 
-def run_trials(
-    trials: list[Trial], sweep: Sweep, slots: int, *, varied: list[str], scheduler: Any = None
-) -> None:
-    """Run those of `trials` that have no final record yet."""
-    left = unfinished(trials, sweep.storage)
-    if len(left) < len(trials):
-        stderr.print(f"{len(trials) - len(left)} of {len(trials)} trials are finished already")
-    if left:
-        fit(
-            sweep,
-            slots,
-            name=digest(trial.id for trial in trials),
-            param_space={"trial": ray.tune.grid_search([trial.to_config() for trial in left])},
-            make_trial=fixed_trial,
-            plans=[trial.plan for trial in left],
-            total=len(left),
-            varied=varied,
-            tune_config=TuneConfig(scheduler=scheduler),
+def check_deadlock(scheduler: Any, workers: int) -> None:
+    """A scheduler that stops trials with workers of their own hangs Ray 2.60 without a dashboard:
+    the stopped trial's placement group is never freed."""
+    from ray._private.worker import get_dashboard_url
+
+    if scheduler is not None and workers > 1 and not get_dashboard_url():
+        raise UserError(
+            "scheduler asha with several workers needs Ray's dashboard (Ray would hang without "
+            "it); install ray[default] or use scheduler: none"
         )
 
 
-def run_search(search: Search, sweep: Sweep, slots: int, scheduler: Any = None) -> None:
-    """Let a searcher propose `search.samples` trials, each on budget by construction."""
-    fit(
-        sweep,
-        slots,
-        name=search.key,
-        param_space=None,
-        make_trial=search.make_trial,
-        plans=search.plans,
-        total=search.samples,
-        varied=search.varied,
-        tune_config=TuneConfig(
-            search_alg=search.algorithm, num_samples=search.samples, scheduler=scheduler
-        ),
-    )
+def save_seconds() -> float:
+    """How often trials save themselves; the variable is for tests and for very flaky machines."""
+    return float(os.environ.get(SAVE_SECONDS) or RayOptions.save_every_seconds)
 
 
-def fit(
-    sweep: Sweep,
-    slots: int,
-    *,
-    name: str,
-    param_space: dict[str, Any] | None,
-    make_trial: Any,
-    plans: Iterable[Plan],
-    total: int,
-    varied: list[str],
-    tune_config: TuneConfig,
-) -> None:
-    """Start, or continue, one Tune experiment under `sweep.storage`."""
-    quiet()
-    shared = {}
-    for plan in plans:
-        if input_key(plan) not in shared:
-            shared[input_key(plan)] = share_inputs(plan)[1]
-    # Trials with workers of their own hold no CPU themselves: Ray Train reserves the workers'.
-    alone = sweep.workers == 1
-    cpus = float(sweep.cpus_per_worker) if alone else 0.1
-    resources = {"CPU": cpus, "GPU": sweep.gpus_per_worker if alone else 0.0}
-    trainable = ray.tune.with_resources(
-        ray.tune.with_parameters(run_trial, sweep=sweep, shared=shared, make_trial=make_trial),
-        resources,
-    )
-    path = f"{sweep.storage.rstrip('/')}/tune"
-    table = LiveTable(sweep.name, total, slots, sweep.storage, varied)
-    run_config = RunConfig(
-        name=name,
-        storage_path=path,
-        verbose=0,
-        callbacks=[table],
-        failure_config=FailureConfig(max_failures=RETRIES),
-        checkpoint_config=CheckpointConfig(num_to_keep=1),
-    )
-    if Tuner.can_restore(f"{path}/{name}"):
-        tuner = Tuner.restore(
-            f"{path}/{name}", trainable=trainable, resume_unfinished=True, resume_errored=True
-        )
-        # The saved experiment carries the dead process's table; this one replaces it.
-        assert tuner._local_tuner is not None
-        tuner._local_tuner.get_run_config().callbacks = [table]
-    else:
-        tuner = Tuner(
-            trainable,
-            param_space=param_space,
-            tune_config=replace(
-                tune_config,
-                max_concurrent_trials=slots,
-                reuse_actors=alone,
-                trial_dirname_creator=trial_id,
-            ),
-            run_config=run_config,
-        )
+def short_name(trial: Any) -> str:
+    """Tune's folder for a trial: without a name of ours it makes one of the whole config."""
+    return str(trial.trial_id)
+
+
+@contextmanager
+def stopped_by_sigterm() -> Any:
+    """A polite kill is like Ctrl-C. While we leave, neither interrupts any more."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
     try:
-        tuner.fit()
+        old = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
     finally:
-        table.close()
-
-
-def sweep_seed(storage: str, given: int | None) -> int:
-    """The sweep's secret seed, kept beside it until it is finished, so that it can go on.
-
-    Owner-only on a disk; in an object store whoever may read the unfinished sweep may read it.
-    """
-    if given is not None:
-        return given
-    filesystem, root = filesystem_of(storage)
-    path = f"{root}/{SECRET}"
-    if filesystem.get_file_info(path).type != pyarrow.fs.FileType.NotFound:
-        with filesystem.open_input_stream(path) as file:
-            return int(file.read())
-    seed = fresh_seed()
-    if "://" in storage:
-        filesystem.create_dir(root)
-        with filesystem.open_output_stream(path) as file:
-            file.write(str(seed).encode())
-    else:
-        Path(root).mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(str(seed))
-    return seed
-
-
-def forget_seed(storage: str) -> None:
-    filesystem, root = filesystem_of(storage)
-    with contextlib.suppress(FileNotFoundError):
-        filesystem.delete_file(f"{root}/{SECRET}")
-
-
-def filesystem_of(storage: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    if "://" in storage:
-        return pyarrow.fs.FileSystem.from_uri(storage)
-    return pyarrow.fs.LocalFileSystem(), storage
-
-
-def resolve_storage(storage: str) -> str:
-    """Absolute path or URI: Ray would fail on a relative path, and only when it is too late."""
-    return storage if "://" in storage else str(Path(storage).expanduser().resolve())
-
-
-def digest(parts: Iterable[str]) -> str:
-    return hashlib.blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
-
-
-def quiet() -> None:
-    """Tune's own chatter goes; warnings and errors of ours stay."""
-    for name in ("ray.tune", "ray.train", "ray.air", "ray._private.worker"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+        signal.signal(signal.SIGTERM, old)

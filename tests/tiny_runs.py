@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
@@ -45,12 +44,10 @@ def write_csv(path: Path, rows: int, seed: int = 1) -> str:
 
 @contextmanager
 def tiny_world(folder: Path) -> Iterator[str]:
-    """A tiny BERT's folder, a cache of its own, and one thread: equal runs are equal to the bit."""
+    """A tiny BERT's folder, and one thread: then equal runs are equal to the bit."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPFP_CACHE", str(folder / "cache"))
-        yield build_tiny(folder / "model", "bert", texts=tiny_split(60).texts)
+    yield build_tiny(folder / "model", "bert", texts=tiny_split(60).texts)
     torch.set_num_threads(threads)
 
 
@@ -93,8 +90,10 @@ class Listener:
     shares memory with the run would not do.
     """
 
-    def __init__(self, kill_after: int | None = None, at_epoch: bool = False) -> None:
-        self.kill_after, self.at_epoch = kill_after, at_epoch
+    def __init__(
+        self, kill_after: int | None = None, at_epoch: bool = False, rates: bool = False
+    ) -> None:
+        self.kill_after, self.at_epoch, self.ask_rates = kill_after, at_epoch, rates
         self.steps: list[int] = []
         self.losses: list[float] = []
         self.rates: list[float] = []
@@ -104,7 +103,8 @@ class Listener:
     def step(self, done: int, loss: Callable[[], float], checkpoint: Callable[[], State]) -> None:
         self.steps.append(done)
         self.losses.append(loss())
-        self.rates.append(checkpoint()["optimizer"]["param_groups"][0]["lr"])
+        if self.ask_rates:
+            self.rates.append(checkpoint()["optimizer"]["param_groups"][0]["lr"])
         if done == self.kill_after:
             self._die(checkpoint)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfp_ray.commands.options import add_plan_flags, plan_values
-from dpfp_ray.commands.sweep import add_ray_flags, positive, sweep_from
+from dpfp_ray.commands.sweep import add_ray_flags, interrupted, positive, ray_options
 from dpfp_ray.errors import UserError
 from dpfp_ray.files import to_json
 from dpfp_ray.plan import METHODS, unknown
@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--methods", default=",".join(METHODS), metavar="A,B,…", help="default: all of them"
     )
-    group.add_argument("--epsilon", default="3", metavar="E1,E2,…", help="budgets (default: 3)")
+    group.add_argument(
+        "--epsilon", dest="budgets", default="3", metavar="E1,E2,…", help="budgets (default: 3)"
+    )
     group.add_argument("--seeds", type=positive, default=1, metavar="N", help="repetitions of each")
     group.add_argument(
         "--match", choices=["batch"], help="batch: every method gets the same B (default 32)"
@@ -48,27 +50,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(arguments: argparse.Namespace) -> int:
     methods = parse_methods(arguments.methods)
-    budgets = parse_budgets(arguments.epsilon)
+    budgets = parse_budgets(arguments.budgets)
     cells = plan_cells(methods, budgets, plan_values(arguments), arguments.match)
 
     from dpfp_ray import compare
-    from dpfp_ray.ray_cluster import connected
     from dpfp_ray.results import Store
     from dpfp_ray.sweep import InputsOnce
-    from dpfp_ray.tuning import forget_seed, resolve_storage, unfinished
+    from dpfp_ray.sweep_state import resolve_storage
+    from dpfp_ray.tuning import Runner
 
     storage = resolve_storage(arguments.output)
     inputs_of = InputsOnce()
     trials = compare.bind_cells(cells, arguments.seeds, inputs_of)
-    if arguments.tune or unfinished(trials, storage):
-        with connected(arguments.address) as cluster:
-            sweep, resources = sweep_from(arguments, Path(storage).name, storage, cluster)
+    try:
+        with Runner(Path(storage).name, storage, ray_options(arguments), inputs_of) as runner:
             if arguments.tune:
-                slots = resources.slots
-                cells = compare.tuned_cells(cells, sweep, slots, arguments.tune, inputs_of)
+                cells = compare.tuned_cells(cells, runner, arguments.tune)
                 trials = compare.bind_cells(cells, arguments.seeds, inputs_of)
-            compare.run_cells(trials, sweep, resources.slots)
-        forget_seed(storage)
+            runner.run(trials, varied=["method", "mode", "epsilon", "seed_index"])
+    except KeyboardInterrupt:
+        return interrupted(storage)
     store = Store(storage)
     store.export()
     chosen = {trial.id for trial in trials}

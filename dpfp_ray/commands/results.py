@@ -114,7 +114,9 @@ def show(rows: list[results.Row], chosen: list[str] | None) -> None:
 
     from dpfp_ray.terminal import stdout
 
-    names = chosen or [n for n in SHOWN if any(row.get(n) is not None for row in rows)]
+    names = chosen or [
+        n for n in SHOWN if any(row.get(n) not in (None, "finished") for row in rows)
+    ]
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for name in names:
         number = results.COLUMNS.get(name, float) is not str

@@ -11,10 +11,13 @@ loses nothing: the same command continues.
 """
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.errors import UserError
 from dpfp_ray.files import to_json
+
+if TYPE_CHECKING:
+    from dpfp_ray.tuning import RayOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,72 +71,51 @@ def positive(text: str) -> int:
 
 
 def command(arguments: argparse.Namespace) -> int:
-    from dpfp_ray.search_space import read_search_space
+    from dpfp_ray.spaces import read_search_space
 
     changes = dict(split_change(text) for text in arguments.changes)
     if arguments.samples is not None:
         changes["samples"] = arguments.samples
     space = read_search_space(arguments.space, changes)
 
-    from dpfp_ray.ray_cluster import connected
     from dpfp_ray.results import Store
-    from dpfp_ray.sweep import make_scheduler, make_search, plan_trials
-    from dpfp_ray.tuning import forget_seed, resolve_storage, run_search, run_trials, unfinished
+    from dpfp_ray.sweep import InputsOnce, run_sweep
+    from dpfp_ray.sweep_state import resolve_storage
+    from dpfp_ray.tuning import Runner
 
     storage = resolve_storage(arguments.storage or f"runs/{space.name}")
-    trials = plan_trials(space, storage) if space.search != "tpe" else None
-    if trials is None or unfinished(trials, storage):
-        with connected(arguments.address) as cluster:
-            sweep, resources = sweep_from(arguments, space.name, storage, cluster)
-            check_deadlock(space.scheduler, sweep.workers)
-            scheduler = make_scheduler(space)
-            if trials is None:
-                run_search(make_search(space), sweep, resources.slots, scheduler)
-            else:
-                varied = space.varied
-                run_trials(trials, sweep, resources.slots, varied=varied, scheduler=scheduler)
-        forget_seed(storage)
+    try:
+        with Runner(space.name, storage, ray_options(arguments), InputsOnce()) as runner:
+            run_sweep(space, runner)
+    except KeyboardInterrupt:
+        return interrupted(storage)
     store = Store(storage)
     store.export()
     show(store.records(), space.varied, storage, arguments.json)
     return 0
 
 
-def sweep_from(
-    arguments: argparse.Namespace, name: str, storage: str, cluster: dict[str, Any]
-) -> tuple[Any, Any]:
-    """The sweep's common facts and its resources, from the Ray flags."""
-    from dpfp_ray.ray_trial import Sweep
-    from dpfp_ray.tuning import plan_resources, sweep_seed
+def ray_options(arguments: argparse.Namespace) -> "RayOptions":
+    from dpfp_ray.tuning import RayOptions, save_seconds
 
-    resources = plan_resources(
-        cluster,
+    return RayOptions(
+        arguments.address,
         arguments.workers,
         arguments.cpus_per_worker,
         arguments.gpus_per_worker,
         arguments.concurrency,
+        arguments.seed,
+        save_seconds(),
     )
-    sweep = Sweep(
-        name,
-        storage,
-        sweep_seed(storage, arguments.seed),
-        resources.cpus_per_worker,
-        resources.gpus_per_worker,
-        resources.workers,
+
+
+def interrupted(storage: str) -> int:
+    from dpfp_ray.terminal import stderr
+
+    stderr.print(
+        f"stopped; what is finished is in {storage}. The same command continues.", markup=False
     )
-    return sweep, resources
-
-
-def check_deadlock(scheduler: str, workers: int) -> None:
-    """A scheduler that stops trials with workers of their own hangs Ray 2.60 without a dashboard:
-    the stopped trial's placement group is never freed."""
-    from ray._private.worker import get_dashboard_url
-
-    if scheduler != "none" and workers > 1 and not get_dashboard_url():
-        raise UserError(
-            "scheduler asha with several workers needs Ray's dashboard (Ray would hang without "
-            "it); install ray[default] or use scheduler: none"
-        )
+    return 130
 
 
 def split_change(text: str) -> tuple[str, str]:

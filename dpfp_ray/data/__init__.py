@@ -7,9 +7,13 @@ secret seed.
 
 import hashlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +40,22 @@ class Task:
     label_names: tuple[str, ...]
     train: Split
     dev: dict[str, Split]
+
+
+class Table(Protocol):
+    """A split as a model takes it: tokens, or representations that a frozen encoder has made."""
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """What each row costs, in tokens."""
+        ...
+
+    def __len__(self) -> int: ...
+    def collate(self, rows: npt.NDArray[Any]) -> "dict[str, torch.Tensor]":
+        """The given rows as the model's input."""
+        ...
 
 
 def public_order(count: int, purpose: str) -> npt.NDArray[np.int64]:

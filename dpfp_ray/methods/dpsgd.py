@@ -39,9 +39,7 @@ class DpSgd(Method):
     def max_rows(self) -> int:
         rows = self.plan.max_physical_batch
         if self.plan.clipping == "hooks":
-            # The largest weight counts twice: Opacus copies a layer's gradients once.
-            largest = max(parameter.numel() for parameter in self.parameters)
-            rows = min(rows, HOOKS_BYTES // (4 * (self.noise_coordinates + largest)))
+            rows = min(rows, HOOKS_BYTES // (4 * self.noise_coordinates))
         return max(1, rows)
 
     def begin(self, step: int, total_rows: int) -> None:

@@ -9,15 +9,19 @@ instead and rescale those: Σᵢ cᵢ Σₜ gₜ aₜᵀ is one matrix product a
 was measured, also in bf16.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import torch
-from opacus.grad_sample.functorch import ft_compute_per_sample_gradient
 from torch import Tensor
 from torch.nn import Embedding, Linear, Module
 
-from dpfp_ray.methods.per_example import Clipping, clip_factors, gradient, to_fp32
+from dpfp_ray.methods.per_example import (
+    Clipping,
+    add_weighted,
+    clip_factors,
+    gradient,
+    per_example_gradients,
+)
 
 Use = tuple[Tensor, Tensor]  # a module's input and the gradient at its output, one row per example
 Squares = dict[Tensor, Tensor]  # by weight
@@ -29,19 +33,8 @@ class GhostClipping(Clipping):
         super().__init__(model)
         self.uses: dict[Module, list[Use]] = {}
 
-    def capture_activations_hook(
-        self, module: Module, forward_input: Sequence[Any], forward_output: Any
-    ) -> None:
-        if torch.is_grad_enabled():
-            module.__dict__.setdefault("activations", []).append(forward_input[0].detach())
-            self.note_root(forward_input, forward_output)
-
-    def capture_backprops_hook(
-        self, module: Module, _inputs: Any, outputs: Sequence[Tensor], **_: Any
-    ) -> None:
-        # A module used several times (ALBERT's layers) is left in the opposite order.
-        use = (to_fp32(module.__dict__["activations"].pop()), to_fp32(outputs[0].detach()))
-        self.uses.setdefault(module, []).append(use)
+    def take(self, module: Module, inputs: Tensor, backprops: Tensor) -> None:
+        self.uses.setdefault(module, []).append((inputs, backprops))
 
     def add_clipped(self, losses: Tensor, clip: float) -> None:
         self.run_hooks(losses)
@@ -58,11 +51,8 @@ class GhostClipping(Clipping):
 def squared_norms(module: Module, uses: list[Use]) -> Squares:
     """Each row's squared gradient norm, for each of the module's trainable weights."""
     if type(module) is Linear:
-        # Uses lie side by side like so many more tokens; their gradients add up just the same.
-        inputs = torch.cat([tokens(a) for a, _ in uses], 1) if len(uses) > 1 else tokens(uses[0][0])
-        outputs = (
-            torch.cat([tokens(g) for _, g in uses], 1) if len(uses) > 1 else tokens(uses[0][1])
-        )
+        inputs = _side_by_side([tokens(inputs) for inputs, _ in uses])
+        outputs = _side_by_side([tokens(outputs) for _, outputs in uses])
         squares = {}
         if module.weight.requires_grad:
             squares[module.weight] = _linear_squares(inputs, outputs)
@@ -71,12 +61,12 @@ def squared_norms(module: Module, uses: list[Use]) -> Squares:
         return squares
     if type(module) is Embedding:
         pairs = [_without_padding(module, use) for use in uses]
-        ids = torch.cat([ids for ids, _ in pairs], 1)
-        outputs = torch.cat([g for _, g in pairs], 1)
+        ids = _side_by_side([ids for ids, _ in pairs])
+        outputs = _side_by_side([outputs for _, outputs in pairs])
         return {module.weight: _embedding_squares(ids, outputs)}
     parts = [
         {p: sample.flatten(1).square().sum(1) for p, sample in samples.items()}
-        for _, samples in per_example_gradients(module, uses)
+        for _, samples in _whole_gradients(module, uses)
     ]
     return {p: torch.cat([part[p] for part in parts]) for p in parts[0]}
 
@@ -96,35 +86,34 @@ def add_scaled(module: Module, uses: list[Use], scale: Tensor) -> None:
             scaled = (outputs * scale[:, None, None]).flatten(0, 1)
             gradient(module.weight).index_add_(0, ids.flatten(), scaled)
     else:
-        for rows, samples in per_example_gradients(module, uses):
+        for rows, samples in _whole_gradients(module, uses):
             for parameter, sample in samples.items():
-                flat = gradient(parameter).view(-1)
-                flat.addmv_(sample.flatten(1).T, scale[rows])
+                add_weighted(parameter, sample, scale[rows])
 
 
-def per_example_gradients(
+def _whole_gradients(
     module: Module, uses: list[Use]
 ) -> Iterator[tuple[slice, dict[Tensor, Tensor]]]:
-    """Whole gradients, by Opacus, of modules that have no ghost: LayerNorm and rarer ones."""
-    sampler: Callable[..., dict[Tensor, Tensor]] = GhostClipping.GRAD_SAMPLERS.get(
-        type(module), ft_compute_per_sample_gradient
-    )
-    count = len(uses[0][0])
-    size = sum(p.numel() for p in module.parameters())
-    group = max(1, CHUNK // size)
-    for start in range(0, count, group):
+    """Of modules that have no ghost, LayerNorm and rarer ones: gradients, a few rows at a time."""
+    group = max(1, CHUNK // sum(p.numel() for p in module.parameters()))
+    for start in range(0, len(uses[0][0]), group):
         rows = slice(start, start + group)
         total: dict[Tensor, Tensor] = {}
-        for inputs, outputs in uses:
-            for parameter, sample in sampler(module, [inputs[rows]], outputs[rows]).items():
-                if parameter.requires_grad:
-                    total[parameter] = total[parameter] + sample if parameter in total else sample
+        for inputs, backprops in uses:
+            samples = per_example_gradients(module, inputs[rows], backprops[rows])
+            for parameter, sample in samples.items():
+                total[parameter] = total[parameter] + sample if parameter in total else sample
         yield rows, total
 
 
 def tokens(value: Tensor) -> Tensor:
     """(rows, …, width) as (rows, tokens, width)."""
     return value.reshape(value.shape[0], -1, value.shape[-1])
+
+
+def _side_by_side(uses: list[Tensor]) -> Tensor:
+    """Several uses of a module as one of so many more tokens: gradients add up just the same."""
+    return uses[0] if len(uses) == 1 else torch.cat(uses, 1)
 
 
 def _linear_squares(inputs: Tensor, outputs: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from opacus.grad_sample import GradSampleHooks
+from opacus.grad_sample.functorch import ft_compute_per_sample_gradient
 from torch import Tensor
 from torch.nn import Embedding, Module
 
@@ -36,18 +37,27 @@ class Clipping(GradSampleHooks, ABC):
         self.cleanup()
         strip(self._module)
 
+    @abstractmethod
+    def take(self, module: Module, inputs: Tensor, backprops: Tensor) -> None:
+        """One use of `module`: its input and the gradient at its output, a row per example."""
+
     def capture_activations_hook(
         self, module: Module, forward_input: Sequence[Any], forward_output: Any
     ) -> None:
-        super().capture_activations_hook(module, forward_input, forward_output)
-        self.note_root(forward_input, forward_output)
+        if not torch.is_grad_enabled():
+            return
+        module.__dict__.setdefault("activations", []).append(forward_input[0].detach())
+        values = [value for value in forward_input if isinstance(value, Tensor)]
+        if not any(value.requires_grad for value in values):
+            self.roots.append(forward_output)  # here the graph begins: the inputs are plain data
 
-    def note_root(self, forward_input: Sequence[Any], forward_output: Any) -> None:
-        """Remember where the graph begins: the outputs of modules whose inputs are plain data."""
-        if isinstance(forward_output, Tensor) and forward_output.requires_grad:
-            inputs = [value for value in forward_input if isinstance(value, Tensor)]
-            if not any(value.requires_grad for value in inputs):
-                self.roots.append(forward_output)
+    def capture_backprops_hook(
+        self, module: Module, _inputs: Any, outputs: Sequence[Tensor], **_: Any
+    ) -> None:
+        # A module used several times (ALBERT's layers) is left in the opposite order.
+        inputs = module.__dict__["activations"].pop()
+        # Under bf16 autocast all products are taken in fp32: a norm off by a percent is no bound.
+        self.take(module, _to_fp32(inputs), _to_fp32(outputs[0].detach()))
 
     def run_hooks(self, losses: Tensor) -> None:
         """One backward pass down to the roots. It fires every hook, but never computes the weights'
@@ -62,42 +72,39 @@ class Clipping(GradSampleHooks, ABC):
 class HooksClipping(Clipping):
     """Every row's whole gradient in memory: 4 bytes a weight and row, embeddings included."""
 
-    def rearrange_grad_samples(self, **arguments: Any) -> tuple[list[Tensor], Tensor]:
-        # Under bf16 autocast the products are taken in fp32: a norm off by a percent is no bound.
-        activations, backprops = super().rearrange_grad_samples(**arguments)
-        return [to_fp32(value) for value in activations], to_fp32(backprops)
+    def __init__(self, model: Module) -> None:
+        super().__init__(model)
+        self.samples: dict[Tensor, Tensor] = {}
+
+    def take(self, module: Module, inputs: Tensor, backprops: Tensor) -> None:
+        for parameter, sample in per_example_gradients(module, inputs, backprops).items():
+            before = self.samples.get(parameter)
+            # Not in place: a bias's sample may be the gradient itself, which others hold too.
+            self.samples[parameter] = sample if before is None else before + sample
 
     def add_clipped(self, losses: Tensor, clip: float) -> None:
         self.run_hooks(losses)
-        parameters = [p for p in self._module.parameters() if p.requires_grad]
-        norms = [
-            torch.linalg.vector_norm(parameter.grad_sample.flatten(1), dim=1)
-            for parameter in parameters
-        ]
+        norms = [torch.linalg.vector_norm(s.flatten(1), dim=1) for s in self.samples.values()]
         scale = clip_factors(torch.stack(norms).square_().sum(0), clip)
-        for parameter in parameters:
-            samples: Tensor = parameter.grad_sample
-            gradient(parameter).view(-1).addmv_(samples.flatten(1).T, scale)
-            parameter.grad_sample = None
+        while self.samples:
+            add_weighted(*self.samples.popitem(), scale)
 
 
-def _embedding_grad_sample(
-    layer: Embedding, activations: list[Tensor], backprops: Tensor
+def per_example_gradients(
+    module: Module, inputs: Tensor, backprops: Tensor
 ) -> dict[Tensor, Tensor]:
-    """Opacus's, without what torch leaves out too: a padding token has no gradient."""
-    samples: dict[Tensor, Tensor] = GradSampleHooks.GRAD_SAMPLERS[Embedding](
-        layer, activations, backprops
-    )
-    if layer.padding_idx is not None:
-        for sample in samples.values():
-            sample[:, layer.padding_idx] = 0
-    return samples
+    """Each row's gradient of the module's trainable weights, by Opacus's rule for its type."""
+    sampler = GradSampleHooks.GRAD_SAMPLERS.get(type(module), ft_compute_per_sample_gradient)
+    samples: dict[Tensor, Tensor] = sampler(module, [inputs], backprops)
+    if isinstance(module, Embedding) and module.padding_idx is not None:
+        # Opacus forgets what torch does: a padding token has no gradient.
+        samples[module.weight][:, module.padding_idx] = 0
+    return {parameter: sample for parameter, sample in samples.items() if parameter.requires_grad}
 
 
-HooksClipping.GRAD_SAMPLERS = {
-    **GradSampleHooks.GRAD_SAMPLERS,
-    Embedding: _embedding_grad_sample,
-}
+def add_weighted(parameter: Tensor, samples: Tensor, weights: Tensor) -> None:
+    """Add Σᵢ weightsᵢ · samplesᵢ to `.grad`, without a weighted copy of the samples."""
+    gradient(parameter).view(-1).addmv_(samples.flatten(1).T, weights)
 
 
 def clip_factors(squared_norms: Tensor, clip: float) -> Tensor:
@@ -112,7 +119,7 @@ def gradient(parameter: Tensor) -> Tensor:
     return parameter.grad
 
 
-def to_fp32(value: Tensor) -> Tensor:
+def _to_fp32(value: Tensor) -> Tensor:
     return value.float() if value.is_floating_point() else value
 
 

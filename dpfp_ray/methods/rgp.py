@@ -46,9 +46,8 @@ from dpfp_ray.plan import Plan
 from dpfp_ray.sampling import keyed_generator
 
 HEAD_SHARE = 0.1  # the authors' constant, the same for all of their tasks
-ROWS_MEMORY = (
-    2**27
-)  # numbers in all rows' gradients of one pass: half a GB, 50 rows of BERT at r=16
+# Numbers in the gradients of all rows of one pass: half a GB, 50 rows of BERT-base at rank 16.
+ROWS_MEMORY = 2**27
 
 
 class Carried:
@@ -114,9 +113,8 @@ class Rgp(Method):
         self.carried = [Carried(name, module, plan) for name, module in linears.items()]
         head = Direct("head", model.head, HEAD_SHARE if self.carried else 1.0)
         self.layers: list[Carried | Direct] = [*self.carried, head]
-        trained = {id(p) for p in model.head.parameters()} | {
-            id(m.weight) for m in linears.values()
-        }
+        weights = [*model.head.parameters(), *(module.weight for module in linears.values())]
+        trained = {id(weight) for weight in weights}
         for parameter in model.parameters():
             parameter.requires_grad_(id(parameter) in trained)
         super().__init__(plan, model, sigma, seed)

@@ -18,11 +18,11 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, ndtri
 
 from dpfp_ray.cache import cached_number
 from dpfp_ray.plan import ACCOUNTANTS, Plan
@@ -40,6 +40,8 @@ class Mechanism:
     n: int
     noise_multiplier: float
     adjacency: str
+    # Of randomised response for the labels, beside the release of the texts; 0: none.
+    label_epsilon: float = field(default=0.0, repr=False)
 
     @property
     def sensitivity(self) -> float:
@@ -50,7 +52,9 @@ class Mechanism:
 def mechanism(plan: Plan, noise_multiplier: float, steps: int | None = None) -> Mechanism:
     """What `plan` has released after `steps` steps (default: all T of them)."""
     done = plan.steps if steps is None else steps
-    return Mechanism(plan.p, done * plan.M, noise_multiplier, str(plan.adjacency))
+    return Mechanism(
+        plan.p, done * plan.M, noise_multiplier, str(plan.adjacency), plan.label_epsilon or 0.0
+    )
 
 
 def epsilon(mech: Mechanism, delta: float, accountant: str) -> float | None:
@@ -59,6 +63,13 @@ def epsilon(mech: Mechanism, delta: float, accountant: str) -> float | None:
         raise ValueError(f"unknown accountant {accountant!r}")
     if mech.n == 0:
         return 0.0
+    if mech.label_epsilon:
+        from dpfp_ray.privacy.labels import joint_epsilon
+
+        # Exact for p = 1, the only case there is; Rényi bounds of the pair are not implemented.
+        assert mech.p == 1, "labels are randomised only beside a release of all records"
+        joint = joint_epsilon(gdp_mu(mech), mech.label_epsilon, delta)
+        return None if accountant == "rdp" else joint
     if accountant == "gdp":
         return gdp_epsilon(gdp_mu(mech), delta)
     if accountant == "rdp" and mech.adjacency == "replace_one" and mech.p < 1:
@@ -100,8 +111,10 @@ def gdp_delta(eps: float, mu: float) -> float:
 
 def gdp_epsilon(mu: float, delta: float) -> float:
     """The ε at which μ-GDP has this δ."""
-    if mu > 1e100:  # ε is about μ²/2
+    if math.isinf(mu):
         return math.inf
+    if mu > 1e6:  # the second term of δ no longer matters, and leaving it out errs upwards
+        return mu * mu / 2 - mu * float(ndtri(delta))
     if mu == 0 or gdp_delta(0.0, mu) <= delta:
         return 0.0
     # A Gaussian loss of mean μ²/2 and deviation μ lies below this but for far less than δ.
@@ -116,7 +129,11 @@ def gdp_mu_of_budget(eps: float, delta: float) -> float:
         high *= 2
     while gdp_delta(eps, low) > delta:
         low /= 2
-    return float(brentq(lambda mu: gdp_delta(eps, mu) - delta, low, high, xtol=1e-300, rtol=1e-13))
+
+    def excess(mu: float) -> float:
+        return math.log(max(gdp_delta(eps, mu), 1e-320)) - math.log(delta)
+
+    return float(brentq(excess, low, high, xtol=1e-300, rtol=1e-13))
 
 
 def rdp_epsilon(mech: Mechanism, delta: float) -> float:
@@ -144,6 +161,8 @@ def _unconverged_orders_left_out() -> Iterator[None]:
 def pld_epsilon(mech: Mechanism, delta: float) -> float:
     if mech.p == 1:
         return gdp_epsilon(gdp_mu(mech), delta)  # no sampling: the Gaussian's profile is exact
+    if -math.expm1(mech.n * math.log1p(-mech.p)) <= delta:
+        return 0.0  # δ covers the chance that the record is ever sampled
     # A rough size of ε, to choose the discretisation by; rdp takes some hundredths of a second.
     scale = rdp_epsilon(dataclasses.replace(mech, adjacency="zero_out"), delta)
     if scale > HOPELESS_EPSILON:

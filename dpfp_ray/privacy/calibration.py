@@ -15,6 +15,7 @@ from dpfp_ray.errors import UserError
 from dpfp_ray.plan import Plan
 from dpfp_ray.privacy import accounting, pld
 from dpfp_ray.privacy.accounting import Mechanism
+from dpfp_ray.privacy.labels import joint_mu
 
 # σ may be larger than the smallest one that is on budget by this much, never smaller.
 SIGMA_TOLERANCE = 1e-3
@@ -27,6 +28,10 @@ def noise_multiplier(plan: Plan) -> float:
         return 0.0
     if plan.epsilon is None or plan.delta is None:
         raise ValueError("the plan is not bound to its data")
+    if plan.label_epsilon:
+        mu = joint_mu(plan.epsilon, plan.label_epsilon, plan.delta)
+        one = Mechanism(plan.p, plan.draws, 1.0, str(plan.adjacency))
+        return one.sensitivity / mu * (1 + 1e-9)
     return calibrate(
         plan.p, plan.draws, str(plan.adjacency), plan.epsilon, plan.delta, plan.accountant
     )
@@ -41,7 +46,7 @@ def calibrate(
         return Mechanism(p, n, sigma, adjacency)
 
     start = _closed_form(p, n, adjacency, epsilon, delta)
-    if accountant == "gdp":
+    if accountant == "gdp" or (accountant == "pld" and p == 1):  # exact without sampling
         return start * (1 + 1e-9)  # rounding must not put it over budget
     if accountant == "rdp" and adjacency == "replace_one" and p < 1:
         raise UserError(
@@ -99,9 +104,9 @@ def _smallest(
 
     @functools.cache
     def over(x: float) -> float:
-        """log(ε / budget) at σ = e^x, made finite."""
+        """log(ε / budget) at σ = e^x: made finite, and not 0, where the search would end early."""
         ratio = epsilon_of(math.exp(x)) / budget
-        return math.log(min(max(ratio, 1e-3), 1e3))
+        return math.log(min(max(ratio, 1e-3), 1e3)) or -1e-300
 
     low = high = min(max(math.log(start), bottom), top)
     while over(high) > 0:

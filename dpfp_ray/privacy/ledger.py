@@ -27,8 +27,9 @@ class Ledger:
         """The plan's own accountant at the next tenth of the run: cheap enough to show live."""
         if not self.plan.private or steps == 0:
             return 0.0 if self.plan.private else None
-        tenth = -(-steps * MILESTONES // self.plan.steps)
-        milestone = -(-tenth * self.plan.steps // MILESTONES)
+        # Milestone i of 10 is step ⌈i T / 10⌉; the first one that is not before `steps`.
+        number = (steps - 1) * MILESTONES // self.plan.steps + 1
+        milestone = -(-number * self.plan.steps // MILESTONES)
         done = accounting.mechanism(self.plan, self.noise_multiplier, milestone)
         return accounting.epsilon(done, self._delta, self.plan.accountant)
 

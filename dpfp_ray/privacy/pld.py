@@ -282,8 +282,9 @@ def replace_curve(eps: Floats, p: float, noise_multiplier: float) -> Floats:
     asinh = np.where(log_sinh > 20, log_sinh + math.log(2), small)
     x = (eps / 2 + asinh) / mu
     above = log_ndtr(mu - x)
-    opposite = np.exp(eps + log_ndtr(-mu - x) - above)
-    absent = np.exp(log_growth + log_ndtr(-x) - above)
+    # At most 1 together, whatever rounding makes of exponents of 1e20.
+    opposite = np.exp(np.minimum(0.0, eps + log_ndtr(-mu - x) - above))
+    absent = np.exp(np.minimum(0.0, log_growth + log_ndtr(-x) - above))
     return np.clip(p * np.exp(above) * (1 - opposite - absent), 0.0, 1.0)
 
 

@@ -43,6 +43,15 @@ def test_the_table_fits_a_hundred_columns(folder: str, capsys: pytest.CaptureFix
     assert {"id", "ε", "accuracy", "B", "M", "C", "lr"} <= set(lines[0].split())
 
 
+def test_status_is_shown_only_if_some_trial_is_not_finished(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(folder)
+    assert "failed" in capsys.readouterr().out
+    run(folder, "--where", "status == 'finished'")
+    assert "status" not in capsys.readouterr().out
+
+
 def test_a_nominal_epsilon_is_marked_and_explained(
     folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

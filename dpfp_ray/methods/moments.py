@@ -1,0 +1,88 @@
+"""DP-FP, mode `moments`: class counts, class sums and second moment, released together once.
+
+A record with the bounded representation u (‖u‖ ≤ 1) and label y adds to the released vector
+
+    v(u, y) = (a e_y,  b e_y ⊗ u,  c svec(u uᵀ)),      a² + b² + c² = 1,
+
+where svec lists the upper triangle with √2 on the off-diagonal, so that ‖svec(A)‖₂ = ‖A‖_F. Hence
+
+    ‖v‖² = a² + b² ‖u‖² + c² ‖u uᵀ‖_F² = a² + b² ‖u‖² + c² ‖u‖⁴ ≤ 1,   with equality for ‖u‖ = 1:
+
+adding or removing one record moves the sum of the v's by at most 1, whatever its text and label.
+One Gaussian release of it with deviation σ is exactly 1/σ-GDP (Dong et al. 2022, theorem 1).
+Noise on svec is less than noise on the whole matrix: an off-diagonal entry gets variance
+σ²/(2c²), and the noise matrix has the same law in every orthonormal basis.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfp_ray.methods.discriminant import ClassStatistics
+from dpfp_ray.methods.one_release import Recent, add_up, bounded_rows, release_id
+from dpfp_ray.plan import Plan
+from dpfp_ray.representations import RepresentationTable
+from dpfp_ray.sampling import keyed_generator
+
+Floats = NDArray[np.float64]
+# a², b², c²: shares of the squared sensitivity, chosen once and for all without any private data.
+# Counts are large numbers of which one or two digits are enough. Under strong noise only the sums
+# carry information (n numbers tell k of them, but not k² covariances); under weak noise both are
+# precise and the split hardly matters. Hence somewhat more for the sums.
+COUNTS, SUMS, SECOND = 0.05, 0.50, 0.45
+
+_exact = Recent()  # private, never leaves the process: spares a sweep the sums over all records
+
+
+def release(
+    plan: Plan, noise_multiplier: float, table: RepresentationTable, classes: int, seed: int
+) -> ClassStatistics:
+    """The noisy statistics: the only thing here that is made from private records."""
+    key = (table.key, table.labels.tobytes(), plan.scaling, plan.C, classes)
+    exact = _exact.get(
+        key, lambda: flatten(*add_up(bounded_rows(table, plan), table.width, classes))
+    )
+    name = release_id(plan, noise_multiplier, table, seed)
+    rng = keyed_generator(seed, f"release {name}", 0)
+    noisy = exact + noise_multiplier * rng.standard_normal(len(exact))
+    return unflatten(noisy, table.width, classes, noise_multiplier)
+
+
+def flatten(counts: Floats, sums: Floats, second: Floats) -> Floats:
+    """Σ v(u, y) as one vector: one record more or less moves it by at most 1 in L2."""
+    upper, weights = _triangle(second.shape[0])
+    return np.concatenate(
+        [
+            np.sqrt(COUNTS) * counts,
+            np.sqrt(SUMS) * sums.reshape(-1),
+            np.sqrt(SECOND) * weights * second[upper],
+        ]
+    )
+
+
+def unflatten(
+    vector: Floats, width: int, classes: int, noise_multiplier: float
+) -> ClassStatistics:
+    """The statistics in a released vector, with what is publicly known of the noise in them."""
+    upper, weights = _triangle(width)
+    counts, sums, triangle = np.split(vector, [classes, classes * (1 + width)])
+    second = np.zeros((width, width))
+    second[upper] = triangle / (np.sqrt(SECOND) * weights)
+    second = second + np.triu(second, 1).T
+    return ClassStatistics(
+        counts=counts / np.sqrt(COUNTS),
+        sums=sums.reshape(classes, width) / np.sqrt(SUMS),
+        second=second,
+        count_std=noise_multiplier / np.sqrt(COUNTS),
+        sum_var=np.full(classes, noise_multiplier**2 / SUMS),
+        second_std=noise_multiplier / np.sqrt(2 * SECOND),
+    )
+
+
+def coordinates(width: int, classes: int) -> int:
+    return classes + classes * width + width * (width + 1) // 2
+
+
+def _triangle(width: int) -> tuple[tuple[NDArray[np.intp], NDArray[np.intp]], Floats]:
+    """Indices of the upper triangle, and svec's weights: 1 on the diagonal, √2 off it."""
+    upper = np.triu_indices(width)
+    return upper, np.where(upper[0] == upper[1], 1.0, np.sqrt(2.0))

@@ -1,0 +1,96 @@
+"""DP-FP, mode `release_once`: each record's bounded representation, noised once.
+
+z_i = u_i + N(0, σ² I_k) with ‖u_i‖ ≤ 1, for every record. A record touches its own row only, and
+moves it by at most 1 if its text is replaced by nothing (zero-out: u = 0), by at most 2 if it is
+replaced by another (replace-one). So the list of all rows is exactly 1/σ-GDP (2/σ), with no
+assumption on sampling, and already in the local model: a record's owner could add the noise.
+Labels are public, unless `label_epsilon` randomises them, each on its own (`privacy/labels.py`).
+
+What is known of the noise makes a good head possible. Rows have k σ² of noise in their squared
+norm, clean ones at most 1: a head that was trained on such rows as if they were data is dominated
+by its bias on clean ones. Class means, however, average the noise away, and the second moment has
+exactly n σ² I too much, which is taken off.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfp_ray.methods.discriminant import ClassStatistics
+from dpfp_ray.methods.one_release import Recent, Rows, add_up, bounded_rows, release_id
+from dpfp_ray.plan import Plan
+from dpfp_ray.privacy.labels import keep_probability, randomise
+from dpfp_ray.representations import RepresentationTable
+from dpfp_ray.sampling import keyed_generator
+
+_summaries = Recent()  # of noisy rows: not private
+
+
+def release(
+    plan: Plan, noise_multiplier: float, table: RepresentationTable, classes: int, seed: int
+) -> ClassStatistics:
+    """Class statistics of the released rows."""
+    name = release_id(plan, noise_multiplier, table, seed)
+
+    def compute() -> ClassStatistics:
+        rows = noisy_rows(plan, noise_multiplier, table, classes, seed)
+        return summarise(rows, noise_multiplier, plan.label_epsilon, table.width, classes)
+
+    known: ClassStatistics = _summaries.get(name, compute)
+    return known
+
+
+def noisy_rows(
+    plan: Plan, noise_multiplier: float, table: RepresentationTable, classes: int, seed: int
+) -> Rows:
+    """The release itself: (z, label) of every record in order, a chunk at a time.
+
+    Not written to disk, because it need not be: the same arguments give the same numbers.
+    """
+    name = release_id(plan, noise_multiplier, table, seed)
+    for number, (u, labels) in enumerate(bounded_rows(table, plan)):
+        rng = keyed_generator(seed, f"release {name}", number)
+        z = u + noise_multiplier * rng.standard_normal(u.shape)
+        if plan.label_epsilon is not None:
+            labels = randomise(labels, plan.label_epsilon, classes, rng)
+        yield z, labels
+
+
+def summarise(
+    rows: Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]],
+    noise_multiplier: float,
+    label_epsilon: float | None,
+    width: int,
+    classes: int,
+) -> ClassStatistics:
+    """Unbiased class statistics of the clean rows, from the released ones and public facts.
+
+    A randomised label is y with probability q and each other one with r, so that the expected
+    sum over records that say c is (q − r) S_c + r S with S over all classes; solved for S_c, and
+    likewise for the counts. Without randomisation q = 1 and r = 0.
+    """
+    said, said_sums, second = add_up(rows, width, classes)
+    total, variance = said.sum(), noise_multiplier**2
+    q = 1.0 if label_epsilon is None else keep_probability(label_epsilon, classes)
+    r = (1 - q) / (classes - 1)
+    counts = (said - r * total) / (q - r)
+    sums = (said_sums - r * said_sums.sum(0)) / (q - r)
+    # A record weighs (1 − r)/(q − r) or −r/(q − r) in S_c; which of the two is random as well.
+    weights = (said * (1 - r) ** 2 + (total - said) * r**2) / (q - r) ** 2
+    own = np.clip(counts, 0.0, total)
+    flips = (own * q * (1 - q) + (total - own) * r * (1 - r)) / (q - r) ** 2
+    return ClassStatistics(
+        counts=counts,
+        sums=sums,
+        second=second - total * variance * np.eye(width),
+        count_std=float(np.sqrt(flips.max())),
+        sum_var=weights * variance + flips / width,
+        # z_i z_j of one row, i ≠ j: variance σ⁴ + σ² (u_i² + u_j²), and Σ u_i² ≤ 1
+        second_std=float(np.sqrt(total * (variance**2 + 2 * variance / width))),
+    )
+
+
+def coordinates(width: int, classes: int) -> int:
+    """Of one record's row."""
+    return width

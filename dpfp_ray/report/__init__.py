@@ -1,0 +1,1 @@
+"""Records of runs as tables, figures and one page that people can publish."""

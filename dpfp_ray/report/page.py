@@ -1,0 +1,198 @@
+"""One self-contained page, with every table and figure also as files of their own.
+
+OUT/index.html                 opens from disk; loads nothing from anywhere
+OUT/tables/NAME.{csv,md,tex}   each table; all.tex sets them all
+OUT/figures/NAME.{svg,png}     each figure
+OUT/report.json                what was written, so that the next build removes what is stale
+"""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfp_ray import __version__
+from dpfp_ray.assets import PRETRAINING_OVERLAP
+from dpfp_ray.errors import UserError
+from dpfp_ray.files import to_json
+from dpfp_ray.report import formats, verdict
+from dpfp_ray.report.main_table import main_table
+from dpfp_ray.report.plots import Drawing
+from dpfp_ray.report.runs import Cell, Run, cells_of, read_runs
+from dpfp_ray.report.statements import statement_text
+from dpfp_ray.report.table import Table
+from dpfp_ray.report.tables import (
+    accounting_table,
+    audit_table,
+    cost_table,
+    guarantee_text,
+    noise_table,
+    paper_table,
+    runs_table,
+)
+
+MANIFEST = "report.json"
+TITLE = "Differentially private fine-tuning: results"
+# Cards on the first screen; further comparisons are in the summary table.
+_CARDS = 6
+_OURS = re.compile(r"(index\.html|(tables|figures)/[a-z0-9-]+\.(csv|md|tex|svg|png))")
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One setting's privacy statement; repetitions share it."""
+
+    title: str
+    guarantee: str
+    text: str
+    runs: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything a page shows, before it is written."""
+
+    title: str
+    command: str
+    headline: str
+    verdicts: Sequence[verdict.Verdict]
+    tables: Mapping[str, Table]
+    figures: Sequence[Drawing]
+    statements: Sequence[Statement]
+    refuted: Sequence[Run]
+    remarks: Sequence[str]
+
+
+def make_report(
+    records: Sequence[Mapping[str, Any]], command: str, title: str | None = None
+) -> Report:
+    from dpfp_ray.report.figures import all_figures
+
+    runs = read_runs(records)
+    cells = cells_of(runs)
+    found = verdict.verdicts(cells)
+    refuted = [run for run in runs if run.refuted]
+    tables = [
+        verdict.summary_table(found),
+        main_table(cells),
+        cost_table(cells),
+        noise_table(cells),
+        accounting_table(cells),
+        audit_table(runs),
+        runs_table(runs),
+        paper_table(),
+    ]
+    return Report(
+        title or TITLE,
+        command,
+        verdict.headline(found, refuted),
+        found,
+        {table.name: table for table in tables if table.rows},
+        all_figures(cells, runs, command),
+        _statements(cells),
+        refuted,
+        _remarks(runs, cells),
+    )
+
+
+def _statements(cells: Sequence[Cell]) -> list[Statement]:
+    statements = []
+    for cell in cells:
+        shown = statement_text(cell.first)
+        if shown is None:
+            continue
+        at = f" at {cell.budget}" if cell.budget else ""
+        title = f"{cell.name} on {cell.key.task}{at}, {cell.key.model}"
+        runs = ", ".join(str(run.row["id"]) for run in cell.runs)
+        statements.append(Statement(title, guarantee_text(cell), shown, runs))
+    return statements
+
+
+def _remarks(runs: Sequence[Run], cells: Sequence[Cell]) -> list[str]:
+    """What a reader must know before believing a number."""
+    remarks = []
+    unfinished = [run for run in runs if not run.scored]
+    if unfinished:
+        states = sorted({str(run.row["status"] or "unknown") for run in unfinished})
+        remarks.append(
+            f"{len(unfinished)} of {len(runs)} runs have no result ({', '.join(states)}); they are "
+            "listed under Every run and count nowhere else."
+        )
+    for model in sorted({run.model for run in runs} & set(PRETRAINING_OVERLAP)):
+        remarks.append(f"{model} was {PRETRAINING_OVERLAP[model]}.")
+    if cells and all(len(cell.runs) == 1 for cell in cells):
+        remarks.append("Each number is one run; repeat with --seeds to see how much it varies.")
+    return remarks
+
+
+def render(report: Report) -> str:
+    """The page. Whatever comes from records is escaped by the template engine."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    folder = Path(__file__).parent
+    script = (folder / "page.js").read_text(encoding="utf-8")
+    environment = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # Should text ever get through as markup, the browser still runs only this one script.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.get_template("template.html").render(
+        report=report,
+        cards=report.verdicts[:_CARDS],
+        css=(folder / "page.css").read_text(encoding="utf-8"),
+        script=script,
+        policy=(
+            "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+            f"script-src 'sha256-{digest}'"
+        ),
+        pictures={d.name: base64.b64encode(d.svg).decode() for d in report.figures},
+        version=__version__,
+    )
+
+
+def write_report(report: Report, folder: Path) -> list[str]:
+    """All files of a report, and the names of them; stale ones of an earlier build go."""
+    files: dict[str, bytes] = {}
+    for name, table in report.tables.items():
+        files[f"tables/{name}.csv"] = _bytes(formats.to_csv(table))
+        files[f"tables/{name}.md"] = _bytes(formats.to_markdown(table))
+        files[f"tables/{name}.tex"] = _bytes(formats.to_latex(table))
+    files["tables/all.tex"] = _bytes(formats.latex_document(list(report.tables)))
+    for drawing in report.figures:
+        files[f"figures/{drawing.name}.svg"] = drawing.svg
+        files[f"figures/{drawing.name}.png"] = drawing.png
+    files["index.html"] = _bytes(render(report))
+    try:
+        for name in ("tables", "figures"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        for name in _earlier(folder) - set(files):
+            (folder / name).unlink(missing_ok=True)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        (folder / MANIFEST).write_bytes(_bytes(to_json({"files": list(files)}, indent=2) + "\n"))
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder}: {error.strerror}; use another --output"
+        ) from None
+    return list(files)
+
+
+def _earlier(folder: Path) -> set[str]:
+    """What the last build left here; only names that a build makes, whatever the file says."""
+    try:
+        names = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        return {name for name in names if isinstance(name, str) and _OURS.fullmatch(name)}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "replace")  # names of odd files may hold lone surrogates

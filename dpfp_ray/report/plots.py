@@ -1,0 +1,157 @@
+"""How our pictures look: colours, sizes, axes, and the files they become.
+
+Colours are Okabe & Ito's, told apart by all common kinds of colour vision; every method also has
+its own marker and line, so that a grey print can be read. Names from data are drawn as they are:
+matplotlib's $…$ markup is off.
+"""
+
+import io
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_STYLES = {  # colour, marker, dashes
+    "Non-DP": ("#000000", "x", "--"),
+    "DP-FP": ("#D55E00", "o", "-"),
+    "DP-SGD": ("#0072B2", "s", "-"),
+    "RGP": ("#009E73", "^", "-"),
+    "DP-FP (release once)": ("#CC79A7", "D", "-."),
+    "DP-FP (moments)": ("#E69F00", "v", "-."),
+    "DP-SGD (head)": ("#56B4E9", "P", ":"),
+}
+_MORE = (
+    ("#7F7F7F", "*", ":"),
+    ("#8C564B", "<", ":"),
+    ("#4D4D4D", ">", "-."),
+    ("#332288", "h", ":"),
+)
+_SETTINGS: Any = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
+    "font.size": 10.0,
+    "axes.titlesize": 11.0,
+    "axes.spines.top": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.unicode_minus": True,
+    "axes.formatter.use_mathtext": False,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "legend.fontsize": 9.0,
+    "legend.framealpha": 0.9,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 6.5,
+    "hatch.linewidth": 0.6,
+    "text.parse_math": False,
+    "svg.fonttype": "none",  # text stays text: it can be searched, and read aloud
+    "svg.hashsalt": "dpfp-ray",  # ids depend on what is drawn and on nothing else
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+}
+COLOURS = "cividis"  # reads alike for all, light is more, also in grey
+_PNG_DPI = 160
+_FOOT_WIDTH = 96  # characters of the command beneath
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A finished figure: the same picture as SVG and PNG, and what to say about it."""
+
+    name: str
+    title: str
+    caption: str
+    command: str
+    svg: bytes
+    png: bytes
+
+
+@contextmanager
+def canvas(height: float = 4.0, width: float = 7.0) -> Iterator[tuple["Figure", "Axes"]]:
+    """A figure and its axes in our style, without pyplot, which keeps state."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_SETTINGS):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure, figure.add_subplot()
+
+
+def finish(figure: "Figure", name: str, title: str, caption: str, command: str) -> Drawing:
+    """Put title and command around the picture and write it out, the same bytes every time."""
+    title = clean(title)
+    figure.suptitle(title, fontsize=11.5, x=0.02, ha="left", fontweight="bold")
+    lines = textwrap.wrap(clean(command), _FOOT_WIDTH, break_on_hyphens=False)
+    beneath = "\n".join(lines[:3])
+    figure.supxlabel(beneath, fontsize=7, x=0.02, ha="left", color="#555555", family="monospace")
+    # The layout takes as long as the drawing; once is enough for both files.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    svg, png = io.BytesIO(), io.BytesIO()
+    figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None, "Title": title})
+    figure.savefig(png, format="png", dpi=_PNG_DPI, metadata={"Software": None})
+    return Drawing(name, title, caption, command, svg.getvalue(), png.getvalue())
+
+
+def clean(text: str, longest: int = 400) -> str:
+    """Control characters would make an SVG that no XML reader accepts."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in text)
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Colour, marker and dashes for each method; known ones always look the same."""
+    spare = iter(_MORE * (len(names) // len(_MORE) + 1))
+    found = {}
+    for name in names:
+        colour, marker, dashes = _STYLES.get(name) or next(spare)
+        found[name] = {"color": colour, "marker": marker, "linestyle": dashes}
+    return found
+
+
+def plain_ticks(axis: Any, values: Sequence[float], form: str = "g") -> None:
+    """Ticks at the values that were run, in plain digits."""
+    axis.set_ticks(list(values), labels=[short(value, form) for value in values])
+    axis.set_minor_locator(_no_ticks())
+
+
+def short(value: float, form: str = "g") -> str:
+    """5e-06 is 5e-6 in the paper."""
+    return format(value, form).replace("e-0", "e-").replace("e+0", "e")
+
+
+def log_axis(axes: "Axes", which: str, values: Sequence[float], base: int = 10) -> None:
+    """A log scale whose labels are plain numbers; linear if the values span little."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    low, high = min(values), max(values)
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    if low <= 0 or high / low < 3:
+        axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+        return
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log", base=base)
+    axis.set_major_locator(LogLocator(base=base, subs=(1.0, 2.0, 5.0) if base == 10 else (1.0,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    axis.set_minor_locator(_no_ticks())
+
+
+def legend(axes: "Axes", **options: Any) -> None:
+    """Beside the data, never on it."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(
+            handles, labels, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, **options
+        )
+
+
+def _no_ticks() -> Any:
+    from matplotlib.ticker import NullLocator
+
+    return NullLocator()

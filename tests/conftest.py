@@ -1,0 +1,84 @@
+"""One cache for the test session, and no surprises from the machine: network, threads."""
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# Read by libraries when they are imported, hence before any test module is.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+
+# Downloads are checked by hash on every use, so the machine's own copies may serve.
+DOWNLOADS = ("demo", "models")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty cache, so that no test sees a number that older code has computed."""
+    from dpfp_ray.cache import cache_dir
+
+    kept, cache = cache_dir(), tmp_path_factory.mktemp("cache")
+    for name in DOWNLOADS:
+        (kept / name).mkdir(exist_ok=True)
+        (cache / name).symlink_to(kept / name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPFP_CACHE", str(cache))
+        yield cache
+
+
+@pytest.fixture
+def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache that only this test uses."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("DPFP_CACHE", str(cache))
+    return cache
+
+
+@pytest.fixture(scope="session")
+def tiny_task(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Plan values of a task that trains in a second: a tiny BERT on 120 rows of two classes."""
+    from tests.tiny_models import build_tiny
+    from tests.tiny_runs import tiny_split, write_csv
+
+    folder = tmp_path_factory.mktemp("task")
+    return {
+        "train_file": write_csv(folder / "train.csv", 120),
+        "dev_file": write_csv(folder / "dev.csv", 40, seed=2),
+        "model": build_tiny(folder / "model", "bert", texts=tiny_split(60).texts),
+        "representation": "mean",
+        "method": "dpfp",
+        "epsilon": 8.0,
+        "accountant": "gdp",  # calibrates in no time
+        "batch_size": 8,
+        "micro_batches": 2,
+        "learning_rate": 1e-3,
+        "epochs": 2,
+    }
+
+
+@pytest.fixture(scope="session")
+def ray_session(session_cache: Path) -> Iterator[None]:
+    """One Ray for all tests of this session; started by the first that asks for it."""
+    from dpfp_ray.ray_cluster import settings
+
+    with settings(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        import ray
+
+        ray.init(
+            address="local",
+            num_cpus=3,
+            include_dashboard=False,
+            object_store_memory=150 * 2**20,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+        try:
+            yield
+        finally:
+            ray.shutdown()

@@ -1,0 +1,261 @@
+"""The smallest noise that meets the budget: golden numbers, and the same promise everywhere."""
+
+import math
+import time
+from typing import Any
+
+import pytest
+
+from dpfp_ray.errors import UserError
+from dpfp_ray.plan import Plan
+from dpfp_ray.privacy import accounting, calibration, pld
+from dpfp_ray.privacy.accounting import Mechanism, epsilon
+from dpfp_ray.privacy.calibration import calibrate, noise_multiplier
+
+SST2 = 67_349
+
+
+def sst2(batch: int, micro: int, **changes: Any) -> Plan:
+    return Plan(batch_size=batch, micro_batches=micro, records=SST2, **changes)
+
+
+# Golden numbers
+
+
+@pytest.mark.parametrize(
+    ("records", "batch", "micro", "eps", "sigma"),
+    [
+        (67_349, 32, 32, 1.73, 0.3461),
+        (67_349, 32, 1, 1.73, 0.4523),
+        (67_349, 1024, 1, 1.73, 0.7824),
+        (104_374, 32, 32, 2.00, 0.3333),
+        (240_942, 32, 32, 2.52, 0.3135),
+        (384_348, 32, 32, 2.52, 0.3072),
+        (67_349, 32, 32, 4.33, 0.3167),
+    ],
+)
+def test_golden_noise_by_gdp(
+    records: int, batch: int, micro: int, eps: float, sigma: float
+) -> None:
+    plan = Plan(
+        batch_size=batch, micro_batches=micro, epsilon=eps, accountant="gdp", records=records
+    )
+    assert noise_multiplier(plan) == pytest.approx(sigma, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "sigma", "design"),
+    [(32, 32, 0.3989, 0.400), (32, 1, 0.5065, 0.511), (1024, 1, 0.7645, 0.765)],
+)
+def test_golden_noise_by_pld(batch: int, micro: int, sigma: float, design: float) -> None:
+    """`sigma` is where dp-accounting's own PLD gives 3.000 at an interval of 1e-4.
+
+    The design's rounder numbers are on budget too, and up to 1% larger than need be.
+    """
+    plan = sst2(batch, micro, epsilon=3)
+    found = noise_multiplier(plan)
+    assert found == pytest.approx(sigma, abs=0.001)
+    assert found <= design * 1.001
+    assert design <= found * 1.01
+
+
+@pytest.mark.parametrize(("eps", "sigma"), [(1, 3.80), (3, 1.41), (8, 0.61)])
+@pytest.mark.parametrize("accountant", ["gdp", "pld"])
+def test_golden_noise_of_one_exact_release(eps: float, sigma: float, accountant: str) -> None:
+    found = calibrate(1.0, 1, "zero_out", eps, 1 / (2 * SST2), accountant)
+    assert found == pytest.approx(sigma, abs=0.005)
+
+
+# The promise
+
+
+CASES: list[tuple[float, int, str, float, float, str]] = [
+    (1 / SST2, 202_016, "zero_out", 3.0, 7.4e-6, "gdp"),
+    (1 / SST2, 202_016, "zero_out", 3.0, 7.4e-6, "rdp"),
+    (1 / SST2, 202_016, "zero_out", 3.0, 7.4e-6, "pld"),
+    (1 / SST2, 202_016, "replace_one", 3.0, 7.4e-6, "gdp"),
+    (1 / SST2, 202_016, "replace_one", 3.0, 7.4e-6, "pld"),
+    (1 / SST2, 202_016, "zero_out", 0.01, 7.4e-6, "pld"),
+    (1 / SST2, 202_016, "zero_out", 100.0, 7.4e-6, "pld"),
+    (1 / SST2, 202_016, "zero_out", 3.0, 1e-12, "pld"),
+    (1024 / SST2, 197, "add_remove", 1.0, 1e-5, "rdp"),
+    (1024 / SST2, 65_770, "add_remove", 3.0, 7.4e-6, "pld"),  # 1000 epochs
+    (0.2, 15, "add_remove", 3.0, 0.01, "pld"),  # D = 50, B = 10
+    (0.02, 15_000, "replace_one", 1.0, 0.01, "pld"),
+    (1e-3, 1, "zero_out", 0.5, 1e-6, "pld"),
+    (1e-6, 10_000_000, "zero_out", 2.0, 1e-8, "pld"),
+    (0.5, 1000, "add_remove", 20.0, 1e-6, "rdp"),
+    (1.0, 5, "zero_out", 2.0, 1e-5, "pld"),
+    (1.0, 5, "replace_one", 2.0, 1e-5, "rdp"),
+    (1.0, 5, "replace_one", 2.0, 1e-5, "gdp"),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_noise_is_on_budget_and_hardly_more(
+    case: tuple[float, int, str, float, float, str],
+) -> None:
+    p, n, adjacency, budget, delta, accountant = case
+    begin = time.process_time()
+    sigma = calibrate(*case)
+    assert time.process_time() - begin < 15
+
+    def spent(noise: float) -> float:
+        found = epsilon(Mechanism(p, n, noise, adjacency), delta, accountant)
+        assert found is not None
+        return found
+
+    assert spent(sigma) <= budget
+    assert spent(sigma * (1 - 2e-3)) > budget
+
+
+@pytest.mark.parametrize("accountant", ["gdp", "rdp", "pld"])
+def test_a_larger_budget_needs_less_noise(accountant: str) -> None:
+    found = [noise_multiplier(sst2(1024, 1, epsilon=e, accountant=accountant)) for e in (1, 2, 8)]
+    assert found == sorted(found, reverse=True)
+    assert len(set(found)) == 3
+
+
+def test_replacing_needs_more_noise_than_zeroing_out() -> None:
+    assert noise_multiplier(sst2(1024, 1, adjacency="replace_one")) > noise_multiplier(
+        sst2(1024, 1)
+    )
+
+
+def test_accountants_need_noise_in_the_order_of_their_tightness() -> None:
+    gdp, rdp, pld_ = (
+        noise_multiplier(sst2(32, 32, accountant=name)) for name in ("gdp", "rdp", "pld")
+    )
+    assert gdp < pld_ < rdp
+
+
+# Plans
+
+
+def test_a_method_without_noise_gets_none() -> None:
+    assert noise_multiplier(Plan(method="non_private", records=100)) == 0.0
+
+
+def test_an_unbound_plan_has_no_noise_yet() -> None:
+    with pytest.raises(ValueError, match="not bound"):
+        noise_multiplier(Plan())
+
+
+def test_noise_is_relative_to_the_clip() -> None:
+    assert noise_multiplier(sst2(1024, 1, clip=7.0)) == noise_multiplier(sst2(1024, 1))
+
+
+# The paper's claim
+
+
+def squared_ratio(eps: float) -> float:
+    """σ² with M = 32 against M = 1, by the paper's own accountant."""
+    many, one = (noise_multiplier(sst2(32, m, epsilon=eps, accountant="gdp")) for m in (32, 1))
+    return (many / one) ** 2
+
+
+def test_micro_batches_save_less_than_the_paper_says_at_its_own_budget() -> None:
+    assert squared_ratio(1.73) == pytest.approx(0.59, abs=0.005)
+
+
+def test_the_saving_tends_to_one_over_m_as_epsilon_tends_to_zero() -> None:
+    ratios = [squared_ratio(eps) for eps in (1.73, 0.1, 0.01, 1e-4)]
+    assert ratios == sorted(ratios, reverse=True)
+    # In the limit of δ → 0 as well, by the formula itself: σ² = 1 / log(1 + (μ/p)²/n).
+    mu = accounting.gdp_mu_of_budget(1e-6, 1e-15)
+    many, one = (
+        1 / math.log1p((mu / p) ** 2 / n) for p, n in ((1 / SST2, 202_016), (32 / SST2, 6313))
+    )
+    assert many / one == pytest.approx(1 / 32, rel=0.01)
+
+
+# Bad and impossible budgets
+
+
+def test_rdp_cannot_calibrate_replacement() -> None:
+    with pytest.raises(UserError, match="rdp has no bound for adjacency replace_one; use pld"):
+        noise_multiplier(sst2(32, 32, adjacency="replace_one", accountant="rdp"))
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_an_impossible_budget_is_refused(accountant: str) -> None:
+    with pytest.raises(UserError, match="no noise up to σ/C = 1e\\+06 meets epsilon = 1e-09"):
+        calibrate(0.5, 10_000, "zero_out", 1e-9, 1e-15, accountant)
+
+
+def test_a_budget_that_any_noise_meets_gets_the_smallest() -> None:
+    assert calibrate(1e-9, 1, "zero_out", 1.0, 0.5, "pld") == pytest.approx(calibration.SMALLEST)
+
+
+# Speed
+
+
+def test_calibration_is_quick_when_cold(fresh_cache: object) -> None:
+    import dp_accounting.rdp  # noqa: F401  (the bar is without imports)
+
+    begin = time.process_time()
+    noise_multiplier(sst2(32, 32))
+    assert time.process_time() - begin < 1.5
+
+
+def test_calibration_is_remembered(fresh_cache: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+    evaluate = pld.epsilon_at
+
+    def counted(*args: Any, **named: Any) -> float:
+        nonlocal calls
+        calls += 1
+        return evaluate(*args, **named)
+
+    monkeypatch.setattr(pld, "epsilon_at", counted)
+    first = noise_multiplier(sst2(1024, 1))
+    assert 0 < calls <= 40
+    calls = 0
+    assert noise_multiplier(sst2(1024, 1)) == first
+    assert calls == 0
+
+
+# The search by itself
+
+
+class Curve:
+    """ε(σ) = σ^−power, and how often it was asked for."""
+
+    def __init__(self, power: float) -> None:
+        self.power = power
+        self.calls = 0
+
+    def __call__(self, sigma: float) -> float:
+        self.calls += 1
+        return sigma**-self.power
+
+
+@pytest.mark.parametrize("power", [0.5, 2.0, 10.0])
+@pytest.mark.parametrize("start", [1e-9, 0.3, 0.99, 1.0, 1.01, 4.0, 1e9])
+def test_the_search_finds_the_smallest(power: float, start: float) -> None:
+    curve = Curve(power)
+    found = calibration._smallest(curve, 1.0, start, step=0.1, tolerance=1e-3)
+    assert 1.0 <= found <= 1.0 + 1e-3
+    assert curve.calls <= 20
+
+
+@pytest.mark.parametrize("edge", [0.1, 1.0, 17.0])
+def test_the_search_ends_at_a_cliff(edge: float) -> None:
+    found = calibration._smallest(
+        lambda sigma: math.inf if sigma < edge else 0.0, 1.0, 1.0, step=0.1, tolerance=1e-3
+    )
+    assert edge <= found <= edge * (1 + 1e-3)
+
+
+def test_the_search_ends_on_a_staircase() -> None:
+    """rdp's ε is nearly constant for long stretches at small budgets."""
+    found = calibration._smallest(
+        lambda sigma: 2.0 ** -math.floor(math.log(sigma) * 3), 1.0, 40.0, step=0.1, tolerance=1e-3
+    )
+    assert found == pytest.approx(1.0, rel=1e-3)
+
+
+def test_the_search_takes_few_evaluations_from_a_near_start() -> None:
+    curve = Curve(6.0)
+    calibration._smallest(curve, 1.0, 1.002, step=3e-3, tolerance=1e-3)
+    assert curve.calls <= 6

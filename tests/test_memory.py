@@ -1,0 +1,56 @@
+"""Peak memory that forgets what ran before."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpfp_ray import memory
+
+CPU = torch.device("cpu")
+MEGABYTE = 2**20
+linux = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="only Linux can reset the peak"
+)
+
+
+def allocate(megabytes: int) -> None:
+    torch.ones(megabytes * MEGABYTE // 4).sum()
+
+
+def test_the_peak_counts_what_was_freed_again() -> None:
+    before = memory.peak(CPU)
+    allocate(200 + before // MEGABYTE)
+    assert memory.peak(CPU) - before > 100 * MEGABYTE
+
+
+@linux
+def test_a_reset_forgets_the_peak() -> None:
+    memory.reset_peak(CPU)
+    calm = memory.peak(CPU)
+    allocate(300)
+    high = memory.peak(CPU)
+    memory.reset_peak(CPU)
+    assert high - calm > 250 * MEGABYTE
+    assert memory.peak(CPU) < high - 200 * MEGABYTE
+
+
+def test_the_fallback_is_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = memory.peak(CPU)
+
+    def no_proc(*_: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", no_proc)
+    assert sys.platform == "darwin" or memory.peak(CPU) >= 0.5 * exact
+    assert memory.peak(CPU) < 2**40
+
+
+def test_a_system_without_the_reset_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "write_text", refused)
+    memory.reset_peak(CPU)
+    assert memory.peak(CPU) > 0
