@@ -161,12 +161,12 @@ class Runner:
         self._share(plans)
         alone = sweep.workers == 1
         check_deadlock(tune_config.scheduler, sweep.workers)
-        # Trials with workers of their own hold nothing themselves: Ray Train reserves it.
         resources = {"CPU": float(sweep.cpus_per_worker), "GPU": sweep.gpus_per_worker}
         trainable = ray.tune.with_resources(
             # Through the object store: Tune writes a trial's config to disk, this it does not.
             ray.tune.with_parameters(run_trial, sweep=sweep, shared=self._shared),
-            resources if alone else {"CPU": 0.0},
+            # Ray Train reserves what workers need; the trial itself must ask for something, too.
+            resources if alone else {"memory": 1.0},
         )
         table = LiveTable(self.name, total, done, self.storage, varied)
         tune_config.max_concurrent_trials = self.resources.slots

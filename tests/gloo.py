@@ -38,7 +38,7 @@ def _worker(
         init_method=f"file://{folder}/meeting",
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(minutes=5),
     )
     torch.save(work(*arguments), Path(folder) / f"worker-{rank}.pt")
     torch.distributed.destroy_process_group()

@@ -65,7 +65,6 @@ def measured(record: dict[str, Any]) -> Any:
     """All of a record that must not depend on where, when and how often it was run."""
     history = [{k: v for k, v in e.items() if k != "train_seconds"} for e in record["history"]]
     return {
-        "status": record["trial"]["status"],
         "finished": record["finished"],
         "history": history,
         "metrics": record["metrics"],

@@ -14,6 +14,7 @@ Stop it with Ctrl-C at any time: the same command continues. The model is not ke
 """
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from dpfp_ray.commands.options import add_plan_flags, add_seed_flags, plan_from
@@ -61,9 +62,9 @@ def command(arguments: argparse.Namespace) -> int:
     if arguments.overwrite:
         audit.discard(folder)
 
-    def listen(prepared: run.Prepared, seed: int) -> ConsoleReporter:
+    def listen(prepared: run.Prepared, seed: int, scratch: Path) -> ConsoleReporter:
         noise = prepared.noise_multiplier
-        return ConsoleReporter(prepared.plan, noise, f"audit {plan.method}", folder, seed)
+        return ConsoleReporter(prepared.plan, noise, f"audit {plan.method}", scratch, seed)
 
     try:
         record = audit.audit_in(

@@ -3,12 +3,13 @@ the guesses prove against what the plan states.
 
 DIR/result.json   the ordinary result, and under `audit` the bound and the verdict
 DIR/audit.json    the same `audit` and the two seeds, which repeat it to the bit; owner-only
-DIR/resume.pt     only while unfinished, as for every run
+DIR/unfinished/   only while it is: resume.pt, where `dpfp train` in DIR cannot mistake it for its own
 
 No weights are kept: a model that was trained on canaries, with seeds on record, is no release.
 """
 
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -41,9 +42,10 @@ from dpfp_ray.representations import RepresentationTable, represent
 from dpfp_ray.sampling import fresh_seed, keyed_generator
 from dpfp_ray.train import Data, Reporter, State
 
-AUDIT = "audit.json"
+AUDIT, UNFINISHED = "audit.json", "unfinished"
 Record = dict[str, Any]
-Listen = Callable[[run.Prepared, int], AbstractContextManager[Reporter]]
+# Who listens to the run of a plan with a seed, and saves its state in a folder.
+Listen = Callable[[run.Prepared, int, Path], AbstractContextManager[Reporter]]
 
 
 @dataclass(frozen=True)
@@ -173,16 +175,16 @@ def audit_in(
     if known is not None:
         say(f"{folder} already holds this audit; --overwrite runs it again")
         return known
-    state = run.load_state(folder, prepared.plan)
-    if state is not None and state["seed"] != seeds["seed"]:
-        raise UserError(f"{folder} holds an unfinished run that is no audit; use another --output")
+    scratch = run.make_folder(str(folder / UNFINISHED))
+    state = run.load_state(scratch, prepared.plan)
     if state is not None:
         say(f"continuing after step {state['progress']['step']:,} of {prepared.plan.steps:,}")
     keep(folder, {**asked, **seeds})
-    with listen(prepared, seeds["seed"]) as reporter:
+    with listen(prepared, seeds["seed"], scratch) as reporter:
         record, scores = conduct(audit, reporter, seed=seeds["seed"], state=state)
     keep(folder, {**record["audit"], **asked, **seeds, **evidence(audit, scores)})
     run.write_result(folder, record, None, prepared.plan)
+    shutil.rmtree(scratch)
     return record
 
 
@@ -206,4 +208,5 @@ def keep(folder: Path, facts: Record) -> None:
 
 def discard(folder: Path) -> None:
     run.discard(folder)
+    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
     (folder / AUDIT).unlink(missing_ok=True)

@@ -71,16 +71,18 @@ def _draw(figure: Any, axes: Any, runs: Sequence[Run], varied: Sequence[str]) ->
     colours = matplotlib.colormaps[COLOURS].resampled(256)
     scales = [_scale([_value(run, name) for run in runs]) for name in varied]
     scales.append(_scale(scores))
-    best = max(scores)
-    for run, score in sorted(zip(runs, scores, strict=True), key=lambda pair: pair[1]):
+    best = scores.index(max(scores))  # one of them, should several be equally good
+    for number, (run, score) in sorted(
+        enumerate(zip(runs, scores, strict=True)), key=lambda pair: (pair[0] == best, pair[1][1])
+    ):
         values = [*(_value(run, name) for name in varied), score]
         heights = [place(value) for (place, _), value in zip(scales, values, strict=True)]
         axes.plot(
             range(len(values)),
             heights,
             color=colours(0.9 * shade(score)),
-            linewidth=3.0 if score == best else 1.2,
-            alpha=1.0 if score == best else 0.75,
+            linewidth=3.0 if number == best else 1.2,
+            alpha=1.0 if number == best else 0.75,
             marker="o",
             markersize=4,
             clip_on=False,

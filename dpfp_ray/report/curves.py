@@ -68,7 +68,7 @@ def _draw(axes: Any, lines: Sequence[tuple[Cell, list[Point]]], budget: Budget) 
     if not shown:
         spent_axes.set_yticks([])
     axes.legend(
-        loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3, frameon=False, borderaxespad=0
+        loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=4, frameon=False, borderaxespad=0
     )
 
 

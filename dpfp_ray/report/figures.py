@@ -17,9 +17,7 @@ from dpfp_ray.report.plots import (
     plain_ticks,
     styles,
 )
-from dpfp_ray.report.runs import NOMINAL, Budget, Cell, Run, budgets_of
-
-_HEADROOM = 1.0  # percentage points left free above and below what is drawn
+from dpfp_ray.report.runs import ACCOUNTANT_NAMES, NOMINAL, Cell, Run, budgets_of
 
 
 def all_figures(cells: Sequence[Cell], runs: Sequence[Run], command: str) -> list[Drawing]:
@@ -48,8 +46,13 @@ def epsilon_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
         plain = [cell for cell in here if not cell.private]
         for accountant in sorted({budget.accountant for budget in budgets_of(here)}):
             private = [c for c in here if c.budget and c.budget.accountant == accountant]
+            if len(private) < 2:
+                continue
             number += 1
+            budgets = budgets_of(private)
             title = f"Accuracy against ε: {task}, {model}"
+            if len(budgets) == 1:
+                title = f"Accuracy at {budgets[0]}: {task}, {model}"
             with canvas() as (figure, axes):
                 _epsilon_axes(axes, plain, private, accountant)
                 caption = (
@@ -62,6 +65,8 @@ def epsilon_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
 def _epsilon_axes(axes: Any, plain: Sequence[Cell], cells: Sequence[Cell], accountant: str) -> None:
     names = list(dict.fromkeys(cell.key.method for cell in (*plain, *cells)))
     style = styles(names)
+    axes.set_ylabel("dev accuracy (%)")
+    axes.margins(y=0.15)
     for cell in plain:
         look = style[cell.key.method]
         level = 100 * cell.accuracy
@@ -69,27 +74,31 @@ def _epsilon_axes(axes: Any, plain: Sequence[Cell], cells: Sequence[Cell], accou
         if cell.spread:
             low, high = level - 100 * cell.spread, level + 100 * cell.spread
             axes.axhspan(low, high, color=look["color"], alpha=0.08, linewidth=0)
+    budgets = sorted({cell.key.epsilon for cell in cells if cell.key.epsilon is not None})
     for name in names:
         line = sorted((c for c in cells if c.key.method == name), key=lambda c: c.key.epsilon or 0)
         if line:
             axes.errorbar(
-                [cell.key.epsilon for cell in line],
+                # With one ε there is no curve: the methods stand side by side.
+                [cell.key.epsilon if len(budgets) > 1 else names.index(name) for cell in line],
                 [100 * cell.accuracy for cell in line],
                 yerr=[100 * (cell.spread or 0.0) for cell in line],
                 capsize=3,
                 label=clean(max((cell.name for cell in line), key=len), 40),
                 **style[name],
             )
-    budgets = sorted({cell.key.epsilon for cell in cells if cell.key.epsilon is not None})
+    legend(axes)
+    if len(budgets) == 1:
+        places = [names.index(cell.key.method) for cell in cells]
+        axes.set_xticks(places, labels=[clean(cell.name, 24) for cell in cells])
+        axes.margins(x=0.2)
+        axes.set_xlabel("method")
+        return
     log_axis(axes, "x", budgets)
     plain_ticks(axes.xaxis, budgets)
-    if len(budgets) == 1:
-        axes.set_xlim(budgets[0] * 0.5, budgets[0] * 1.5)
-    label = Budget(accountant, 1.0)
-    axes.set_xlabel(f"privacy budget ε{str(label).removeprefix('ε = 1')}, log scale")
-    axes.set_ylabel("dev accuracy (%)")
-    axes.margins(y=0.15)
-    legend(axes)
+    axes.set_xlabel(
+        f"privacy budget ε by {ACCOUNTANT_NAMES.get(accountant, accountant)}, log scale"
+    )
 
 
 def cost_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
@@ -141,9 +150,11 @@ def cost_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
 def micro_figures(runs: Sequence[Run], command: str) -> Iterator[Drawing]:
     """Accuracy against the number of micro-batches M, everything else equal."""
     groups: dict[tuple[Any, ...], dict[int, list[float]]] = {}
+    marks: dict[tuple[Any, ...], str] = {}
     for run in runs:
         if run.scored and run.row["method"] == "dpfp" and run.row["micro_batches"]:
             held = heatmap.held_fixed(run, ("micro_batches",))
+            marks[held[:3]] = NOMINAL if run.row["guarantee"] == "nominal" else ""
             scores = groups.setdefault(held, {}).setdefault(run.row["micro_batches"], [])
             scores.append(run.row["accuracy"])
     lines = {held: by for held, by in groups.items() if len(by) > 1}
@@ -171,7 +182,7 @@ def micro_figures(runs: Sequence[Run], command: str) -> Iterator[Drawing]:
             axes.set_ylabel("dev accuracy (%)")
             axes.margins(y=0.15)
             axes.legend(loc="lower right", fontsize=8)
-            title = f"Accuracy against M: {method}{NOMINAL}, {task}, {model}"
+            title = f"Accuracy against M: {method}{marks[key]}, {task}, {model}"
             claim = paper.FIGURE_CLAIMS["micro"]
             caption = f"Bars: standard deviation over seeds. {claim}"
             yield finish(figure, f"micro-batches-{number}", title, caption, command)

@@ -35,7 +35,7 @@ def held_fixed(run: Run, varied: Sequence[str]) -> Held:
 
 
 def held_text(held: Held) -> str:
-    rest = [f"{SYMBOLS[name]} = {value:g}" for name, value in held[4] if value is not None]
+    rest = [f"{SYMBOLS[name]} = {short(value)}" for name, value in held[4] if value is not None]
     return ", ".join([*([str(held[3])] if held[3] else []), *rest])
 
 
@@ -43,6 +43,7 @@ def heat_maps(runs: Sequence[Run], field: str, command: str, claim: str) -> Iter
     """Accuracy over `field` × learning rate for every set of runs that makes up a grid."""
     groups: dict[Held, dict[tuple[float, float], list[float]]] = {}
     sweeps: dict[Held, set[str]] = {}
+    nominal: set[Held] = set()
     for run in runs:
         row = run.row
         if not run.scored or row[field] is None or row["learning_rate"] is None:
@@ -51,6 +52,8 @@ def heat_maps(runs: Sequence[Run], field: str, command: str, claim: str) -> Iter
         at = (row[field], row["learning_rate"])
         groups.setdefault(held, {}).setdefault(at, []).append(row["accuracy"])
         sweeps.setdefault(held, set()).update([row["sweep"]] if row["sweep"] else [])
+        if row["guarantee"] == "nominal":
+            nominal.add(held)
     number = 0
     for held, scores in groups.items():
         columns = sorted({at[0] for at in scores})
@@ -59,7 +62,7 @@ def heat_maps(runs: Sequence[Run], field: str, command: str, claim: str) -> Iter
             continue
         number += 1
         model, task, method = held[:3]
-        mark = NOMINAL if method.startswith("DP-FP") and "(" not in method else ""
+        mark = NOMINAL if held in nominal else ""
         symbol = SYMBOLS[field]
         title = f"Accuracy over {symbol} × learning rate: {method}{mark}, {task}, {model}"
         with canvas(height=1.9 + 0.5 * len(rows)) as (figure, axes):

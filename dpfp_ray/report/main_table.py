@@ -1,13 +1,14 @@
 """The main table in the paper's layout: model × method by ε × task, with the paper's row below."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 
 from dpfp_ray.report import paper
 from dpfp_ray.report.runs import (
     ACCOUNTANT_NAMES,
     METHOD_NAMES,
+    REFUTED,
     SPLIT_NAMES,
     TASK_NAMES,
     Budget,
@@ -15,7 +16,7 @@ from dpfp_ray.report.runs import (
     budgets_of,
 )
 from dpfp_ray.report.table import MISSING, Column, Entry, Row, Table, number, percent, text
-from dpfp_ray.report.tables import marks_legend
+from dpfp_ray.report.tables import guarantee_text, marks_legend
 
 OURS, PAPERS, DIFFERENCE = "ours", "paper", "ours − paper"
 _KEYS = {name: key for key, name in TASK_NAMES.items()}
@@ -53,8 +54,8 @@ def main_table(cells: Sequence[Cell]) -> Table:
         scores = {p: score for p in places if p.split and (score := _score(mine, p)) is not None}
         ours = [_ours(cells, mine, place, places, scores) for place in places]
         worst = max(mine, key=lambda c: (c.guarantee == "refuted", len(c.mark)))
-        tone = "refuted" if worst.guarantee == "refuted" else ""
-        label = [text(model), text(worst.name)]
+        tone = "refuted" if all(c.guarantee == "refuted" for c in mine) else ""
+        label = [text(model), replace(text(worst.name), alarm=worst.guarantee == "refuted")]
         rows.append(Row([*label, text(OURS), *ours], tone))
         theirs = _papers(mine, places)
         if theirs:
@@ -72,15 +73,21 @@ def main_table(cells: Sequence[Cell]) -> Table:
 
 
 def _places(cells: Sequence[Cell]) -> list[Place]:
-    """Every budget has the same tasks, as in the paper; gaps are shown as gaps."""
+    """For each budget the tasks that were run at it; within them, gaps are shown as gaps."""
     splits: dict[str, list[str]] = {}
     for cell in sorted(cells, key=_task_order):
         known = splits.setdefault(cell.key.task, [])
         known += [name for name in cell.first.splits or {"dev": 0} if name not in known]
-    places = []
+    places: list[Place] = []
     budgets: list[Budget | None] = [*budgets_of(cells)]
     for budget in budgets or [None]:
-        scored = [Place(budget, task, name) for task, names in splits.items() for name in names]
+        run_here = {cell.key.task for cell in cells if cell.budget == budget}
+        scored = [
+            Place(budget, task, name)
+            for task, names in splits.items()
+            if task in run_here
+            for name in names
+        ]
         places += [*scored, *([Place(budget, "", None)] if len(scored) > 1 else [])]
     return places
 
@@ -120,7 +127,11 @@ def _ours(
     rivals = [c for c in cells if c.private and c.key.model == cell.key.model]
     others = [_score([rival], place) for rival in rivals]
     best = max((other[0] for other in others if other is not None), default=None)
-    return percent(score, spread, bold=cell.private and score == best and len(rivals) > 1)
+    rivals = [c for c in rivals if (c.key.task, c.budget) == (cell.key.task, cell.budget)]
+    shown = percent(score, spread, bold=cell.private and score == best and len(rivals) > 1)
+    if cell.guarantee != "refuted":
+        return shown
+    return replace(shown, text=shown.text + REFUTED, alarm=True)
 
 
 def _papers(
@@ -178,26 +189,33 @@ def _spent_rows(cells: Sequence[Cell], places: Sequence[Place], papers: bool) ->
     """What each accountant says was spent, as at the foot of the paper's table."""
     rows: list[Row] = []
     for accountant, shown in ACCOUNTANT_NAMES.items():
-        lines: dict[tuple[str, ...], list[tuple[str, str]]] = {}
-        entries: dict[tuple[str, ...], list[Entry]] = {}
-        for model, method in _distinct((c.key.model, c.key.method) for c in cells if c.private):
-            mine = [c for c in cells if (c.key.model, c.key.method) == (model, method)]
-            line = [_spent(mine, place, accountant) for place in places]
-            key = (method, *(entry.text for entry in line))
-            lines.setdefault(key, []).append((model, max((c.name for c in mine), key=len)))
-            entries[key] = line
-        for key, who in lines.items():
-            # One line where models agree: ε does not depend on the model.
-            label = f"ε by {shown}" + (
-                f": {', '.join(m for m, _ in who)}" if len(lines) > 1 else ""
-            )
-            rows.append(Row([text(label), text(who[0][1]), text(OURS), *entries[key]], "spent"))
+        for method in _distinct(c.key.method for c in cells if c.private):
+            lines: list[tuple[list[str], list[Entry]]] = []
+            same = [c for c in cells if c.key.method == method]
+            for model in _distinct(c.key.model for c in same):
+                mine = [c for c in same if c.key.model == model]
+                _join(lines, model, [_spent(mine, place, accountant) for place in places])
+            name = max((c.name for c in same), key=len)
+            for models, entries in lines:
+                label = f"ε by {shown}" + (f": {', '.join(models)}" if len(lines) > 1 else "")
+                rows.append(Row([text(label), text(name), text(OURS), *entries], "spent"))
         if papers:
             known = [_paper_spent(place, accountant) for place in places]
             if any(not entry.missing for entry in known):
                 head = [text(f"ε by {shown}"), text("all"), text(PAPERS)]
                 rows.append(Row([*head, *known], "paper"))
     return rows
+
+
+def _join(lines: list[tuple[list[str], list[Entry]]], model: str, new: list[Entry]) -> None:
+    """One line for models that do not contradict each other: ε does not depend on the model."""
+    for models, old in lines:
+        pairs = list(zip(old, new, strict=True))
+        if all(a.missing or b.missing or a.text == b.text for a, b in pairs):
+            models.append(model)
+            old[:] = [b if a.missing else a for a, b in pairs]
+            return
+    lines.append(([model], new))
 
 
 def _spent(mine: Sequence[Cell], place: Place, accountant: str) -> Entry:
@@ -237,6 +255,9 @@ def _notes(cells: Sequence[Cell], compared: Sequence[tuple[Cell, int, bool]]) ->
             "another accountant is not the same noise. The lines at the foot say what each spent."
         )
     for cell in cells:
+        if cell.guarantee == "refuted":
+            said = f"{cell.name} on {cell.key.task} at {cell.budget}, {cell.key.model}"
+            notes.append(f"{said}: {guarantee_text(cell)}.")
         if cell.settings > 1:
             at = f" at {cell.budget}" if cell.budget else ""
             notes.append(

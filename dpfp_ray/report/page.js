@@ -55,7 +55,7 @@ for (const table of document.querySelectorAll("table.data")) {
   count.setAttribute("role", "status");
   label.append(input);
   tools.append(label, count);
-  table.closest(".table").prepend(tools);
+  table.closest(".scroll").before(tools);
   input.addEventListener("input", () => {
     const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;

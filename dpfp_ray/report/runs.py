@@ -5,6 +5,7 @@ settings were tried (a sweep), the best one stands for the cell and the report s
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -245,4 +246,7 @@ def order(key: Key) -> tuple[Any, ...]:
 
 
 def budgets_of(cells: Iterable[Cell]) -> list[Budget]:
-    return sorted({cell.budget for cell in cells if cell.budget is not None})
+    """The accountant by which most was run comes first, then ε ascending."""
+    found = [cell.budget for cell in cells if cell.budget is not None]
+    uses = Counter(budget.accountant for budget in found)
+    return sorted(set(found), key=lambda b: (-uses[b.accountant], b.accountant, b.epsilon))

@@ -1,6 +1,7 @@
 """A table as data: what the page, CSV, Markdown and LaTeX are all written from."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ class Entry:
     text: str
     value: float | None = None
     bold: bool = False
+    alarm: bool = False  # an audit refuted what this stands for
 
     @property
     def missing(self) -> bool:
@@ -74,7 +76,8 @@ def number(value: float | None, form: str = "g", mark: str = "", bold: bool = Fa
     if value is None or math.isnan(value):
         return Entry(MISSING)
     shown = ("-∞" if value < 0 else "∞") if math.isinf(value) else format(value, form)
-    return Entry(shown.replace("-", "−") + mark, float(value), bold)
+    shown = shown.replace("e-0", "e-")
+    return Entry(re.sub("^-", "−", shown) + mark, float(value), bold)
 
 
 def percent(

@@ -27,7 +27,7 @@ def cost_table(cells: Sequence[Cell]) -> Table:
     for cell in cells:
         base = _plain(cells, cell)
         memory = cell.average("peak_memory_bytes")
-        claims = paper.CLAIMS.get(cell.base_method, {})
+        claims = _claims(cell)
         entries = [
             *_who(cell),
             number(cell.key.epsilon, "g", cell.mark),
@@ -74,7 +74,7 @@ def noise_table(cells: Sequence[Cell]) -> Table:
             number(cell.key.epsilon, "g", cell.mark),
             text(ACCOUNTANT_NAMES.get(cell.key.accountant or "", cell.key.accountant)),
             number(width, ",.0f"),
-            text(paper.CLAIMS.get(cell.base_method, {}).get("coordinates")),
+            text(_claims(cell).get("coordinates")),
             number(sigma, ".4g"),
             number(cell.average("clip"), "g"),
             number(power, ".3g"),
@@ -133,8 +133,8 @@ def accounting_table(cells: Sequence[Cell]) -> Table:
 def audit_table(runs: Sequence[Run]) -> Table:
     """Lower bounds on ε that attacks reached; a bound above the stated ε refutes it."""
     names = [
-        *("Stated ε", "Audit: ε at least", "Verdict", "Canaries", "Guesses", "Correct"),
-        *("Canary family", "Access", "Run"),
+        *("Stated ε", "Audit: ε at least", "Verdict", "Most it could show", "Canaries"),
+        *("Guesses", "Correct", "Canary family", "Access", "Confidence", "Run"),
     ]
     columns = _columns(names, {"Verdict", "Canary family", "Access", "Run"})
     rows = []
@@ -143,21 +143,26 @@ def audit_table(runs: Sequence[Run]) -> Table:
         if not audit:
             continue
         mark = NOMINAL if run.row["guarantee"] == "nominal" else ""
-        stated = _float(audit.get("stated"))
+        stated = _float(audit.get("stated_epsilon", audit.get("stated")))
         entries = [
             *(text(run.model), text(run.task), text(run.method + mark)),
             number(run.row["epsilon"] if stated is None else stated, ".3g", mark),
             number(run.row["audit_epsilon"], ".3f"),
             text(run.row["verdict"]),
+            number(_float(audit.get("ceiling")), ".3f"),
             *(
                 number(_float(audit.get(name)), ",.0f")
                 for name in ("canaries", "guesses", "correct")
             ),
             *(text(audit.get(name)) for name in ("family", "access")),
+            number(_float(audit.get("confidence")), ".0%"),
             text(run.row["id"]),
         ]
         rows.append(Row(entries, "refuted" if run.refuted else ""))
-    notes = ["A lower bound at 95% confidence. Consistent means: this attack found no more."]
+    notes = [
+        "What right guesses prove about ε at the given confidence. Consistent proves nothing: this "
+        "attack found no more, and it could not have shown more than the column says."
+    ]
     return Table("audit", "Audits", columns, rows, notes=[*notes, MARKS[0]] if rows else notes)
 
 
@@ -240,6 +245,12 @@ def marks_legend(cells: Sequence[Cell]) -> list[str]:
     """The words for those of the marks that these cells carry."""
     marks = "".join(cell.mark for cell in cells)
     return [legend for legend in MARKS if legend[0] in marks]
+
+
+def _claims(cell: Cell) -> Mapping[str, str]:
+    """The paper's, for the methods it describes; not for variants of ours."""
+    plain = METHOD_NAMES.get(cell.base_method) == cell.key.method
+    return paper.CLAIMS[cell.base_method] if plain else {}
 
 
 def _plain(cells: Sequence[Cell], cell: Cell) -> Cell | None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpfp_ray.report.runs import ACCOUNTANT_NAMES, Budget, Cell, Run
+from dpfp_ray.report.runs import ACCOUNTANT_NAMES, Budget, Cell, Run, budgets_of
 from dpfp_ray.report.table import Column, Entry, Row, Table, duration, number, percent, text
 from dpfp_ray.report.tables import MARKS, guarantee_text
 
@@ -114,13 +114,16 @@ def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
         ranked = sorted(members, key=lambda cell: (-cell.accuracy, cell.key.method))
         best = max(plain, key=lambda cell: cell.accuracy, default=None)
         found.append(Verdict(task, model, budget, ranked, best))
-    return sorted(found, key=lambda v: (v.model, v.task, v.budget))
+    rank = {budget: at for at, budget in enumerate(budgets_of(cells))}
+    # Real contests first: where only one private method was run, nobody was beaten.
+    return sorted(found, key=lambda v: (len(v.ranked) < 2, v.model, v.task, rank[v.budget]))
 
 
 def headline(found: Sequence[Verdict], refuted: Sequence[Run]) -> str:
     """One sentence or two; all else on the page is detail."""
     if not found:
         return "No private run has finished yet."
+    found = [verdict for verdict in found if verdict.runner_up] or found
     wins: dict[str, list[Verdict]] = {}
     for verdict in found:
         wins.setdefault(verdict.winner.name, []).append(verdict)

@@ -150,7 +150,6 @@ def test_after_unused_entries_come_words_that_no_record_has(
 def test_of_a_pair_the_first_text_is_marked(tokenizer: Any) -> None:
     single = tiny_split(40)
     split = Split(single.texts, single.texts[::-1], single.labels)
-    table = tokenise(split, tokenizer, 32)
     canaries = make_canaries("unused_token", 10, task_of(split), tokenizer, 32)
     assert canaries.tokens is not None
     for number, token in enumerate(canaries.tokens.tolist()):

@@ -1,6 +1,7 @@
 """A real headless Chromium, driven over its debugging pipe: no port, no extra package."""
 
 import base64
+import contextlib
 import json
 import os
 import shutil
@@ -54,13 +55,14 @@ class Browser:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         self.session = ""
-        try:
+        with contextlib.suppress(OSError, EOFError):
             self.call("Browser.close")
-        except (OSError, EOFError):
-            pass
         os.close(self.commands)
         os.close(self.answers)
         try:
@@ -106,14 +108,18 @@ class Browser:
         )
         self.call("Page.navigate", url=path.resolve().as_uri())
         end = time.monotonic() + PATIENCE
-        while self.run("document.readyState") != "complete" or not self.run("location.pathname.length > 5"):
+        while self.run("document.readyState") != "complete" or not self.run(
+            "location.pathname.length > 5"
+        ):
             if time.monotonic() > end:
                 raise TimeoutError(f"{path} did not load")
             time.sleep(0.05)
 
     def run(self, script: str) -> Any:
         """The value of a JavaScript expression in the page."""
-        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in answer:
             raise RuntimeError(f"{script}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
@@ -124,7 +130,10 @@ class Browser:
             sent = {"type": kind, "key": key, "code": key}
             codes = {"Enter": 13, "Tab": 9}
             if key in codes:
-                sent |= {"windowsVirtualKeyCode": codes[key], "text": "\r" if key == "Enter" else ""}
+                sent |= {
+                    "windowsVirtualKeyCode": codes[key],
+                    "text": "\r" if key == "Enter" else "",
+                }
             self.call("Input.dispatchKeyEvent", **sent)
 
     def type(self, text: str) -> None:
@@ -147,4 +156,6 @@ class Browser:
         path.write_bytes(base64.b64decode(picture))
 
     def pdf(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self.call("Page.printToPDF", printBackground=True)["data"]))
+        path.write_bytes(
+            base64.b64decode(self.call("Page.printToPDF", printBackground=True)["data"])
+        )
