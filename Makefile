@@ -20,8 +20,8 @@ install: $(STAMP)  ## the package and its tools, at the versions of constraints.
 
 # Made last, so an interrupted installation is taken up again by the next `make`.
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "dpfp-ray needs Python 3.11 or later, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing);" \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "dpfp-ray needs Python 3.11 or later, but '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo missing);" \
 	       "use: make PYTHON=python3.11" >&2; exit 1; }
 	@echo "installing into .venv (about 2 GB, some minutes the first time) ..."
 	@$(PYTHON) -m venv .venv

@@ -105,10 +105,16 @@ class Plan:
         ("auto", "clip", "unit"),
     )
     ridge: float | None = option(
-        None, "release_once, moments: ridge, in units of the noise's known size (default: 1)"
+        None, "release_once, moments: ridge, in units of the noise's known size (default: 0.5)"
     )
     shrinkage: float | None = option(
         None, "release_once, moments: ridge, in units of the mean variance (default: 0.05)"
+    )
+    prior: str = option(
+        "none",
+        "release_once, moments: dev lets the unlabelled dev texts, which must then be public, "
+        "say in which directions classes are likely to differ",
+        ("none", "dev"),
     )
     clipping: str = option("ghost", "dpsgd: how per-example gradients are clipped", CLIPPINGS)
     rank: int = option(1, "rgp: rank r of the gradient carriers")
@@ -177,7 +183,7 @@ class Plan:
             self._fill("batch_size", self.records)
             self._fill("micro_batches", 1)
             self._fill("epochs", 1.0)
-            self._fill("ridge", 1.0)
+            self._fill("ridge", 0.5)
             self._fill("shrinkage", 0.05)
 
     def _fill(self, name: str, value: Any) -> None:
@@ -261,8 +267,11 @@ class Plan:
             for name in ("ridge", "shrinkage"):
                 if getattr(self, name) is not None:
                     raise UserError(f"{name} belongs to modes {' and '.join(ONE_RELEASE)}; drop it")
-            if self.scaling != "clip":
-                raise UserError(f"scaling {self.scaling} belongs to modes {', '.join(ONE_RELEASE)}")
+            for name, value in {"scaling": "clip", "prior": "none"}.items():
+                if getattr(self, name) != value:
+                    raise UserError(
+                        f"{name} {getattr(self, name)} belongs to modes {' and '.join(ONE_RELEASE)}"
+                    )
             return
         if self.scope != "head":
             raise UserError(f"mode {self.mode} freezes the encoder; use scope head, or drop scope")

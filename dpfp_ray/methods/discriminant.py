@@ -15,7 +15,7 @@ SEEN = 2.0
 # Variance along a direction that tells classes apart, over the mean variance of all directions; a
 # guess for when noise hides it (a sentence encoder's own order of magnitude).
 GUESSED_SPREAD = 3.0
-LEAST_SURE = 0.05
+LEAST_SURE = 1e-3  # not 0: the order of scores must survive
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ class LinearHead:
     bias: Floats
 
 
-def discriminant(known: ClassStatistics, ridge: float, shrinkage: float) -> LinearHead:
+def discriminant(
+    known: ClassStatistics, ridge: float, shrinkage: float, public: Floats | None = None
+) -> LinearHead:
     """log P(class | u) up to a constant, for Gaussian classes of one covariance Σ.
 
     logits_c = g_cᵀ P (u − m) − ½ g_cᵀ P g_c + log π_c,  P = (Σ₊ + λI)⁻¹,
@@ -56,6 +58,9 @@ def discriminant(known: ClassStatistics, ridge: float, shrinkage: float) -> Line
     semicircle law; the noise of an entry is τ), and (`shrinkage` + k/n) times the mean variance of a
     coordinate, for what n rows cannot tell about k² entries even without noise. Both are known from
     the release. The noise in g_c makes g_cᵀ P g_c too large by its variance times tr P: taken off.
+
+    `public` is a covariance of *public* rows. Classes differ mostly in directions in which texts
+    differ at all, so g_c is then shrunk to what noise leaves likely, see `_likely`.
     """
     classes, width = known.sums.shape
     seen = known.counts > np.maximum(1.0, SEEN * known.count_std)
@@ -81,15 +86,19 @@ def discriminant(known: ClassStatistics, ridge: float, shrinkage: float) -> Line
     values = np.maximum(values, 0.0) + ridge * radius + (shrinkage + width / total) * spread
     precision = (vectors / np.maximum(values, 1e-12)) @ vectors.T
 
-    weight = between @ precision
     # g_c = (1 − π_c) m_c − Σ_{j≠c} π_j m_j, with independent noise in the m's
     between_var = (1 - 2 * priors) * mean_var + priors**2 @ mean_var
-    distance = np.einsum("ck,ck->c", weight, between) - between_var * np.trace(precision)
+    noise_var = float(priors @ between_var)
+    solve = precision  # g → weights
+    if public is not None and noise_var > 0:
+        signal = float(priors @ np.einsum("ck,ck->c", between, between)) - width * noise_var
+        solve = _likely(public, signal, noise_var) @ precision
+    weight = between @ solve
+    distance = np.einsum("ck,ck->c", weight, between) - between_var * np.trace(solve)
     separation = float(priors @ distance)
     # Its variance by the noise in the g's: the quadratic and the mixed part.
-    noise_var = float(priors @ between_var)
     size = float(priors @ np.einsum("ck,ck->c", weight, weight))
-    unsure = 2 * noise_var**2 * float(np.sum(precision**2)) + 4 * noise_var * size
+    unsure = 2 * noise_var**2 * float(np.sum(solve**2)) + 4 * noise_var * size
     variance = _variance(weight, precision, within, priors, spread, entry_std)
     # A ridge makes scores too small: the right scale is separation over variance. Where noise hides
     # the separation the order of scores is all there is, and the logits are made less sure of it.
@@ -100,6 +109,21 @@ def discriminant(known: ClassStatistics, ridge: float, shrinkage: float) -> Line
     positive = max(separation, 0.0)
     sure = max(positive**2 / max(positive**2 + unsure, 1e-300), LEAST_SURE)
     return LinearHead(sure * logits.weight, sure * logits.bias)
+
+
+def _likely(public: Floats, signal: float, noise_var: float) -> Floats:
+    """R such that R ĝ is the posterior mean of g, given ĝ = g + N(0, `noise_var` I).
+
+    The prior is N(0, A), A proportional to the square of the public covariance (differences lie in
+    its leading directions even more than the rows do) and with the trace `signal`, the estimate of
+    ‖g‖², or that estimate's own standard deviation if it is smaller.
+    """
+    values, vectors = np.linalg.eigh(public)
+    shape = np.maximum(values, 0.0) ** 2
+    power = max(signal, noise_var * np.sqrt(2 * len(values)))
+    expected = power * shape / max(float(shape.sum()), 1e-300)
+    result: Floats = (vectors * (expected / (expected + noise_var))) @ vectors.T
+    return result
 
 
 def _variance(

@@ -14,6 +14,8 @@ Noise on svec is less than noise on the whole matrix: an off-diagonal entry gets
 σ²/(2c²), and the noise matrix has the same law in every orthonormal basis.
 """
 
+import functools
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -82,6 +84,7 @@ def coordinates(width: int, classes: int) -> int:
     return classes + classes * width + width * (width + 1) // 2
 
 
+@functools.cache
 def _triangle(width: int) -> tuple[tuple[NDArray[np.intp], NDArray[np.intp]], Floats]:
     """Indices of the upper triangle, and svec's weights: 1 on the diagonal, √2 off it."""
     upper = np.triu_indices(width)

@@ -58,7 +58,8 @@ def fit(
     mode = import_module(f"dpfp_ray.methods.{plan.mode}")
     known: ClassStatistics = mode.release(plan, noise_multiplier, table, model.classes, seed)
     assert plan.ridge is not None and plan.shrinkage is not None
-    put_head(model, discriminant(known, plan.ridge, plan.shrinkage), plan.C)
+    public = public_covariance(data, plan) if plan.prior == "dev" else None
+    put_head(model, discriminant(known, plan.ridge, plan.shrinkage, public), plan.C)
     progress = Progress(step=1, rows=len(table), train_seconds=time.perf_counter() - started)
 
     started = time.perf_counter()
@@ -86,6 +87,15 @@ def fit(
     reporter.epoch(record, checkpoint)
     reporter.step(1, lambda: float("nan"), checkpoint)
     return progress
+
+
+def public_covariance(data: Data, plan: Plan) -> NDArray[np.float64]:
+    """Of the dev rows, without their labels; asked for by plans that count these rows as public."""
+    tables = [table for table in data.dev.values() if isinstance(table, RepresentationTable)]
+    rows = np.concatenate([u for table in tables for u, _ in bounded_rows(table, plan)])
+    centred = rows - rows.mean(0)
+    covariance: NDArray[np.float64] = centred.T @ centred / len(rows)
+    return covariance
 
 
 def noise_coordinates(plan: Plan, model: Classifier) -> int:

@@ -70,8 +70,9 @@ class Run:
         shown = TASK_NAMES.get(name, name)
         if plan.get("train_file"):
             shown += f": {str(plan['train_file']).replace(chr(92), '/').rsplit('/', 1)[-1]}"
-        if plan.get("max_train") is not None and self.row["records"] is not None:
-            shown += f" ({self.row['records']:,} records)"
+        limit, records = plan.get("max_train"), self.row["records"]
+        if isinstance(limit, int):  # an audit's canaries come on top of it
+            shown += f" ({limit if records is None else min(limit, records):,} records)"
         return shown
 
     @cached_property

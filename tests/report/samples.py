@@ -214,19 +214,43 @@ def with_statement(record: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def everything() -> list[dict[str, Any]]:
+def everything_small() -> list[dict[str, Any]]:
     """A bit of all that a report may meet."""
-    records = [
-        with_statement(r) for r in comparison(tasks=("demo", "sst2"), budgets=(1.0, 3.0, 8.0))
-    ]
+    records = [with_statement(r) for r in comparison(budgets=(3.0, 8.0), seeds=2)]
     records += grid_sweep()
-    base = next(r for r in records if r["plan"]["method"] == "dpfp" and r["plan"]["epsilon"] == 3.0)
-    records.append(audited(base, 3.09, "refuted"))
-    rival = next(
-        r for r in records if r["plan"]["method"] == "dpsgd" and r["plan"]["epsilon"] == 3.0
-    )
-    records.append(audited(rival, 0.41, "consistent"))
-    records += comparison(
-        tasks=("mnli", "qqp", "qnli", "sst2"), budgets=(3.0,), seeds=1, model="roberta-base"
-    )
+    by_method = {r["plan"]["method"]: r for r in reversed(records[:12])}
+    records.append(audited(by_method["dpfp"], 3.09, "refuted"))
+    records.append(audited(by_method["dpsgd"], 0.41, "consistent"))
+    return records
+
+
+def everything() -> list[dict[str, Any]]:
+    """The same, and a model that the paper ran, on the paper's tasks."""
+    tasks = ("mnli", "qqp", "qnli", "sst2")
+    return [
+        *everything_small(),
+        *comparison(tasks=tasks, budgets=(3.0,), seeds=1, model="roberta-base"),
+    ]
+
+
+def hostile() -> list[dict[str, Any]]:
+    """Names, labels, errors, statements and splits that try to break out of where they stand."""
+    records = []
+    for record in comparison(seeds=1, budgets=(3.0, 8.0)):
+        record["plan"]["task"] = record["plan"]["model"] = HOSTILE
+        record["trial"]["sweep"] = record["trial"]["node"] = HOSTILE
+        record["trial"]["error"] = HOSTILE + "\udcff\u202e\x00\x1b[31m"
+        record["labels"] = [HOSTILE, "</script>"]
+        record["dev_records"] = {HOSTILE: 100}
+        record["metrics"][f"accuracy_{HOSTILE}"] = record["metrics"]["accuracy"]
+        record["statement"] = {"unit": HOSTILE, "</pre><script>alert(2)</script>": HOSTILE}
+        record["environment"]["device"] = HOSTILE
+        records.append(record)
+    records[1]["plan"]["method"] = HOSTILE
+    records[2]["audit"] = {
+        "epsilon": 9.0,
+        "verdict": "refuted",
+        "family": HOSTILE,
+        "access": HOSTILE,
+    }
     return records

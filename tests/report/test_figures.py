@@ -1,0 +1,112 @@
+"""Which figures are drawn, from what, and that the files are sound."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from dpfp_ray.report.curves import averaged, curve_of
+from dpfp_ray.report.figures import all_figures
+from dpfp_ray.report.heatmap import heat_maps
+from dpfp_ray.report.page import Report
+from dpfp_ray.report.plots import Drawing, short, styles
+from dpfp_ray.report.runs import cells_of, read_runs
+from tests.report import samples
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def draw(records: Any) -> list[Drawing]:
+    runs = read_runs(records)
+    return all_figures(cells_of(runs), runs, "dpfp report runs --output out")
+
+
+def words(drawing: Drawing) -> str:
+    tree = ElementTree.fromstring(drawing.svg)
+    return "\n".join("".join(node.itertext()) for node in tree.iter(f"{SVG}text"))
+
+
+def by_name(report: Report, start: str) -> Drawing:
+    return next(d for d in report.figures if d.name.startswith(start))
+
+
+def test_everything_the_paper_draws_and_more_is_drawn(report: Report) -> None:
+    kinds = Counter(drawing.name.rsplit("-", 1)[0] for drawing in report.figures)
+    wanted = {"epsilon", "cost", "heatmap-batch", "heatmap-clip", "micro-batches", "training"}
+    assert wanted | {"sweep"} == set(kinds)
+    assert len({drawing.name for drawing in report.figures}) == len(report.figures)
+
+
+def test_without_data_nothing_is_drawn() -> None:
+    assert draw([]) == []
+    assert draw([samples.failed("a", "s", "e")]) == []
+
+
+def test_text_is_text_with_units_marks_and_the_command(report: Report) -> None:
+    said = words(by_name(report, "epsilon"))
+    for wanted in (
+        "dev accuracy (%)",
+        "privacy budget ε by PLD",
+        "DP-FP†",
+        "Non-DP",
+        "dpfp report",
+    ):
+        assert wanted in said
+    assert "ε spent, by GDP + CLT (dotted)" in words(by_name(report, "training"))
+    assert "training time (s)" in words(by_name(report, "cost"))
+    assert "micro-batches a step M" in words(by_name(report, "micro"))
+    assert "# sweep figure-batch" in words(by_name(report, "heatmap-batch"))
+
+
+def test_a_heat_map_shows_the_grid_and_its_gap(report: Report) -> None:
+    said = words(by_name(report, "heatmap-batch")).splitlines()
+    assert {"16", "32", "64", "128", "256", "1e-6", "5e-6", "1e-4"} <= set(said)
+    assert "Hatched: not run, failed or refused." in by_name(report, "heatmap-batch").caption
+    assert "Hatched" not in by_name(report, "heatmap-clip").caption
+
+
+def test_a_random_search_is_no_grid() -> None:
+    rates = [1e-6, 3e-6, 7e-6, 2e-5, 5e-5]
+    records = [
+        samples.sample(f"r{i}", batch_size=2 ** (i + 5), micro_batches=1, learning_rate=rate)
+        for i, rate in enumerate(rates)
+    ]
+    assert list(heat_maps(read_runs(records), "batch_size", "", "")) == []
+
+
+def test_hostile_names_are_drawn_as_they_are(hostile: Path) -> None:
+    files = sorted(hostile.glob("figures/*.svg"))
+    assert files
+    for file in files:
+        assert b"<script" not in file.read_bytes()
+        said = "".join(ElementTree.parse(file).getroot().itertext())
+        assert "<script>alert(1)</script>" in said
+        assert "$x^2$" in said
+
+
+def test_curves_are_cut_to_what_all_seeds_have() -> None:
+    records = [samples.sample("a", seed=seed, epochs=3) for seed in range(2)]
+    del records[1]["history"][2]
+    runs = read_runs(records)
+    assert [round(point[0], 2) for point in curve_of(runs[0])] == [1.0, 2.0, 3.0]
+    assert len(averaged(runs)) == 2
+
+
+def test_histories_of_broken_records_are_left_out() -> None:
+    record = samples.sample("a")
+    record["history"] = [None, {"dev": []}, {"dev": {"dev": {"accuracy": "inf"}}, "epoch": 1}]
+    assert curve_of(read_runs([record])[0]) == []
+    record["history"] = "nonsense"
+    assert curve_of(read_runs([record])[0]) == []
+
+
+def test_numbers_are_written_as_in_the_paper() -> None:
+    assert [short(v) for v in (5e-6, 1e-4, 2.5e-4, 0.02, 32, 1e6)] == [
+        *("5e-6", "1e-4", "2.5e-4", "0.02", "32", "1e6")
+    ]
+
+
+def test_methods_are_told_apart_without_colour() -> None:
+    looks = styles(["Non-DP", "DP-FP", "DP-SGD", "RGP", "DP-FP (moments)", "other", "another"])
+    assert len({look["marker"] for look in looks.values()}) == len(looks)
+    assert len({look["color"] for look in looks.values()}) == len(looks)
