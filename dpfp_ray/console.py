@@ -19,6 +19,7 @@ from rich.progress import (
 
 from dpfp_ray.plan import Plan
 from dpfp_ray.privacy.ledger import Ledger
+from dpfp_ray.privacy.statement import verdict
 from dpfp_ray.run import save_state
 from dpfp_ray.terminal import stderr
 from dpfp_ray.train import State
@@ -39,6 +40,7 @@ class ConsoleReporter:
     ) -> None:
         self.plan = plan
         self.ledger = Ledger(plan, noise_multiplier)
+        self.epsilon_name = "nominal ε" if verdict(plan) == "nominal" else "ε"
         self.folder = folder
         self.seed = seed
         self.accuracy: float | None = None
@@ -100,10 +102,10 @@ class ConsoleReporter:
         shown = "  ".join(f"{name} accuracy {value:.4f}" for name, value in scores.items())
         # Modes of one release have no loss: it would be a second look at private rows.
         loss = "" if record["train_loss"] is None else f"loss {record['train_loss']:.4f}  "
-        budget = "" if spent is None else f"  ε spent {spent:.3f} of {self.plan.epsilon:g}"
-        stderr.print(
-            f"{self.label}  epoch {record['epoch']}  {loss}{shown}{budget}"
-        )
+        budget = ""
+        if spent is not None:
+            budget = f"  {self.epsilon_name} spent {spent:.3f} of {self.plan.epsilon:g}"
+        stderr.print(f"{self.label}  epoch {record['epoch']}  {loss}{shown}{budget}")
 
     def _facts(self, done: int, loss: float) -> str:
         facts = [f"loss {loss:.3f}"]
@@ -111,5 +113,5 @@ class ConsoleReporter:
             facts.append(f"acc {self.accuracy:.3f}")
         spent = self.ledger.at_most(done)
         if spent is not None:
-            facts.append(f"ε≤{spent:.2f}")
+            facts.append(f"{self.epsilon_name} ≤ {spent:.2f}")
         return "  ".join(facts)

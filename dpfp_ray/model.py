@@ -147,7 +147,7 @@ class Classifier(Module):
 
 
 def bound_rows(h: Tensor, scaling: str, C: float) -> Tensor:
-    """Rows of norm at most C ("clip": h min(1, C/‖h‖)) or of norm C ("unit"); zero rows stay zero."""
+    """Rows of norm at most C ("clip": h min(1, C/‖h‖)) or of norm C ("unit"); 0 stays 0."""
     norms = torch.linalg.vector_norm(h, dim=1, keepdim=True)
     floor = C if scaling == "clip" else torch.finfo(h.dtype).tiny
     return h * (C / norms.clamp(min=floor))

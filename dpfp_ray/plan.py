@@ -101,7 +101,7 @@ class Plan:
     )
     scaling: str = option(
         "auto",
-        "how a representation is bounded: clipped to C, or scaled to norm 1 (release_once, moments)",
+        "how a representation is bounded: clipped to C; release_once, moments: scaled to norm 1",
         ("auto", "clip", "unit"),
     )
     ridge: float | None = option(
@@ -267,8 +267,8 @@ class Plan:
             for name in ("ridge", "shrinkage"):
                 if getattr(self, name) is not None:
                     raise UserError(f"{name} belongs to modes {' and '.join(ONE_RELEASE)}; drop it")
-            for name, value in {"scaling": "clip", "prior": "none"}.items():
-                if getattr(self, name) != value:
+            for name, usual in {"scaling": "clip", "prior": "none"}.items():
+                if getattr(self, name) != usual:
                     raise UserError(
                         f"{name} {getattr(self, name)} belongs to modes {' and '.join(ONE_RELEASE)}"
                     )

@@ -56,16 +56,12 @@ class RepresentationTable:
     def collate(self, rows: npt.NDArray[Any]) -> dict[str, Tensor]:
         return {"representation": torch.from_numpy(self.h[np.asarray(rows, dtype=np.int64)])}
 
-    def in_memory(self) -> "RepresentationTable":
-        """The same without files behind it, for other machines."""
-        return RepresentationTable(np.array(self.h), np.array(self.labels), self.key)
-
 
 class HeadClassifier(Classifier):
     """A classifier whose encoder has already done its work: only the head is left.
 
-    It takes batches of a `RepresentationTable`. Its weights have the names that they have in a whole
-    `Classifier`, so what is saved from one loads into the other.
+    It takes batches of a `RepresentationTable`. Its weights have the names that they have in a
+    whole `Classifier`, so what is saved from one loads into the other.
     """
 
     def __init__(self, width: int, classes: int, representation: str, head_seed: int = 0) -> None:

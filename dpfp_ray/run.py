@@ -35,6 +35,7 @@ from dpfp_ray.model import (
 )
 from dpfp_ray.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
+from dpfp_ray.privacy.statement import statement, verdict
 from dpfp_ray.representations import HeadClassifier, RepresentationTable, represent
 from dpfp_ray.sampling import fresh_seed, keyed_integer
 from dpfp_ray.train import Data, Progress, Reporter, State, train
@@ -150,6 +151,7 @@ def run(
     comm: Comm | None = None,
     device: torch.device | None = None,
     model: Classifier | None = None,
+    seed_known: bool = False,
 ) -> tuple[dict[str, Any], Classifier]:
     """Train as planned; the result's record and the trained model.
 
@@ -169,16 +171,22 @@ def run(
         progress = one_release.fit(*described, seed=seed, comm=comm, reporter=reporter)
     else:
         progress = train(*described, seed=seed, comm=comm, reporter=reporter, state=state)
-    record = result_record(prepared, progress, model, device)
-    if plan.one_release:
+    record = result_record(prepared, progress, model, device, seed_known=seed_known)
+    train_table = prepared.data.train
+    if plan.one_release and isinstance(train_table, RepresentationTable):
         record["privacy"]["release_id"] = one_release.release_id(
-            plan, prepared.noise_multiplier, prepared.data.train, seed
+            plan, prepared.noise_multiplier, train_table, seed
         )
     return record, model
 
 
 def result_record(
-    prepared: Prepared, progress: Progress, model: Classifier, device: torch.device
+    prepared: Prepared,
+    progress: Progress,
+    model: Classifier,
+    device: torch.device,
+    *,
+    seed_known: bool = False,
 ) -> dict[str, Any]:
     """Everything a reader of the result may know, finished or so far; the seed is not among it."""
     plan = prepared.plan
@@ -197,7 +205,7 @@ def result_record(
         "metrics": headline(plan, progress.history),
         "history": progress.history,
         "privacy": {
-            "guarantee": guarantee(plan),
+            "guarantee": verdict(plan),
             "epsilon": progress.history[-1]["epsilon"] if progress.history else {},
             "delta": plan.delta,
             "noise_multiplier": prepared.noise_multiplier,
@@ -207,6 +215,9 @@ def result_record(
             "draws": progress.step * plan.M,
             "noise_coordinates": coordinates,
         },
+        "statement": statement(
+            plan, prepared.noise_multiplier, steps=progress.step, seed_known=seed_known
+        ),
         "cost": {
             "train_seconds": progress.train_seconds,
             "eval_seconds": progress.eval_seconds,
@@ -240,13 +251,6 @@ def headline(plan: Plan, history: list[dict[str, Any]]) -> dict[str, Any]:
         "rule": "last epoch" if plan.private else "best epoch on dev",
         **{f"accuracy_{name}": s["accuracy"] for name, s in history[chosen]["dev"].items()},
     }
-
-
-def guarantee(plan: Plan) -> str:
-    """none | nominal | proved; `docs/privacy.md` says why."""
-    if not plan.private:
-        return "none"
-    return "nominal" if plan.method == "dpfp" else "proved"
 
 
 def default_device() -> torch.device:

@@ -200,7 +200,9 @@ def test_the_reported_loss_is_the_mean_over_the_rows_of_this_epoch(model_folder:
         labels = torch.from_numpy(data.train.labels[rows])
         losses.append(float(torch.nn.functional.cross_entropy(logits, labels)))
     assert listener.losses[2] == pytest.approx(sum(losses[:3]) / 3, rel=1e-5)
-    assert progress.history[0]["train_loss"] == pytest.approx(sum(losses) / 6, rel=1e-5)
+    # Every epoch has the same 24 rows, so what one leaves behind would show in the next.
+    for record in progress.history:
+        assert record["train_loss"] == pytest.approx(sum(losses) / 6, rel=1e-5)
 
 
 @pytest.fixture

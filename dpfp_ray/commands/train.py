@@ -69,7 +69,13 @@ def command(arguments: argparse.Namespace) -> int:
     )
     try:
         with reporter:
-            record, model = run.run(prepared, reporter, seed=seed, state=state)
+            record, model = run.run(
+                prepared,
+                reporter,
+                seed=seed,
+                state=state,
+                seed_known=arguments.seed is not None,
+            )
     except Interrupted:
         stderr.print(
             f"stopped; saved in {folder}. The same command continues the run.", markup=False
@@ -96,11 +102,13 @@ def show(record: dict[str, Any], as_json: bool) -> None:
             f"{name} {'—' if value is None else format(float(value), '.3f')}"
             for name, value in privacy["epsilon"].items()
         )
-        stdout.print(
-            f"ε ({privacy['guarantee']}, δ = {privacy['delta']:.3g}): {shown};  "
-            f"σ = {privacy['sigma']:.4f}"
-        )
+        mark = "nominal ε" if privacy["guarantee"] == "nominal" else "ε"
+        stdout.print(f"{mark} (δ = {privacy['delta']:.3g}): {shown};  σ = {privacy['sigma']:.4f}")
     stdout.print(
         f"{cost['examples_per_second']:.0f} examples/s, {cost['train_seconds']:.1f} s of training, "
         f"peak memory {cost['peak_memory_bytes'] / 2**20:,.0f} MiB"
     )
+    if "statement" in record:
+        from dpfp_ray.privacy.statement import brief
+
+        stdout.print(brief(record["statement"]), markup=False)

@@ -55,9 +55,10 @@ def discriminant(
 
     with m the mean of all rows, g_c = m_c − m, Σ₊ the released covariance without its negative
     eigenvalues. λ has two parts: `ridge` times the radius 2 τ √k of the noise's spectrum (Wigner's
-    semicircle law; the noise of an entry is τ), and (`shrinkage` + k/n) times the mean variance of a
-    coordinate, for what n rows cannot tell about k² entries even without noise. Both are known from
-    the release. The noise in g_c makes g_cᵀ P g_c too large by its variance times tr P: taken off.
+    semicircle law; the noise of an entry is τ), and (`shrinkage` + k/n) times the mean variance of
+    a coordinate, for what n rows cannot tell about k² entries even without noise. Both are known
+    from the release. The noise in g_c makes g_cᵀ P g_c too large by its variance times tr P: taken
+    off.
 
     `public` is a covariance of *public* rows. Classes differ mostly in directions in which texts
     differ at all, so g_c is then shrunk to what noise leaves likely, see `_likely`.
@@ -103,9 +104,7 @@ def discriminant(
     # A ridge makes scores too small: the right scale is separation over variance. Where noise hides
     # the separation the order of scores is all there is, and the logits are made less sure of it.
     scale = max(separation, np.sqrt(unsure)) / max(variance, 1e-300)
-    logits = LinearHead(
-        scale * weight, scale * (-distance / 2 - weight @ centre) + np.log(priors)
-    )
+    logits = LinearHead(scale * weight, scale * (-distance / 2 - weight @ centre) + np.log(priors))
     positive = max(separation, 0.0)
     sure = max(positive**2 / max(positive**2 + unsure, 1e-300), LEAST_SURE)
     return LinearHead(sure * logits.weight, sure * logits.bias)

@@ -61,9 +61,7 @@ def flatten(counts: Floats, sums: Floats, second: Floats) -> Floats:
     )
 
 
-def unflatten(
-    vector: Floats, width: int, classes: int, noise_multiplier: float
-) -> ClassStatistics:
+def unflatten(vector: Floats, width: int, classes: int, noise_multiplier: float) -> ClassStatistics:
     """The statistics in a released vector, with what is publicly known of the noise in them."""
     upper, weights = _triangle(width)
     counts, sums, triangle = np.split(vector, [classes, classes * (1 + width)])

@@ -35,7 +35,7 @@ from dpfp_ray.train import Data, Progress, Reporter, State
 CHUNK = 8192  # rows in memory at once; part of what a seed means for `release_once`
 KEPT = 4  # releases kept in memory, for the trials that follow
 
-Rows = Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]
+Rows = Iterator[tuple[NDArray[np.floating[Any]], NDArray[np.int64]]]
 
 
 def fit(
@@ -57,7 +57,8 @@ def fit(
     assert isinstance(table, RepresentationTable), "these modes train on cached representations"
     mode = import_module(f"dpfp_ray.methods.{plan.mode}")
     known: ClassStatistics = mode.release(plan, noise_multiplier, table, model.classes, seed)
-    assert plan.ridge is not None and plan.shrinkage is not None
+    assert plan.ridge is not None
+    assert plan.shrinkage is not None
     public = public_covariance(data, plan) if plan.prior == "dev" else None
     put_head(model, discriminant(known, plan.ridge, plan.shrinkage, public), plan.C)
     progress = Progress(step=1, rows=len(table), train_seconds=time.perf_counter() - started)
@@ -130,7 +131,7 @@ def add_up(
     counts, sums = np.zeros(classes), np.zeros((classes, width))
     second = np.zeros((width, width))
     for u, labels in rows:
-        member = np.zeros((classes, len(u)))
+        member = np.zeros((classes, len(u)), u.dtype)
         member[labels, np.arange(len(u))] = 1.0
         counts += member.sum(1)
         sums += member @ u

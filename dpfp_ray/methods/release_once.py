@@ -12,10 +12,7 @@ by its bias on clean ones. Class means, however, average the noise away, and the
 exactly n σ² I too much, which is taken off.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
-from numpy.typing import NDArray
 
 from dpfp_ray.methods.discriminant import ClassStatistics
 from dpfp_ray.methods.one_release import Recent, Rows, add_up, bounded_rows, release_id
@@ -51,14 +48,15 @@ def noisy_rows(
     name = release_id(plan, noise_multiplier, table, seed)
     for number, (u, labels) in enumerate(bounded_rows(table, plan)):
         rng = keyed_generator(seed, f"release {name}", number)
-        z = u + noise_multiplier * rng.standard_normal(u.shape)
+        noise = rng.standard_normal(u.shape, dtype=np.float32)
+        z = (u + np.float32(noise_multiplier) * noise).astype(np.float32)
         if plan.label_epsilon is not None:
             labels = randomise(labels, plan.label_epsilon, classes, rng)
         yield z, labels
 
 
 def summarise(
-    rows: Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]],
+    rows: Rows,
     noise_multiplier: float,
     label_epsilon: float | None,
     width: int,

@@ -3,7 +3,7 @@ the guesses prove against what the plan states.
 
 DIR/result.json   the ordinary result, and under `audit` the bound and the verdict
 DIR/audit.json    the same `audit` and the two seeds, which repeat it to the bit; owner-only
-DIR/unfinished/   only while it is: resume.pt, where `dpfp train` in DIR cannot mistake it for its own
+DIR/unfinished/   resume.pt while it runs; not in DIR, where `dpfp train` would take it for its own
 
 No weights are kept: a model that was trained on canaries, with seeds on record, is no release.
 """
@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
+
+import numpy as np
 
 from dpfp_ray import run
 from dpfp_ray.data import Table
@@ -29,6 +31,7 @@ from dpfp_ray.privacy.canaries import FAMILIES, Bools, Canaries, flip_coins, mak
 from dpfp_ray.privacy.canary_scores import (
     ACCESS,
     IN_ONLY,
+    WATCHED,
     Floats,
     Trained,
     score,
@@ -38,6 +41,7 @@ from dpfp_ray.privacy.canary_scores import (
 )
 from dpfp_ray.privacy.canary_tables import hide_empty, insert
 from dpfp_ray.privacy.verdict import judge
+from dpfp_ray.privacy.watch import Watcher
 from dpfp_ray.representations import RepresentationTable, represent
 from dpfp_ray.sampling import fresh_seed, keyed_generator
 from dpfp_ray.train import Data, Reporter, State
@@ -121,8 +125,12 @@ def conduct(
     device = run.default_device()
     model = hide_empty(run.build_model(prepared, seed, device))
     initial = snapshot(model)
+    watched = np.zeros(0)
+    if audit.score_name == WATCHED:
+        reporter = Watcher(reporter, prepared, model, audit.canaries, state)
+        watched = reporter.evidence
     record, model = run.run(prepared, reporter, seed=seed, state=state, device=device, model=model)
-    trained = Trained(prepared, audit.real, audit.canaries, initial, model, seed)
+    trained = Trained(prepared, audit.real, audit.canaries, initial, model, seed, watched)
     scores = score(audit.score_name, trained)
     verdict = judge(
         plan,

@@ -6,8 +6,8 @@ use all that the auditor knows: the records, the canaries, the initial weights; 
     loss            black box: by how much training lowered the canary's loss
     row_movement    white box: how far the word-embedding row moved that only this canary has. Exact
                     where gradients get no noise: such a row stays unless its canary was drawn
-    row_alignment   white box: how far that row moved against the canary's own gradient, for methods
-                    that put noise on every row
+    row_releases    white box: what all noisy gradients together say of that row, for a method that
+                    puts noise on every row (`watch`)
     alignment       white box: how far all weights moved against the canary's gradient
     released_row, released_moments    the release itself, see `release_scores`
 """
@@ -33,6 +33,7 @@ from dpfp_ray.privacy.canaries import Canaries
 from dpfp_ray.run import Prepared
 
 ACCESS = ("black_box", "white_box")
+WATCHED = "row_releases"  # the one score that is gathered while training goes on
 # A row that moved had its canary in; one that did not may have a canary that was never drawn.
 IN_ONLY = ("row_movement",)
 ROWS = 128  # in memory at once, with gradients
@@ -60,7 +61,7 @@ def score_name(plan: Plan, family: str, access: str) -> str:
     if plan.one_release:
         return {"release_once": "released_row", "moments": "released_moments"}[plan.mode]
     if family == "unused_token" and trains_embeddings(plan):
-        return "row_alignment" if plan.method == "dpsgd" else "row_movement"
+        return WATCHED if plan.method == "dpsgd" else "row_movement"
     return "alignment"
 
 
@@ -74,6 +75,7 @@ class Trained:
     """What the auditor has when training is over. `real` is the training set without canaries.
 
     `seed` is there because a release is not stored: it is a function of the seed, made again.
+    `watched` is what was seen while training went on, if anybody looked.
     """
 
     prepared: Prepared
@@ -82,6 +84,7 @@ class Trained:
     initial: Weights
     model: Classifier
     seed: int
+    watched: Floats
 
     @property
     def plan(self) -> Plan:
@@ -95,7 +98,7 @@ def score(name: str, trained: Trained) -> Floats:
     scorers: dict[str, Callable[[Trained], Floats]] = {
         "loss": loss_reduction,
         "row_movement": row_movement,
-        "row_alignment": row_alignment,
+        WATCHED: lambda trained: trained.watched,
         "alignment": alignment,
         "released_row": released_row,
         "released_moments": released_moments,
@@ -116,15 +119,6 @@ def loss_reduction(trained: Trained) -> Floats:
 
 def row_movement(trained: Trained) -> Floats:
     return row_changes(trained).norm(dim=1).numpy()
-
-
-def row_alignment(trained: Trained) -> Floats:
-    """Projection on the unit gradient: the noise in it has the same size for every canary."""
-    moved = row_changes(trained)
-    with weights_of(trained.model, trained.initial):
-        gradients = row_gradients(trained.model, trained.canaries)
-    unit = gradients / gradients.norm(dim=1, keepdim=True).clamp(min=1e-30)
-    return -(moved * unit).sum(1).numpy()
 
 
 def alignment(trained: Trained) -> Floats:

@@ -14,7 +14,7 @@ from dpfp_ray.privacy.audit_bounds import GdpBound, guess_grid, one_run_epsilon,
 from dpfp_ray.privacy.canaries import Bools
 from dpfp_ray.privacy.canary_scores import Floats
 from dpfp_ray.privacy.labels import joint_mu
-from dpfp_ray.run import guarantee
+from dpfp_ray.privacy.statement import verdict as guarantee
 
 # Where "in" shows for sure but "out" looks like "in and never drawn", only the highest scores are
 # guessed, all of them "in". About half of the canaries are in, and a few of those never drawn.

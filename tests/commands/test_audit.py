@@ -72,11 +72,12 @@ def test_overwrite_starts_again(
 ) -> None:
     flags = ["--epochs", "0.5", "--json", "--output", str(tmp_path)]
     assert main([*common, *flags, "--seed", "1", "--membership-seed", "1"]) == 0
-    first = json.loads(capsys.readouterr().out)
+    first = json.loads((tmp_path / "audit.json").read_text())
+    capsys.readouterr()
     assert main([*common, *flags, "--membership-seed", "3"]) == 2
     assert "another membership_seed" in capsys.readouterr().err
     assert main([*common, *flags, "--membership-seed", "3", "--overwrite"]) == 0
-    assert json.loads(capsys.readouterr().out)["canaries_in"] != first["canaries_in"]
+    assert json.loads((tmp_path / "audit.json").read_text())["members"] != first["members"]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ class Story:
 
 @pytest.fixture(scope="module")
 def story(tiny_task: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Story:
-    """Killed before anything was saved, killed in the middle of a trial, Ctrl-C, then to the end."""
+    """Killed before anything was saved, killed in the middle of a trial, Ctrl-C, then let go on."""
     folder = tmp_path_factory.mktemp("killed")
     parameters = {"learning_rate": {"values": RATES}}
     plan = {"epochs": 5, "batch_size": 4}
@@ -43,7 +43,8 @@ def story(tiny_task: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
         folder / "s.yaml", tiny_task, method="grid", parameters=parameters, plan=plan
     )
     it = Story(space, folder / "runs")
-    command = ("sweep", str(space), "--storage", str(it.storage), "--concurrency", "1")
+    command = ("sweep", str(space), "--storage", str(it.storage))
+    command += ("--concurrency", "1", "--cpus-per-worker", "1")
 
     first = Command(*command)
     wait_for(lambda: (it.storage / "tune").exists(), "the first trial's start")

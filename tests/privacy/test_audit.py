@@ -143,7 +143,7 @@ def test_a_full_batch_is_a_gaussian_claim() -> None:
     [
         ({"method": "dpfp"}, "unused_token", "row_movement"),
         ({"method": "non_private"}, "unused_token", "row_movement"),
-        ({"method": "dpsgd"}, "unused_token", "row_alignment"),
+        ({"method": "dpsgd"}, "unused_token", "row_releases"),
         ({"method": "dpsgd", "scope": "head"}, "mislabelled", "alignment"),
         ({"method": "rgp"}, "mislabelled", "alignment"),
         ({"method": "dpfp", "mode": "release_once"}, "mislabelled", "released_row"),
@@ -270,6 +270,7 @@ def task() -> Task:
 
 def tiny(model_folder: str, method: str = "dpfp", **changes: Any) -> Plan:
     settings: dict[str, Any] = {"batch_size": 20, "epochs": 3, "learning_rate": 1e-4}
+    settings["representation"] = "mean"
     if method != "non_private":
         settings |= {"epsilon": 1.0, "delta": 1e-6}
     return Plan(method=method, model=model_folder, **{**settings, **changes})
@@ -305,7 +306,7 @@ def test_weight_decay_is_not_taken_for_movement(model_folder: str, task: Task) -
 def test_noise_on_every_row_hides_who_was_in(model_folder: str, task: Task) -> None:
     found, _, _ = run_tiny(tiny(model_folder, "dpsgd"), task)
     assert found["verdict"] == "consistent"
-    assert found["score"] == "row_alignment"
+    assert found["score"] == "row_releases"
 
 
 @pytest.mark.parametrize(
@@ -316,7 +317,7 @@ def test_noise_on_every_row_hides_who_was_in(model_folder: str, task: Task) -> N
         ("non_private", "mislabelled", "black_box", 30),
         ("dpsgd", "unused_token", "white_box", 3),
         ("dpsgd", "unused_token", "black_box", 3),
-        ("rgp", "unused_token", "white_box", 3),
+        ("dpsgd", "mislabelled", "black_box", 30),
     ],
 )
 def test_without_noise_the_scores_see_who_was_in(
