@@ -36,13 +36,20 @@ class ConsoleReporter:
     """Shows loss, accuracy and ε spent; saves the run every minute, every epoch and on Ctrl-C."""
 
     def __init__(
-        self, plan: Plan, noise_multiplier: float, label: str, folder: Path | None, seed: int
+        self,
+        plan: Plan,
+        noise_multiplier: float,
+        label: str,
+        folder: Path | None,
+        seed: int,
+        seed_known: bool = False,
     ) -> None:
         self.plan = plan
         self.ledger = Ledger(plan, noise_multiplier)
         self.epsilon_name = "nominal ε" if verdict(plan) == "nominal" else "ε"
         self.folder = folder
         self.seed = seed
+        self.seed_known = seed_known
         self.accuracy: float | None = None
         self.stop_requested = False
         self.saved_at = self.shown_at = time.monotonic()
@@ -87,7 +94,7 @@ class ConsoleReporter:
             self.shown_at = now
             self.bar.update(self.task, completed=done, facts=self._facts(done, loss()))
         if self.folder and (self.stop_requested or now - self.saved_at > SAVE_EVERY_SECONDS):
-            save_state(self.folder, checkpoint(), self.seed)
+            save_state(self.folder, checkpoint(), self.seed, self.seed_known)
             self.saved_at = time.monotonic()
         if self.stop_requested and done < self.plan.steps:
             raise Interrupted
@@ -96,7 +103,7 @@ class ConsoleReporter:
         scores = {name: score["accuracy"] for name, score in record["dev"].items()}
         self.accuracy = next(iter(scores.values()))
         if self.folder and record["step"] < self.plan.steps:
-            save_state(self.folder, checkpoint(), self.seed)
+            save_state(self.folder, checkpoint(), self.seed, self.seed_known)
             self.saved_at = time.monotonic()
         spent = record["epsilon"].get(self.plan.accountant)
         shown = "  ".join(f"{name} accuracy {value:.4f}" for name, value in scores.items())

@@ -47,3 +47,13 @@ METHOD_DEFAULTS = {
     # 30 epochs, lr 1e-4 to 3e-4, clip 1. Only the batch is scaled there (MNLI 14000, 30 epochs).
     "rgp": MethodDefaults(2000, 1, 1.0, 3e-4, 30, "constant", 0.0, "add_remove", True),
 }
+
+# A head on a frozen encoder is a logistic regression: papers on fine-tuning give no rate for it, and
+# theirs would leave it where it started. Measured on SST-2 with MiniLM (benchmarks/frozen.md).
+HEAD_LEARNING_RATES = {"non_private": 2e-3, "dpfp": 1e-3, "dpsgd": 5e-2, "rgp": 1e-2}
+
+
+def default_learning_rate(method: str, scope: str) -> float:
+    if scope == "head":
+        return HEAD_LEARNING_RATES[method]
+    return METHOD_DEFAULTS[method].learning_rate

@@ -21,13 +21,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpfp_ray.defaults import METHOD_DEFAULTS
+from dpfp_ray.defaults import METHOD_DEFAULTS, default_learning_rate
 from dpfp_ray.errors import UserError
 
 METHODS = tuple(METHOD_DEFAULTS)
 MODES = ("paper", "release_once", "moments")
 # Modes that look at the private data once, with a frozen encoder; all else is post-processing.
 ONE_RELEASE = ("release_once", "moments")
+# Measured on SST-2 and the demo, which are public (benchmarks/frozen.md); the optimum is flat.
+RIDGE = {"release_once": 2.0, "moments": 0.5}
 CLIPPINGS = ("ghost", "hooks")
 CARRIERS = ("weight", "history")
 ACCOUNTANTS = ("gdp", "rdp", "pld")
@@ -105,10 +107,10 @@ class Plan:
         ("auto", "clip", "unit"),
     )
     ridge: float | None = option(
-        None, "release_once, moments: ridge, in units of the noise's known size (default: 0.5)"
+        None, "release_once, moments: ridge, in units of the noise's known size (default: 2, 0.5)"
     )
     shrinkage: float | None = option(
-        None, "release_once, moments: ridge, in units of the mean variance (default: 0.05)"
+        None, "release_once, moments: ridge, in units of the mean variance (default: 0.01)"
     )
     prior: str = option(
         "none",
@@ -149,7 +151,8 @@ class Plan:
             raise UserError(unknown("method", self.method, METHODS))
         defaults = METHOD_DEFAULTS[self.method]
         self._follow_mode()
-        for name in ("clip", "learning_rate", "schedule", "weight_decay", "adjacency"):
+        self._fill("learning_rate", default_learning_rate(self.method, self.scope))
+        for name in ("clip", "schedule", "weight_decay", "adjacency"):
             self._fill(name, getattr(defaults, name))
         if not defaults.scales_with_data and not self.one_release:
             self._fill("batch_size", defaults.batch_size)
@@ -183,8 +186,8 @@ class Plan:
             self._fill("batch_size", self.records)
             self._fill("micro_batches", 1)
             self._fill("epochs", 1.0)
-            self._fill("ridge", 0.5)
-            self._fill("shrinkage", 0.05)
+            self._fill("ridge", RIDGE[self.mode])
+            self._fill("shrinkage", 0.01)
 
     def _fill(self, name: str, value: Any) -> None:
         if getattr(self, name) is None:
@@ -285,7 +288,7 @@ class Plan:
             "micro_batches": 1,
             "epochs": 1,
             "batch_size": self.records,
-            "learning_rate": defaults.learning_rate,
+            "learning_rate": default_learning_rate(self.method, self.scope),
             "schedule": defaults.schedule,
             "weight_decay": defaults.weight_decay,
         }

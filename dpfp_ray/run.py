@@ -289,12 +289,16 @@ def finished_result(folder: Path, plan: Plan) -> dict[str, Any] | None:
     return dict(found)
 
 
-def save_state(folder: Path, state: State, seed: int) -> None:
-    """Written in one rename, so that a kill at any moment leaves a whole file; owner-only."""
+def save_state(folder: Path, state: State, seed: int, seed_known: bool = False) -> None:
+    """Written in one rename, so that a kill at any moment leaves a whole file; owner-only.
+
+    That the seed was given is kept too: the statement at the end must say so, however the run was
+    resumed.
+    """
     scratch = folder / f"{RESUME}.{os.getpid()}"
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        torch.save({**state, "seed": seed}, file)
+        torch.save({**state, "seed": seed, "seed_known": seed_known}, file)
     os.replace(scratch, folder / RESUME)
 
 

@@ -51,21 +51,21 @@ def command(arguments: argparse.Namespace) -> int:
         return 0
 
     state = run.load_state(folder, prepared.plan)
-    seed = arguments.seed
+    seed, seed_known = arguments.seed, arguments.seed is not None
     if state is not None:
         if seed not in (None, state["seed"]):
             raise UserError(
                 f"{folder} holds an unfinished run with another seed; drop --seed to continue it, "
                 f"or use --overwrite"
             )
-        seed = state["seed"]
+        seed, seed_known = state["seed"], seed_known or state["seed_known"]
         stderr.print(
             f"continuing after step {state['progress']['step']:,} of {prepared.plan.steps:,}"
         )
     elif seed is None:
         seed = fresh_seed()
     reporter = ConsoleReporter(
-        prepared.plan, prepared.noise_multiplier, prepared.plan.method, folder, seed
+        prepared.plan, prepared.noise_multiplier, prepared.plan.method, folder, seed, seed_known
     )
     try:
         with reporter:
@@ -74,7 +74,7 @@ def command(arguments: argparse.Namespace) -> int:
                 reporter,
                 seed=seed,
                 state=state,
-                seed_known=arguments.seed is not None,
+                seed_known=seed_known,
             )
     except Interrupted:
         stderr.print(

@@ -17,6 +17,7 @@ from dpfp_ray.methods.noise import add_noise
 from dpfp_ray.methods.per_example import Clipping, HooksClipping, gradient
 from dpfp_ray.model import Classifier, trainable_parameters
 from dpfp_ray.plan import Plan
+from dpfp_ray.representations import HeadClassifier
 
 CLIPPINGS: dict[str, type[Clipping]] = {"ghost": GhostClipping, "hooks": HooksClipping}
 HOOKS_BYTES = 2 * 2**30  # per-example gradients in memory at once
@@ -26,7 +27,8 @@ PROBE_LENGTHS = (7, 5, 4)
 
 class DpSgd(Method):
     def __init__(self, plan: Plan, model: Classifier, sigma: float, seed: int) -> None:
-        freeze_unsplittable(model)
+        if not isinstance(model, HeadClassifier):  # one linear layer on given rows always splits
+            freeze_unsplittable(model)
         super().__init__(plan, model, sigma, seed)
         self.clipping: Clipping | None = None
 

@@ -129,7 +129,9 @@ def conduct(
     if audit.score_name == WATCHED:
         reporter = Watcher(reporter, prepared, model, audit.canaries, state)
         watched = reporter.evidence
-    record, model = run.run(prepared, reporter, seed=seed, state=state, device=device, model=model)
+    record, model = run.run(
+        prepared, reporter, seed=seed, state=state, device=device, model=model, seed_known=True
+    )
     trained = Trained(prepared, audit.real, audit.canaries, initial, model, seed, watched)
     scores = score(audit.score_name, trained)
     verdict = judge(
@@ -147,6 +149,7 @@ def conduct(
         "score": audit.score_name,
         "real_records": plan.D - len(audit.canaries),
     }
+    record["statement"]["audit"] = record["audit"]
     return record, scores
 
 

@@ -112,9 +112,9 @@ def loss_reduction(trained: Trained) -> Floats:
     model, table = trained.model, trained.canaries.table
     after = losses(model, table)
     if trained.plan.one_release:  # the head is solved, not trained: its random start says nothing
-        return -after
+        return centred(-after, table.labels)
     with weights_of(model, trained.initial):
-        return losses(model, table) - after
+        return centred(losses(model, table) - after, table.labels)
 
 
 def row_movement(trained: Trained) -> Floats:
@@ -140,7 +140,13 @@ def alignment(trained: Trained) -> Floats:
         shifted = {name: initial[name] + sign * step * moved[name] for name in moved}
         with weights_of(model, shifted):
             sides.append(losses(model, table))
-    return (sides[1] - sides[0]) / (2 * step)
+    return centred((sides[1] - sides[0]) / (2 * step), table.labels)
+
+
+def centred(scores: Floats, labels: npt.NDArray[np.int64]) -> Floats:
+    """Scores less their class's median: training moves a whole class at once, in or out."""
+    medians = {label: np.median(scores[labels == label]) for label in np.unique(labels)}
+    return scores - np.array([medians[label] for label in labels])
 
 
 def row_changes(trained: Trained) -> Tensor:

@@ -14,6 +14,7 @@ from dpfp_ray.report.runs import (
     Budget,
     Cell,
     budgets_of,
+    order,
 )
 from dpfp_ray.report.table import MISSING, Column, Entry, Row, Table, number, percent, text
 from dpfp_ray.report.tables import guarantee_text, marks_legend
@@ -49,6 +50,7 @@ def main_table(cells: Sequence[Cell]) -> Table:
     places = _places(cells)
     rows: list[Row] = []
     compared: list[tuple[Cell, int, bool]] = []
+    cells = sorted(cells, key=lambda c: order(c.key._replace(task="")))
     for model, method in _distinct((c.key.model, c.key.method) for c in cells):
         mine = [c for c in cells if (c.key.model, c.key.method) == (model, method)]
         scores = {p: score for p in places if p.split and (score := _score(mine, p)) is not None}
@@ -88,7 +90,12 @@ def _places(cells: Sequence[Cell]) -> list[Place]:
             if task in run_here
             for name in names
         ]
-        places += [*scored, *([Place(budget, "", None)] if len(scored) > 1 else [])]
+        rows = {(cell.key.model, cell.key.method) for cell in cells}
+        whole = any(
+            all(_score([c for c in cells if (c.key.model, c.key.method) == row], p) for p in scored)
+            for row in rows
+        )
+        places += [*scored, *([Place(budget, "", None)] if len(scored) > 1 and whole else [])]
     return places
 
 

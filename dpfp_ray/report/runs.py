@@ -70,9 +70,10 @@ class Run:
         shown = TASK_NAMES.get(name, name)
         if plan.get("train_file"):
             shown += f": {str(plan['train_file']).replace(chr(92), '/').rsplit('/', 1)[-1]}"
-        limit, records = plan.get("max_train"), self.row["records"]
-        if isinstance(limit, int):  # an audit's canaries come on top of it
-            shown += f" ({limit if records is None else min(limit, records):,} records)"
+        if plan.get("max_train") is not None:
+            # An audit's canaries are no part of the task.
+            records = self.part("audit").get("real_records", self.row["records"])
+            shown += f" ({records:,} records)" if isinstance(records, int) else " (subset)"
         return shown
 
     @cached_property

@@ -97,7 +97,7 @@ class Verdict:
     def guarantee_text(self) -> str:
         words = {
             "proved": "a theorem covers this ε",
-            "nominal": "the paper’s accounting; no guarantee for this mode",
+            "nominal": "what the accounting says; no guarantee",
             "unknown": "the record does not say",
         }
         return words.get(self.winner.guarantee, guarantee_text(self.winner))
@@ -128,12 +128,19 @@ def headline(found: Sequence[Verdict], refuted: Sequence[Run]) -> str:
     for verdict in found:
         wins.setdefault(verdict.winner.name, []).append(verdict)
     name, won = max(wins.items(), key=lambda item: len(item[1]))
+    ties = sum(verdict.tie for verdict in won)
     if len(found) == 1:
+        rival = won[0].runner_up
         said = f"{name} is best at {won[0].budget} on {won[0].task}"
+        if rival is not None and ties:
+            points = _points(won[0].lead or 0.0)
+            said = f"{name} and {rival.name} tie at {won[0].budget} on {won[0].task}"
+            return f"{said}: {points} apart, within the noise."
     elif len(wins) == 1:
         said = f"{name} is best in all {len(found)} comparisons"
     else:
         said = f"{name} is best in {len(won)} of {len(found)} comparisons"
+    said += f" ({ties} within the noise)" if ties else ""
     guarantees = {verdict.winner.guarantee for verdict in won}
     if "refuted" in guarantees or any(run.method == won[0].winner.key.method for run in refuted):
         worth = "but an audit refuted its ε"

@@ -208,8 +208,9 @@ def with_statement(record: dict[str, Any]) -> dict[str, Any]:
         "guarantee": changed["privacy"]["guarantee"],
         "unit": "one record's text",
         "adjacency": changed["plan"]["adjacency"],
-        "epsilon": {**changed["privacy"]["epsilon"], "without_amplification": 17.25},
-        "tuning": {"epsilon": 5.36, "selection": "logarithmic:30"},
+        "amplification": {"counted": True, "without_amplification": 17.25},
+        "proved": {"epsilon": None, "why": "no"},
+        "tuning": {"epsilon": 5.36, "text": "logarithmic:30"},
     }
     return changed
 

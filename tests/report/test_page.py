@@ -60,7 +60,7 @@ def test_the_first_screen_has_the_answer(folder: Path) -> None:
     head = page[: page.index("<nav")]
     for said in ("DP-FP†", "points ahead of", "below Non-DP", "MiB", "refuted", "ε ≥ 3.09", "RGP"):
         assert said in head
-    assert "no guarantee for this mode" in head
+    assert "what the accounting says, and no guarantee" in head
 
 
 def test_statements_and_errors_are_on_the_page(folder: Path) -> None:

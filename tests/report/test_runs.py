@@ -54,6 +54,12 @@ def test_a_subset_of_a_task_is_another_task() -> None:
     assert tasks == ["custom: my.csv", "demo", "demo (1,000 records)"]
 
 
+def test_an_audits_canaries_make_no_other_task() -> None:
+    run = audited(sample("a", max_train=400), 1.0, "consistent")
+    run["audit"]["real_records"] = 300
+    assert read_runs([run])[0].task == "demo (300 records)"
+
+
 def test_variants_are_named() -> None:
     names = {
         cell.key.method

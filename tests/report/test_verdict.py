@@ -41,6 +41,10 @@ def test_headlines() -> None:
     assert headline([], []) == "No private run has finished yet."
     found = judged(three((0.9, 0.88, 0.80)))
     assert headline(found, []).endswith("on demo, but its ε is only nominal.")
+    found = judged(three((0.9, 0.881, 0.8805)))
+    assert headline(found, []).startswith(
+        "DP-FP† and DP-SGD tie at ε = 3 (PLD) on demo: 0.05 points"
+    )
     found = judged(three((0.9, 0.80, 0.88)))
     assert headline(found, []).endswith("on demo, and its guarantee is proved.")
 
