@@ -6,6 +6,7 @@ Results go to stdout, progress to stderr. Bad input exits with 2, an interrupted
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
@@ -17,6 +18,8 @@ VERBS = {
     "calibrate": "the noise that a privacy budget asks for, without any data",
     "train": "one run: one method, one budget, one task",
     "compare": "several methods at equal ε on one task, and one table",
+    "results": "query the records of runs, comparisons and sweeps",
+    "report": "tables, figures and one page to publish, from any number of results",
     "audit": "measure what a trained model leaks, and hold it against the stated ε",
     "sweep": "explore hyperparameters under one privacy budget, on Ray",
 }
@@ -49,8 +52,14 @@ def build_parser() -> Parser:
     return parser
 
 
+def show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """One line, without the file and line of our code that Python would show."""
+    print(f"dpfp: warning: {message}", file=sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
+    warnings.showwarning = show_warning
     try:
         code = int(arguments.command(arguments) or 0)
         sys.stdout.flush()  # a closed pipe shows here, not when Python exits

@@ -1,37 +1,42 @@
 """Methods side by side: runs the cells of a comparison and sums them up in one table."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from statistics import mean, stdev
 from typing import Any
 
+from dpfp_ray.errors import UserError
+from dpfp_ray.plan import ONE_RELEASE, Plan
 from dpfp_ray.results import Store
+from dpfp_ray.run import Inputs
 from dpfp_ray.sampling import keyed_generator
+from dpfp_ray.search_space import DERIVED
 from dpfp_ray.spaces import read_search_space, space_path
-from dpfp_ray.sweep import PUBLIC_SEED, InputsOnce, bind_trial
+from dpfp_ray.sweep import PUBLIC_SEED, bind_trial
 from dpfp_ray.trial import Trial
 from dpfp_ray.tuning import Runner
 
 Row = dict[str, Any]
+Cell = dict[str, Any]  # the plan's values for one (method, ε)
+# A parameter of a search space that stands for another field.
+MEANS = {DERIVED: "micro_batches"}
 
 
-def bind_cells(cells: list[dict[str, Any]], seeds: int, inputs_of: InputsOnce) -> list[Trial]:
+def bind_cells(cells: list[Cell], seeds: int, inputs_of: Callable[[Plan], Inputs]) -> list[Trial]:
     """Every cell `seeds` times; repetition by repetition, so that a stopped comparison is fair."""
     return [
         bind_trial(values, inputs_of, seed_index) for seed_index in range(seeds) for values in cells
     ]
 
 
-def tuned_cells(cells: list[dict[str, Any]], runner: Runner, samples: int) -> list[dict[str, Any]]:
-    """Each cell with the best of `samples` random settings: the same effort for every method.
+def tuned_cells(cells: list[Cell], runner: Runner, samples: int) -> list[Cell]:
+    """Each cell with the best of `samples` settings: the same effort for every method.
 
     The method's paper's own settings are the first candidate, so tuning never loses to them by
     accident of the draw. What the user has fixed stays fixed.
     """
-    candidates = [
-        [(values, bind_trial(values, runner.inputs_of, group="tune")) for values in tried]
-        for tried in ([cell, *drawn(cell, samples - 1)] for cell in cells)
-    ]
+    candidates = [drawn(cell, samples, runner.inputs_of) for cell in cells]
     runner.run(
         [trial for tried in candidates for _, trial in tried],
         varied=["method", "epsilon", "batch_size", "learning_rate"],
@@ -45,16 +50,32 @@ def tuned_cells(cells: list[dict[str, Any]], runner: Runner, samples: int) -> li
     return [max(tried, key=lambda one: score(one[1]))[0] for tried in candidates]
 
 
-def drawn(cell: dict[str, Any], samples: int) -> list[dict[str, Any]]:
-    """Random settings from the search space that is shipped for the cell's method."""
-    space = read_search_space(space_path(cell["method"]), {})
-    rng = keyed_generator(PUBLIC_SEED, f"tune {cell['method']}", 0)
-    names = {parameter.name for parameter in space.parameters}
-    tried = []
-    for _ in range(samples):
-        values = space.plan_values({p.name: p.draw(rng) for p in space.parameters} | {})
-        tried.append({name: values[name] for name in names if name in values} | cell)
-    return tried
+def drawn(
+    cell: Cell, samples: int, inputs_of: Callable[[Plan], Inputs]
+) -> list[tuple[Cell, Trial]]:
+    """The cell itself and random variants of it from the search space of its method; valid ones
+    only (a batch may be larger than the data), each once."""
+    space = replace(read_search_space(space_path(space_name(cell)), {}), fixed=cell)
+    free = [p for p in space.parameters if MEANS.get(p.name, p.name) not in cell]
+    rng = keyed_generator(PUBLIC_SEED, f"tune {space.name}", 0)
+    found: dict[str, tuple[Cell, Trial]] = {}
+    for attempt in range(20 * samples):
+        values = space.plan_values({p.name: p.draw(rng) for p in free if attempt})
+        try:
+            trial = bind_trial(values, inputs_of, group="tune")
+        except UserError:
+            if not attempt:
+                raise
+            continue
+        found.setdefault(trial.id, (values, trial))
+        if len(found) == samples:
+            break
+    return list(found.values())
+
+
+def space_name(cell: Cell) -> str:
+    mode = str(cell.get("mode", "paper"))
+    return mode if mode in ONE_RELEASE else str(cell["method"])
 
 
 def summarise(records: Iterable[dict[str, Any]]) -> list[Row]:
@@ -154,15 +175,18 @@ def cells_of(row: Row) -> list[str]:
 
 
 def print_comparison(rows: list[Row]) -> None:
+    from rich.console import Console
     from rich.table import Table
 
     from dpfp_ray.terminal import stdout
 
-    table = Table(*HEADINGS, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for number, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*cells_of(row))
-    # A redirected table keeps its columns; a narrow terminal wraps them by itself.
-    stdout.print(table, width=None if stdout.is_terminal else 150)
+    # At its natural width (about 120 columns) also where rich, not seeing a terminal, assumes 80.
+    Console(file=stdout.file, width=max(stdout.width, 140)).print(table)
     stdout.print(LEGEND)
     if any(row.get("guarantee") == "nominal" for row in rows):
         stdout.print(NOMINAL)

@@ -212,7 +212,8 @@ class Plan:
                 lambda v: isinstance(v, int) and v >= 1,
                 "a whole number of 1 or more",
             )
-        for name in ("clip", "learning_rate", "epochs", "epsilon"):
+        _require(self.epsilon, "epsilon", lambda v: 0 < v <= 1000, "a number above 0, at most 1000")
+        for name in ("clip", "learning_rate", "epochs"):
             _require(getattr(self, name), name, lambda v: 0 < v < math.inf, "a number above 0")
         _require(self.delta, "delta", lambda v: 0 < v < 1, "a number between 0 and 1")
         _require(self.max_length, "max_length", lambda v: v >= 3, "3 or more")

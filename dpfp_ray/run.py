@@ -24,7 +24,6 @@ from dpfp_ray.data.tokens import tokenise
 from dpfp_ray.errors import UserError
 from dpfp_ray.files import read_json, write_json
 from dpfp_ray.methods import one_release
-from dpfp_ray.methods.base import make_method
 from dpfp_ray.model import (
     Classifier,
     build_classifier,
@@ -190,11 +189,6 @@ def result_record(
 ) -> dict[str, Any]:
     """Everything a reader of the result may know, finished or so far; the seed is not among it."""
     plan = prepared.plan
-    if plan.one_release:
-        coordinates = one_release.noise_coordinates(plan, model)
-    else:
-        sigma = prepared.noise_multiplier * plan.C
-        coordinates = make_method(plan, model, sigma, seed=0).noise_coordinates
     return {
         "schema": SCHEMA,
         "plan": plan.to_dict(),
@@ -213,7 +207,7 @@ def result_record(
             "p": plan.p,
             "steps": progress.step,
             "draws": progress.step * plan.M,
-            "noise_coordinates": coordinates,
+            "noise_coordinates": progress.noise_coordinates,
         },
         "statement": statement(
             plan, prepared.noise_multiplier, steps=progress.step, seed_known=seed_known

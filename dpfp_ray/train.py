@@ -53,6 +53,7 @@ class Progress:
 
     step: int = 0
     rows: int = 0
+    noise_coordinates: int = 0
     train_seconds: float = 0.0
     eval_seconds: float = 0.0
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -89,6 +90,7 @@ def train(
         model.load_state_dict(state["model"], strict=False)
         optimizer.load_state_dict(state["optimizer"])
         loss_sum += state["loss_sum"]
+    progress.noise_coordinates = method.noise_coordinates
 
     def checkpoint() -> State:
         return {

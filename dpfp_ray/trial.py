@@ -26,7 +26,13 @@ class Trial:
         return f"{self.group + '-' if self.group else ''}{self.plan.hash}-{self.seed_index}"
 
     def seed(self, sweep_seed: int) -> int:
-        """Secret like the sweep's; independent of the order in which trials happen to run."""
+        """Secret like the sweep's; independent of the order in which trials happen to run.
+
+        Trials on one release must see the same release: its own key (`one_release.release_id`)
+        keeps different releases apart, so their trials share a seed, and the release is paid once.
+        """
+        if self.plan.one_release:
+            return derived_seed(sweep_seed, f"release {self.seed_index}")
         return derived_seed(sweep_seed, f"trial {self.id}")
 
     def to_config(self) -> dict[str, Any]:

@@ -41,3 +41,11 @@ def test_config_holds_no_seed() -> None:
 @pytest.mark.parametrize("value", [3, 3.0])
 def test_whole_and_broken_numbers_are_one_trial(value: float) -> None:
     assert make(epochs=value).id == make(epochs=3).id
+
+
+def test_trials_on_one_release_share_a_seed_so_that_tuning_is_free() -> None:
+    one, other = (make(mode="moments", ridge=ridge) for ridge in (0.5, 2.0))
+    assert one.id != other.id
+    assert one.seed(1) == other.seed(1)
+    assert Trial(one.plan, 0.5, group="tune").seed(1) == one.seed(1)
+    assert Trial(one.plan, 0.5, seed_index=1).seed(1) != one.seed(1)

@@ -63,8 +63,8 @@ def command(arguments: argparse.Namespace) -> int:
         audit.discard(folder)
 
     def listen(prepared: run.Prepared, seed: int, scratch: Path) -> ConsoleReporter:
-        noise = prepared.noise_multiplier
-        return ConsoleReporter(prepared.plan, noise, f"audit {plan.method}", scratch, seed)
+        noise, label = prepared.noise_multiplier, f"audit {plan.method}"
+        return ConsoleReporter(prepared.plan, noise, label, scratch, seed, seed_known=True)
 
     try:
         record = audit.audit_in(

@@ -19,9 +19,13 @@ from dpfp_ray.commands.options import add_plan_flags, plan_values
 from dpfp_ray.commands.sweep import add_ray_flags, interrupted, positive, ray_options
 from dpfp_ray.errors import UserError
 from dpfp_ray.files import to_json
-from dpfp_ray.plan import METHODS, unknown
+from dpfp_ray.plan import METHODS, MODES, ONE_RELEASE, unknown
 
 BUDGET = ("delta", "accountant", "adjacency")
+# What modes that release once have, and what they have not: they do not train in steps.
+ONLY_ONE_RELEASE = ("scaling", "ridge", "shrinkage", "label_epsilon")
+STEPS = ("batch_size", "micro_batches", "epochs", "learning_rate", "schedule", "weight_decay")
+ONLY_DPFP = ("mode", "micro_batches", *ONLY_ONE_RELEASE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,9 +88,12 @@ def command(arguments: argparse.Namespace) -> int:
 
 def parse_methods(text: str) -> list[str]:
     methods = [part.strip() for part in text.split(",") if part.strip()]
-    for method in methods:
-        if method.split(":")[0] not in METHODS:
+    for name in methods:
+        method, colon, mode = name.partition(":")
+        if method not in METHODS:
             raise UserError(unknown("method", method, METHODS))
+        if colon and mode not in MODES:
+            raise UserError(unknown("mode", mode, MODES))
     if not methods:
         raise UserError("methods is empty; give a list such as non_private,dpfp,dpsgd")
     return list(dict.fromkeys(methods))
@@ -112,7 +119,8 @@ def plan_cells(
 ) -> list[dict[str, Any]]:
     """Plan values for each (method, ε); non-private training has no ε and is run once.
 
-    `dpfp:moments` stands for method dpfp in mode moments.
+    `dpfp:moments` stands for method dpfp in mode moments. A flag applies to every method that knows
+    it.
     """
     cells = []
     for name in methods:
@@ -122,10 +130,19 @@ def plan_cells(
             values["mode"] = mode
         if match == "batch":
             values.setdefault("batch_size", 32)
-        if method != "dpfp":
-            values.pop("micro_batches", None)
+        for key in unused(method, str(values.get("mode", ""))):
+            values.pop(key, None)
         if method == "non_private":
-            cells.append({key: value for key, value in values.items() if key not in BUDGET})
+            cells.append(values)
         else:
             cells += [{**values, "epsilon": budget} for budget in budgets]
     return cells
+
+
+def unused(method: str, mode: str) -> tuple[str, ...]:
+    """Fields of a plan that mean nothing to a method."""
+    if method == "non_private":
+        return (*ONLY_DPFP, *BUDGET)
+    if method != "dpfp":
+        return ONLY_DPFP
+    return STEPS if mode in ONE_RELEASE else ONLY_ONE_RELEASE

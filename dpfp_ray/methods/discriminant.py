@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 # A class whose count is not larger than this many standard deviations of its noise is unknown.
-SEEN = 2.0
+SEEN = 4.0
 # Variance along a direction that tells classes apart, over the mean variance of all directions; a
 # guess for when noise hides it (a sentence encoder's own order of magnitude).
 GUESSED_SPREAD = 3.0
@@ -145,4 +145,4 @@ def _variance(
     guess = GUESSED_SPREAD * spread
     trust = guess**2 / (guess**2 + 2 * entry_std**2 + correction**2)
     mixed = trust * (measured + correction * size) + (1 - trust) * guess * size
-    return max(mixed, guess * size / 4)
+    return max(mixed, (1 - trust) * guess * size / 4)

@@ -61,7 +61,12 @@ def fit(
     assert plan.shrinkage is not None
     public = public_covariance(data, plan) if plan.prior == "dev" else None
     put_head(model, discriminant(known, plan.ridge, plan.shrinkage, public), plan.C)
-    progress = Progress(step=1, rows=len(table), train_seconds=time.perf_counter() - started)
+    progress = Progress(
+        step=1,
+        rows=len(table),
+        noise_coordinates=noise_coordinates(plan, model),
+        train_seconds=time.perf_counter() - started,
+    )
 
     started = time.perf_counter()
     scores = {name: evaluate(model, dev, comm, plan.precision) for name, dev in data.dev.items()}

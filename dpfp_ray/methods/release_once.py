@@ -46,10 +46,11 @@ def noisy_rows(
     Not written to disk, because it need not be: the same arguments give the same numbers.
     """
     name = release_id(plan, noise_multiplier, table, seed)
+    std = np.nextafter(np.float32(noise_multiplier), np.float32(np.inf))  # rounded up, never down
     for number, (u, labels) in enumerate(bounded_rows(table, plan)):
         rng = keyed_generator(seed, f"release {name}", number)
         noise = rng.standard_normal(u.shape, dtype=np.float32)
-        z = (u + np.float32(noise_multiplier) * noise).astype(np.float32)
+        z = (u + std * noise).astype(np.float32)
         if plan.label_epsilon is not None:
             labels = randomise(labels, plan.label_epsilon, classes, rng)
         yield z, labels

@@ -99,7 +99,7 @@ class Run:
 
     @property
     def scored(self) -> bool:
-        return self.row["status"] == "finished" and self.row["accuracy"] is not None
+        return self.row["status"] == "finished" and _finite(self.row["accuracy"])
 
     @property
     def tuning(self) -> bool:
@@ -117,7 +117,7 @@ class Run:
         known = {
             name.removeprefix("accuracy_"): value
             for name, value in self.row.items()
-            if name.startswith("accuracy_") and value is not None
+            if name.startswith("accuracy_") and _finite(value)
         }
         return {name: known[name] for name in order if name in known}
 
@@ -162,7 +162,7 @@ class Cell:
 
     def average(self, name: str) -> float | None:
         """Mean of a numeric column over the seeds that have it."""
-        values = [run.row[name] for run in self.runs if run.row.get(name) is not None]
+        values = [run.row[name] for run in self.runs if _finite(run.row.get(name))]
         return mean(values) if values else None
 
     @property
@@ -201,6 +201,10 @@ class Cell:
         counts = [n for n in self.first.part("dev_records").values() if isinstance(n, int)]
         score = self.accuracy
         return math.sqrt(max(score * (1 - score), 0.0) / counts[0]) if counts and counts[0] else 0.0
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def read_runs(records: Iterable[Mapping[str, Any]]) -> list[Run]:

@@ -373,10 +373,12 @@ def facts(record: dict[str, Any]) -> dict[str, Any]:
     return {name: record[name] for name in ("plan", "metrics", "privacy", "audit")}
 
 
+@pytest.mark.parametrize("method", ["dpfp", "dpsgd"])
 def test_a_killed_audit_continues_and_ends_the_same(
-    model_folder: str, task: Task, tmp_path: Path
+    model_folder: str, task: Task, tmp_path: Path, method: str
 ) -> None:
-    plan = tiny(model_folder)
+    """Also with a score that is gathered on the way."""
+    plan = tiny(model_folder, method)
     unbroken, broken = tmp_path / "one", tmp_path / "other"
     unbroken.mkdir()
     broken.mkdir()

@@ -33,7 +33,8 @@ def sample(
     """A finished trial as `ray_trial` leaves it, with values that look alive."""
     task = fields.get("task", "demo")
     chance = random.Random(f"{identity} {seed}")
-    plan = Plan(**fields).bind(records=_RECORDS.get(task, 5_000), representation="mean")
+    records = min(_RECORDS.get(task, 5_000), fields.get("max_train") or 10**9)
+    plan = Plan(**fields).bind(records=records, representation="mean")
     private = plan.private
     budget = plan.epsilon or 0.0
     if accuracy is None:
