@@ -5,8 +5,12 @@ STAMP := .venv/.installed
 
 .PHONY: demo test lint install clean
 
-demo: install  ## train non-private and DP-FP side by side on the demo task
-	$(BIN)/dpfp compare --task demo --methods non_private,dpfp --epsilon 3 --output runs/demo
+demo: install  ## a sweep, a comparison at equal ε and a report, on real reviews; about 5 minutes
+	$(BIN)/dpfp sweep search_spaces/demo.yaml --storage runs/demo/sweep
+	$(BIN)/dpfp compare --task demo --max-train 1500 --max-dev 500 --epochs 1 --epsilon 3 \
+	  --methods non_private,dpfp,dpfp:release_once,dpfp:moments,dpsgd \
+	  --set non_private.lr=2e-4 --set dpfp.lr=2e-4 --output runs/demo/compare
+	$(BIN)/dpfp report runs/demo --output runs/demo/report
 
 test: lint  ## style, types and the test suite
 	$(BIN)/pytest

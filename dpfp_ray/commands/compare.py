@@ -16,10 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from dpfp_ray.commands.options import add_plan_flags, plan_values
-from dpfp_ray.commands.sweep import add_ray_flags, interrupted, positive, ray_options
+from dpfp_ray.commands.sweep import (
+    add_ray_flags,
+    interrupted,
+    positive,
+    ray_options,
+    split_change,
+)
 from dpfp_ray.errors import UserError
 from dpfp_ray.files import to_json
-from dpfp_ray.plan import METHODS, MODES, ONE_RELEASE, unknown
+from dpfp_ray.plan import FIELDS, METHODS, MODES, ONE_RELEASE, field_name, unknown
 
 BUDGET = ("delta", "accountant", "adjacency")
 # What modes that release once have, and what they have not: they do not train in steps.
@@ -41,6 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--match", choices=["batch"], help="batch: every method gets the same B (default 32)"
     )
     group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="METHOD.FIELD=VALUE",
+        help="a plan field for one method only, such as dpfp.lr=1e-4; may be repeated",
+    )
+    group.add_argument(
         "--tune",
         type=positive,
         metavar="N",
@@ -55,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(arguments: argparse.Namespace) -> int:
     methods = parse_methods(arguments.methods)
     budgets = parse_budgets(arguments.budgets)
-    cells = plan_cells(methods, budgets, plan_values(arguments), arguments.match)
+    settings = parse_settings(arguments.settings)
+    cells = plan_cells(methods, budgets, plan_values(arguments), arguments.match, settings)
 
     from dpfp_ray import compare
     from dpfp_ray.results import Store
@@ -114,18 +129,36 @@ def parse_budgets(text: str) -> list[float]:
     return list(dict.fromkeys(budgets))
 
 
+def parse_settings(texts: list[str]) -> dict[str, dict[str, str]]:
+    """`dpfp.lr=1e-4` as {"dpfp": {"learning_rate": "1e-4"}}."""
+    settings: dict[str, dict[str, str]] = {}
+    for text in texts:
+        key, value = split_change(text)
+        method, dot, name = key.partition(".")
+        if not dot or method not in METHODS:
+            raise UserError(f"--set {text}: give METHOD.FIELD=VALUE, such as dpfp.lr=1e-4")
+        if field_name(name) not in FIELDS:
+            raise UserError(f"--set {text}: {unknown('key', name, tuple(FIELDS))}")
+        settings.setdefault(method, {})[field_name(name)] = value
+    return settings
+
+
 def plan_cells(
-    methods: list[str], budgets: list[float], common: dict[str, Any], match: str | None
+    methods: list[str],
+    budgets: list[float],
+    common: dict[str, Any],
+    match: str | None,
+    settings: dict[str, dict[str, str]] | None = None,
 ) -> list[dict[str, Any]]:
     """Plan values for each (method, ε); non-private training has no ε and is run once.
 
     `dpfp:moments` stands for method dpfp in mode moments. A flag applies to every method that knows
-    it.
+    it, one of `settings` to its method.
     """
     cells = []
     for name in methods:
         method, _, mode = name.partition(":")
-        values = {**common, "method": method}
+        values = {**common, **(settings or {}).get(method, {}), "method": method}
         if mode:
             values["mode"] = mode
         if match == "batch":

@@ -126,8 +126,9 @@ def headline(found: Sequence[Verdict], refuted: Sequence[Run]) -> str:
     found = [verdict for verdict in found if verdict.runner_up] or found
     wins: dict[str, list[Verdict]] = {}
     for verdict in found:
-        wins.setdefault(verdict.winner.name, []).append(verdict)
-    name, won = max(wins.items(), key=lambda item: len(item[1]))
+        wins.setdefault(verdict.winner.key.method, []).append(verdict)
+    won = max(wins.values(), key=len)
+    name = max((verdict.winner.name for verdict in won), key=len)
     ties = sum(verdict.tie for verdict in won)
     if len(found) == 1:
         rival = won[0].runner_up

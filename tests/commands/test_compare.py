@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dpfp_ray.cli import main
-from dpfp_ray.commands.compare import plan_cells
+from dpfp_ray.commands.compare import parse_settings, plan_cells
+from dpfp_ray.errors import UserError
 from dpfp_ray.plan import make_plan
 from tests.ray_runs import records
 
@@ -150,3 +151,16 @@ def test_a_flag_reaches_the_methods_that_know_it() -> None:
 def test_match_gives_all_the_same_batch() -> None:
     cells = plan_cells(["non_private", "dpfp", "dpsgd", "rgp"], [3.0], {}, "batch")
     assert {make_plan(cell).batch_size for cell in cells} == {32}
+
+
+def test_a_setting_reaches_its_own_method_only() -> None:
+    settings = parse_settings(["dpfp.lr=1e-4"])
+    cells = plan_cells(["non_private", "dpfp"], [3.0], {}, None, settings)
+    assert "learning_rate" not in cells[0]
+    assert cells[1]["learning_rate"] == "1e-4"
+
+
+@pytest.mark.parametrize("text", ["lr=1e-4", "dpfq.lr=1", "dpfp.lrr=1", "dpfp.lr"])
+def test_a_wrong_setting_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(UserError, match="--set"):
+        parse_settings([text])

@@ -61,6 +61,15 @@ def test_a_refuted_winner_is_refuted_in_the_headline_card_and_table() -> None:
     assert row.tone == "refuted"
 
 
+def test_a_method_refuted_at_one_budget_is_still_one_method() -> None:
+    records = list(comparison(seeds=2))
+    base = next(r for r in records if r["plan"]["method"] == "dpfp")
+    found = judged([*records, audited(base, 9.0, "refuted")])
+    assert (
+        headline(found, []) == "DP-FP†‡ is best in all 2 comparisons, but an audit refuted its ε."
+    )
+
+
 def test_where_nobody_was_beaten_nobody_won() -> None:
     records = [*comparison(seeds=1), sample("alone", epsilon=0.02, accountant="gdp")]
     found = judged(records)

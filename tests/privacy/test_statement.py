@@ -1,0 +1,163 @@
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpfp_ray.files import to_json
+from dpfp_ray.plan import Plan
+from dpfp_ray.privacy import participation
+from dpfp_ray.privacy.accounting import Mechanism, gdp_delta, gdp_epsilon
+from dpfp_ray.privacy.calibration import noise_multiplier
+from dpfp_ray.privacy.statement import brief, render, statement, verdict
+
+RECORDS = 2000
+PLANS: dict[str, dict[str, Any]] = {
+    "non_private": {"method": "non_private"},
+    "paper": {},
+    "paper_head": {"scope": "head"},
+    "release_once": {"mode": "release_once"},
+    "release_once_labels": {"mode": "release_once", "label_epsilon": 1.0},
+    "release_once_replace": {"mode": "release_once", "adjacency": "replace_one"},
+    "moments": {"mode": "moments"},
+    "dpsgd": {"method": "dpsgd"},
+    "dpsgd_clt": {"method": "dpsgd", "accountant": "gdp"},
+    "rgp": {"method": "rgp", "epochs": 3},
+}
+
+
+def facts(name: str, **options: Any) -> dict[str, Any]:
+    plan = Plan(**PLANS[name]).bind(records=RECORDS)
+    return statement(plan, noise_multiplier(plan), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("non_private", "none"),
+        ("paper", "nominal"),
+        ("paper_head", "nominal"),
+        ("release_once", "proved"),
+        ("release_once_labels", "proved"),
+        ("moments", "proved"),
+        ("dpsgd", "proved"),
+        ("dpsgd_clt", "nominal"),  # the central limit theorem is no upper bound
+        ("rgp", "proved"),
+    ],
+)
+def test_verdict(name: str, expected: str) -> None:
+    assert verdict(Plan(**PLANS[name]).bind(records=RECORDS)) == expected
+    assert facts(name)["verdict"] == expected
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_statement_is_json_and_is_rendered_from_json(name: str) -> None:
+    stored = json.loads(to_json(facts(name)))
+    text, short = render(stored), brief(stored)
+    assert stored["plan_hash"] in text
+    assert len(short.splitlines()) <= 8
+    assert stored["verdict"] in text
+    assert stored["verdict"] in short
+
+
+@pytest.mark.parametrize("name", ["paper", "paper_head", "dpsgd_clt"])
+def test_a_nominal_epsilon_is_never_shown_without_the_word(name: str) -> None:
+    for text in (render(facts(name)), brief(facts(name))):
+        for line in text.splitlines():
+            if "ε = " in line and "proved" not in line:
+                assert line.count("nominal ε = ") == line.count("ε = "), line
+
+
+def test_paper_gives_three_reasons_and_no_proved_epsilon() -> None:
+    found = facts("paper")
+    assert len(found["reasons"]) == 3
+    assert found["proved"]["epsilon"] is None
+    assert not found["accountants"]["pld"]["applies"]
+    assert any(item.startswith("labels") for item in found["not_protected"])
+
+
+def test_a_frozen_encoder_proves_something_in_paper_mode_but_without_amplification() -> None:
+    found = facts("paper_head")
+    assert found["proved"]["epsilon"] == found["amplification"]["without_amplification"]
+    assert found["proved"]["epsilon"] > found["epsilon"]["pld"]
+    assert "Jacobian" not in render(found)
+
+
+def test_who_protects_labels() -> None:
+    def labels_open(name: str) -> bool:
+        return any(item.startswith("labels") for item in facts(name)["not_protected"])
+
+    assert [name for name in PLANS if name != "non_private" and labels_open(name)] == [
+        "paper",
+        "paper_head",
+        "release_once",
+        "release_once_replace",
+    ]
+
+
+def test_modes_of_one_release_are_exact_and_count_on_no_sampling() -> None:
+    for name in ("release_once", "moments"):
+        found = facts(name)
+        assert found["epsilon"]["gdp"] == pytest.approx(3.0, rel=1e-3)
+        assert found["proved"]["epsilon"] == pytest.approx(3.0, rel=1e-3)
+        assert found["amplification"] == {
+            "counted": False,
+            "without_amplification": found["epsilon"]["pld"],
+        }
+        assert all(about["applies"] for about in found["accountants"].values())
+        assert "no further cost" in found["tuning"]["text"]
+    assert facts("release_once")["trust"].startswith("local")
+    assert facts("moments")["trust"].startswith("central")
+
+
+def test_training_loss_is_said_to_be_private() -> None:
+    assert "training loss" in render(facts("dpsgd"))
+    assert "training loss" not in render(facts("moments"))
+
+
+def test_held_out_dev_records_and_a_dev_prior_are_named() -> None:
+    plan = Plan(train_file="mine.csv", mode="moments", prior="dev").bind(records=RECORDS)
+    text = render(statement(plan, 1.0))
+    assert "held out of your training file" in text
+    assert "dev texts" in text
+
+
+def test_a_known_seed_tuning_and_an_audit_are_in_it() -> None:
+    found = facts(
+        "dpsgd",
+        seed_known=True,
+        tuning={"epsilon": 5.36, "text": "logarithmic:30"},
+        audit={"epsilon": 1.25, "confidence": 0.95},
+    )
+    text = render(found)
+    assert "the seed was given" in text
+    assert "ε = 5.36. logarithmic:30" in text
+    assert "ε ≥ 1.25 at 95% confidence" in text
+    assert "none was run" in render(facts("dpsgd"))
+
+
+def test_a_partly_done_run_states_what_it_has_spent() -> None:
+    plan = Plan(method="dpsgd").bind(records=RECORDS)
+    part = statement(plan, noise_multiplier(plan), steps=plan.steps // 3)
+    assert part["epsilon"]["pld"] < facts("dpsgd")["epsilon"]["pld"]
+
+
+def test_epsilon_without_amplification_is_the_mean_over_draws() -> None:
+    mech, delta = Mechanism(p=0.02, n=150, noise_multiplier=1.3, adjacency="zero_out"), 1e-4
+    found = participation.shown_epsilon(mech, delta)
+    draws = np.random.default_rng(0).binomial(150, 0.02, 400_000)
+    chances = np.bincount(draws) / len(draws)
+    total = sum(c * gdp_delta(found, math.sqrt(k) / 1.3) for k, c in enumerate(chances) if k)
+    assert total == pytest.approx(delta, rel=0.1)
+    expected = participation.expected_epsilon(mech, delta)
+    assert expected == pytest.approx(gdp_epsilon(math.sqrt(3) / 1.3, delta))
+    assert found > expected  # some records are drawn more often
+    most = participation.likely_most_rows(mech, 1e-6)
+    assert stats.binom.sf(most, 150, 0.02) <= 1e-6 < stats.binom.sf(most - 1, 150, 0.02)
+
+
+def test_without_sampling_nothing_is_averaged() -> None:
+    mech = Mechanism(p=1.0, n=4, noise_multiplier=2.0, adjacency="replace_one")
+    assert participation.shown_epsilon(mech, 1e-5) == pytest.approx(gdp_epsilon(2.0, 1e-5))
