@@ -30,6 +30,13 @@ def bind_cells(cells: list[Cell], seeds: int, inputs_of: Callable[[Plan], Inputs
     ]
 
 
+def differing(trials: list[Trial]) -> list[str]:
+    """What tells these trials apart, for the live table."""
+    configs = [{**trial.plan.to_dict(), "seed_index": trial.seed_index} for trial in trials]
+    names = ("method", "mode", "epsilon", "seed_index")
+    return [n for n in names if n == "method" or len({config[n] for config in configs}) > 1]
+
+
 def tuned_cells(cells: list[Cell], runner: Runner, samples: int) -> list[Cell]:
     """Each cell with the best of `samples` settings: the same effort for every method.
 

@@ -32,8 +32,8 @@ class LiveTable(Callback):
         self.live: Live | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tune pickles its callbacks with the experiment; nobody reads this one back."""
-        return {}
+        """Through Ray Client the table is pickled to where Tune runs; a terminal cannot follow."""
+        return {**self.__dict__, "live": None, "trials": []}
 
     def __enter__(self) -> "LiveTable":
         if self.done:
@@ -89,7 +89,8 @@ class LiveTable(Callback):
         elapsed = time.monotonic() - self.started
         left = elapsed / len(done) * (self.total - self.done) if done else None
         caption = (
-            f"{self.done} of {self.total} done, {len(running)} running"
+            f"{self.done} of {self.total} done, "
+            + (f"{len(running)} running" if running or done else "workers start")
             + (f", best {_result(best)['accuracy']:.4f}" if best else "")
             + f", {clock(elapsed)} gone"
             + (f", about {clock(left)} left" if left is not None else "")
@@ -148,7 +149,7 @@ def _facts(trial: Any, varied: list[str]) -> list[tuple[str, Any]]:
 
 def _state(trial: Any) -> str:
     if trial.status == "RUNNING":
-        return "running" if _result(trial) else "starts"
+        return "running" if "status" in _result(trial) else "starts"
     return _ending(trial)
 
 

@@ -21,6 +21,7 @@ from dpfp_ray.resources import Resources, plan_resources
 from dpfp_ray.results import Store
 from dpfp_ray.run import Inputs
 from dpfp_ray.sweep_state import SweepState
+from dpfp_ray.terminal import stderr
 from dpfp_ray.trial import SETTLED, Trial
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ class Runner:
     def _connect(self) -> None:
         if self._sweep is not None:
             return
-        self._stack.enter_context(connected(self.options.address))
+        with stderr.status("starting Ray …"):  # on a terminal only
+            self._stack.enter_context(connected(self.options.address))
         self._stack.enter_context(stopped_by_sigterm())
         from dpfp_ray.ray_trial import Sweep
 

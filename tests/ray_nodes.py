@@ -1,4 +1,4 @@
-"""Run by tests/test_ray_cluster.py as a process of its own: a cluster of four nodes on this machine,
+"""Run by tests/test_ray_cluster.py as a process of its own: a cluster of four nodes on one machine,
 trials spread over it, one trial's process and another one's node killed, then a Ray Train worker.
 
 Prints the records as JSON on its last line.
@@ -64,10 +64,12 @@ def disturbed_sweep(cluster: Any, nodes: list[Any], trials: list[Trial], storage
             next(node for node in nodes if node.node_id.startswith(lost)), allow_graceful=False
         )
         disturbed.extend(victim["id"] for victim in (victims[0], victims[-1]))
+        seen.extend(victim["node"] for victim in victims)
 
     disturbed: list[str] = []
+    seen: list[str] = []
     run(cluster, trials, storage, disturb, RayOptions(seed=SEED, save_every_seconds=0.2))
-    return {"records": records(storage), "disturbed": disturbed}
+    return {"records": records(storage), "disturbed": disturbed, "nodes": seen}
 
 
 def disturbed_workers(cluster: Any, trial: Trial, storage: Path) -> Any:

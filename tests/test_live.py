@@ -72,8 +72,8 @@ def test_table_shows_running_trials_and_the_best(tmp_path: Path) -> None:
         TuneTrial(1e-6),
         TuneTrial(1e-7, "PENDING"),
     ]
-    for trial in trials[:2]:
-        trial.last_result["status"] = "finished"
+    for trial, status in zip(trials, ("finished", "finished", "running"), strict=False):
+        trial.last_result["status"] = status
     shown.trials, shown.done = trials, 2
     stream = io.StringIO()
     Console(file=stream, width=120).print(shown._table())

@@ -21,6 +21,7 @@ from dpfp_ray.commands.sweep import (
     interrupted,
     positive,
     ray_options,
+    show_costs,
     split_change,
 )
 from dpfp_ray.errors import UserError
@@ -72,7 +73,7 @@ def command(arguments: argparse.Namespace) -> int:
     settings = parse_settings(arguments.settings)
     cells = plan_cells(methods, budgets, plan_values(arguments), arguments.match, settings)
 
-    from dpfp_ray import compare
+    from dpfp_ray import compare, sweep_cost
     from dpfp_ray.results import Store
     from dpfp_ray.sweep import InputsOnce
     from dpfp_ray.sweep_state import resolve_storage
@@ -86,18 +87,22 @@ def command(arguments: argparse.Namespace) -> int:
             if arguments.tune:
                 cells = compare.tuned_cells(cells, runner, arguments.tune)
                 trials = compare.bind_cells(cells, arguments.seeds, inputs_of)
-            runner.run(trials, varied=["method", "mode", "epsilon", "seed_index"])
+            runner.run(trials, varied=compare.differing(trials))
     except KeyboardInterrupt:
         return interrupted(storage)
     store = Store(storage)
+    records = store.records()
+    costs = sweep_cost.composed_cost(records)  # the tuning trials too: they chose the settings
+    sweep_cost.write_cost(storage, records, costs)
     store.export()
     chosen = {trial.id for trial in trials}
-    rows = compare.summarise([r for r in store.records() if r["trial"]["id"] in chosen])
+    rows = compare.summarise([r for r in records if r["trial"]["id"] in chosen])
     store.files.write("table.md", compare.markdown(rows).encode())
     if arguments.json:
         print(to_json(rows))
     else:
         compare.print_comparison(rows)
+    show_costs(costs, arguments.json)
     return 0
 
 

@@ -11,12 +11,14 @@ loses nothing: the same command continues.
 """
 
 import argparse
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.errors import UserError
 from dpfp_ray.files import to_json
 
 if TYPE_CHECKING:
+    from dpfp_ray.sweep_cost import Cost
     from dpfp_ray.tuning import RayOptions
 
 
@@ -32,6 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--samples", metavar="N", help="how many trials (random, tpe)")
     parser.add_argument("--json", action="store_true", help="print the trials as a JSON list")
+    parser.add_argument(
+        "--selection",
+        metavar="KIND[:N]",
+        help="what releasing the best trial is charged as: composition (default) counts every "
+        "trial; logarithmic:N, geometric:N or poisson:N draw the number of trials at random, N "
+        "expected, which costs far less if only the best trial is ever shown (random search only)",
+    )
     add_ray_flags(parser, default_storage="runs/NAME of the space")
 
 
@@ -78,20 +87,43 @@ def command(arguments: argparse.Namespace) -> int:
         changes["samples"] = arguments.samples
     space = read_search_space(arguments.space, changes)
 
+    from dpfp_ray import sweep_cost
+    from dpfp_ray.privacy.selection import check_search, parse_selection
     from dpfp_ray.results import Store
-    from dpfp_ray.sweep import InputsOnce, run_sweep
+    from dpfp_ray.sweep import InputsOnce, bind_trial, run_sweep
     from dpfp_ray.sweep_state import resolve_storage
+    from dpfp_ray.terminal import stderr
     from dpfp_ray.tuning import Runner
 
     storage = resolve_storage(arguments.storage or f"runs/{space.name}")
+    inputs_of = InputsOnce()
+    costs = None
+    if arguments.selection:
+        selection = parse_selection(arguments.selection)
+        check_search(selection, space.search, space.scheduler)
+        if selection.repeats:
+            costs = [
+                sweep_cost.chosen_cost(
+                    space, selection, lambda one: bind_trial(space.plan_values(one), inputs_of)
+                )
+            ]
+            samples = sweep_cost.draw_count(storage, selection, arguments.seed)
+            if samples == 0:
+                stderr.print("the draw says no trial at all: nothing is run, nothing is released")
+                return 0
+            space = dataclasses.replace(space, samples=samples, seeds=1)
     try:
-        with Runner(space.name, storage, ray_options(arguments), InputsOnce()) as runner:
+        with Runner(space.name, storage, ray_options(arguments), inputs_of) as runner:
             run_sweep(space, runner)
     except KeyboardInterrupt:
         return interrupted(storage)
     store = Store(storage)
+    records = store.records()
+    costs = costs or sweep_cost.composed_cost(records)
+    sweep_cost.write_cost(storage, records, costs)
     store.export()
-    show(store.records(), space.varied, storage, arguments.json)
+    show(records, space.varied, storage, arguments.json)
+    show_costs(costs, arguments.json)
     return 0
 
 
@@ -123,6 +155,14 @@ def split_change(text: str) -> tuple[str, str]:
     if not equals or not key:
         raise UserError(f"--set {text}: give KEY=VALUE")
     return key.strip(), value.strip()
+
+
+def show_costs(costs: "list[Cost]", as_json: bool) -> None:
+    """What choosing among the trials, or showing all of them, costs beyond one trial's ε."""
+    from dpfp_ray.terminal import stderr, stdout
+
+    for cost in costs:
+        (stderr if as_json else stdout).print(cost.sentence(), markup=False)
 
 
 def show(records: list[dict[str, Any]], varied: list[str], storage: str, as_json: bool) -> None:

@@ -140,13 +140,13 @@ def rdp_epsilon(mech: Mechanism, delta: float) -> float:
     from dp_accounting import rdp
 
     accountant = rdp.RdpAccountant()
-    with _unconverged_orders_left_out():
+    with unconverged_orders_left_out():
         accountant.compose(dp_event(mech))
         return float(accountant.get_epsilon(delta))
 
 
 @contextmanager
-def _unconverged_orders_left_out() -> Iterator[None]:
+def unconverged_orders_left_out() -> Iterator[None]:
     """dp-accounting warns of each order it leaves out, which can only enlarge ε."""
     logger = logging.getLogger("absl")
     level = logger.level

@@ -11,10 +11,11 @@ none              nothing is stated
 import functools
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from dpfp_ray.cache import cached_number
 from dpfp_ray.plan import Plan
-from dpfp_ray.privacy import accounting
+from dpfp_ray.privacy import accounting, pld
 from dpfp_ray.privacy.audit_bounds import one_run_epsilon, one_run_gdp, refutes_curve
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.labels import joint_mu
@@ -24,6 +25,7 @@ from dpfp_ray.privacy.statement import verdict as guarantee
 DELTAS = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.35)
 # Bounds are looked for among σ 2^(k/4): from a quarter of the stated noise to four times as much.
 STEPS_PER_OCTAVE, OCTAVES = 4, 2
+TOLERANCE = 0.02
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Gaussian(Claim):
 
     @property
     def mu(self) -> float:
-        """μ of the budget; with randomised labels that of the text, which alone tells in from out."""
+        """μ of the budget; with randomised labels that of the text, as only texts are in or out."""
         assert self.plan.epsilon is not None
         if self.plan.label_epsilon:
             return joint_mu(self.plan.epsilon, self.plan.label_epsilon, self.delta)
@@ -90,7 +92,9 @@ class SampledGaussian(Claim):
         while low < high:  # more noise is a stronger claim, and refuted more easily
             middle = (low + high) // 2
             low, high = (low, middle) if refuted(middle) else (middle + 1, high)
-        return curve(self.plan, high)[0][0]
+        if high == 0:  # the plan's own noise, calibrated to this
+            return self.plan.epsilon or 0.0
+        return curve(self.plan, high)[0][0] / (1 + TOLERANCE)
 
     def refuted(self, canaries: int, guesses: int, correct: int, confidence: float) -> bool:
         inverse = functools.partial(least_probability, curve(self.plan, 0))
@@ -108,16 +112,23 @@ def claim_of(plan: Plan) -> Claim:
 
 @functools.lru_cache(maxsize=64)
 def curve(plan: Plan, step: int) -> tuple[tuple[float, float], ...]:
-    """Points (ε, δ) of `plan`'s mechanism with σ 2^(step/4); the first is at the plan's own δ."""
+    """Points (ε, δ) of `plan`'s mechanism with σ 2^(step/4); the first is at the plan's own δ.
+
+    Each ε is too large by a share of at most TOLERANCE, which can only weaken the claim.
+    """
     assert plan.delta is not None
     sigma = noise_multiplier(plan) * 2 ** (step / STEPS_PER_OCTAVE)
-    mechanism = replace(accounting.mechanism(plan, 1.0), noise_multiplier=sigma)
-    points = []
-    for delta in (plan.delta, *DELTAS):
-        epsilon = accounting.epsilon(mechanism, delta, "pld")
-        if epsilon is not None and math.isfinite(epsilon):
-            points.append((epsilon, delta))
-    return tuple(points) or ((math.inf, plan.delta),)
+    mechanism = accounting.mechanism(plan, sigma)
+
+    def epsilon(delta: float) -> float:
+        scale = max(accounting.rdp_epsilon(mechanism, delta), 0.1)
+        facts = (mechanism.p, mechanism.n, sigma, delta, scale, mechanism.adjacency)
+        return pld.epsilon(*facts, tolerance=TOLERANCE)
+
+    def known(delta: float) -> float:
+        return cached_number(f"audit curve {mechanism} {delta!r}", lambda: epsilon(delta))
+
+    return tuple((known(delta), delta) for delta in (plan.delta, *DELTAS))
 
 
 def least_probability(points: tuple[tuple[float, float], ...], y: float) -> float:
