@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,17 +63,27 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
         # faster without being told.
         env = {name: os.environ.get(name, value) for name, value in SETTINGS.items()}
         options |= {"address": address, "runtime_env": {"env_vars": env}}
+        # Through Ray Client, Tune and its lines of progress are on the other side.
+        options["log_to_driver"] = str(address).startswith("ray://")
     try:
+        knock(address)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ray.init(**options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"cannot reach Ray at {address or 'local'}: {reason}") from None
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def knock(address: str | None) -> None:
+    """Raise an OSError at once if nobody listens there: Ray itself tries for minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def node_resources() -> list[dict[str, Any]]:

@@ -40,6 +40,7 @@ class Sweep:
     gpus_per_worker: float = 0.0
     workers: int = 1
     save_every_seconds: float = 30.0
+    seed_known: bool = False  # whoever knows the seed knows the noise; results say so
 
 
 Shared = dict[tuple[object, ...], "ray.ObjectRef[SharedInputs]"]
@@ -91,7 +92,8 @@ def run_worker(
     model = build_model(prepared, seed, device)
 
     def describe(state: State) -> dict[str, Any]:
-        return result_record(prepared, Progress(**state["progress"]), model, device)
+        progress = Progress(**state["progress"])
+        return result_record(prepared, progress, model, device, seed_known=sweep.seed_known)
 
     first = comm is None or comm.rank == 0
     reporter = listener(
@@ -103,7 +105,14 @@ def run_worker(
         first,
     )
     record, _ = run(
-        prepared, reporter, seed=seed, state=state, comm=comm, device=device, model=model
+        prepared,
+        reporter,
+        seed=seed,
+        state=state,
+        comm=comm,
+        device=device,
+        model=model,
+        seed_known=sweep.seed_known,
     )
     reporter.finished(record)
     if first:

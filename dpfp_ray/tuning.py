@@ -7,8 +7,9 @@ running ones go on from what they saved (`sweep_state.py`).
 
 import os
 import signal
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,8 @@ class Runner:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stack.close()
+        with undisturbed():
+            self._stack.close()
         if kind is None and self._sweep is not None:
             SweepState(self.storage).forget()
 
@@ -103,6 +105,11 @@ class Runner:
         left = searcher.left
         if not left:
             return
+        if self.options.address.startswith("ray://"):
+            raise UserError(
+                "method tpe proposes trials as others end, which Ray Client is too far away for; "
+                "run this on the cluster with --address auto, or use method: random"
+            )
         self._connect()
         from ray.tune import TuneConfig
 
@@ -140,6 +147,7 @@ class Runner:
             self.resources.gpus_per_worker,
             self.resources.workers,
             options.save_every_seconds,
+            seed_known=options.seed is not None,
         )
 
     def _fit(
@@ -230,18 +238,29 @@ def short_name(trial: Any) -> str:
 
 
 @contextmanager
-def stopped_by_sigterm() -> Any:
-    """A polite kill is like Ctrl-C. While we leave, neither interrupts any more."""
+def stopped_by_sigterm() -> Iterator[None]:
+    """A polite kill is like Ctrl-C."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    try:
-        old = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not the main thread
+    with handling(signal.SIGTERM, stop):
+        yield
+
+
+def undisturbed() -> AbstractContextManager[None]:
+    """An impatient second Ctrl-C must not leave half of Ray behind."""
+    return handling(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def handling(number: signal.Signals, handler: Any) -> Iterator[None]:
+    """`handler` for a signal, if this thread may have a say in it."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
+    old = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, old)
+        signal.signal(number, old)

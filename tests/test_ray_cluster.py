@@ -97,3 +97,14 @@ def test_no_cluster_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     words = r"cannot reach Ray at auto: Could not find .* the one"
     with pytest.raises(UserError, match=words), connected("auto"):
         pass
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_a_cluster_that_is_not_there_is_one_quick_line(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(UserError, match=f"cannot reach Ray at {address}"), connected(address):
+        pass

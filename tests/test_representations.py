@@ -156,4 +156,6 @@ def test_a_run_from_plan_to_record(model: str, mode: str, tmp_path: Path) -> Non
     rows = np.arange(10)
     with torch.no_grad():
         expected = trained(cached.collate(rows))
-        torch.testing.assert_close(whole(tokens_of_dev.collate(rows)), expected, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(
+            whole(tokens_of_dev.collate(rows)), expected, atol=1e-3, rtol=1e-3
+        )

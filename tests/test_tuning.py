@@ -1,7 +1,10 @@
 """Trials on a real (small) Ray: complete records, the same numbers as a plain run, no secrets."""
 
+import os
+import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +14,14 @@ from dpfp_ray import run, tuning
 from dpfp_ray.errors import UserError
 from dpfp_ray.sweep import InputsOnce
 from dpfp_ray.trial import Trial
-from dpfp_ray.tuning import RayOptions, Runner, check_deadlock, unfinished
+from dpfp_ray.tuning import (
+    RayOptions,
+    Runner,
+    check_deadlock,
+    stopped_by_sigterm,
+    undisturbed,
+    unfinished,
+)
 from tests.ray_runs import measured, records, trial
 from tests.tiny_runs import Listener
 
@@ -86,6 +96,7 @@ def test_records_are_complete(swept: Swept) -> None:
     assert "/" in facts["node"]
     assert [entry["epoch"] for entry in record["history"]] == [1, 2]
     assert record["environment"]["threads"] == 1
+    assert "statement" in record
 
 
 def test_every_trial_is_on_budget_and_none_over_it(swept: Swept) -> None:
@@ -145,3 +156,19 @@ def test_nested_scheduler_without_dashboard_is_refused(ray_session: None) -> Non
         check_deadlock(object(), workers=2)
     check_deadlock(object(), workers=1)
     check_deadlock(None, workers=2)
+
+
+def test_a_polite_kill_is_like_ctrl_c() -> None:
+    with pytest.raises(KeyboardInterrupt), stopped_by_sigterm():
+        os.kill(os.getpid(), signal.SIGTERM)
+    with undisturbed():
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_tpe_through_ray_client_is_refused(tmp_path: Path) -> None:
+    options = RayOptions(address="ray://far:10001")
+    searcher: Any = SimpleNamespace(left=3)
+    runner = Runner("s", str(tmp_path), options, InputsOnce())
+    with runner, pytest.raises(UserError, match="--address auto"):
+        runner.search(searcher, [], varied=[])

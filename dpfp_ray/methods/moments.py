@@ -10,8 +10,9 @@ where svec lists the upper triangle with √2 on the off-diagonal, so that ‖sv
 
 adding or removing one record moves the sum of the v's by at most 1, whatever its text and label.
 One Gaussian release of it with deviation σ is exactly 1/σ-GDP (Dong et al. 2022, theorem 1).
-Noise on svec is less than noise on the whole matrix: an off-diagonal entry gets variance
-σ²/(2c²), and the noise matrix has the same law in every orthonormal basis.
+An off-diagonal entry of the second moment so gets noise of variance σ²/(2c²), a diagonal one
+σ²/c²: half of what a triangle without the √2 would need off the diagonal, and a noise matrix that
+has the same law in every orthonormal basis.
 """
 
 import functools

@@ -20,7 +20,9 @@ def naive_delta(eps: float, mu: float, label_epsilon: float, classes: int) -> fl
     return float(np.trapezoid(np.sum(parts, axis=0), x))
 
 
-@pytest.mark.parametrize(("eps", "mu", "share"), [(1.0, 0.7, 0.3), (3.0, 1.0, 1.5), (0.5, 2.0, 2.0)])
+@pytest.mark.parametrize(
+    ("eps", "mu", "share"), [(1.0, 0.7, 0.3), (3.0, 1.0, 1.5), (0.5, 2.0, 2.0)]
+)
 def test_the_joint_curve_is_exact_for_two_classes_and_a_bound_for_more(
     eps: float, mu: float, share: float
 ) -> None:
