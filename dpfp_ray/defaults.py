@@ -48,8 +48,8 @@ METHOD_DEFAULTS = {
     "rgp": MethodDefaults(2000, 1, 1.0, 3e-4, 30, "constant", 0.0, "add_remove", True),
 }
 
-# A head on a frozen encoder is a logistic regression: papers on fine-tuning give no rate for it, and
-# theirs would leave it where it started. Measured on SST-2 with MiniLM (benchmarks/frozen.md).
+# A head on a frozen encoder is a logistic regression: papers on fine-tuning give no rate for it,
+# and theirs would leave it where it started. Measured on SST-2 with MiniLM (benchmarks/frozen.py).
 HEAD_LEARNING_RATES = {"non_private": 2e-3, "dpfp": 1e-3, "dpsgd": 5e-2, "rgp": 1e-2}
 
 

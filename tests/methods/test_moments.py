@@ -37,7 +37,8 @@ def test_adding_any_record_moves_the_release_by_at_most_one(scaling: str, clip: 
 
 
 def test_shares_of_the_sensitivity_add_up_to_one() -> None:
-    assert moments.COUNTS + moments.SUMS + moments.SECOND == pytest.approx(1, abs=1e-15)
+    total = moments.COUNTS + moments.SUMS + moments.SECOND
+    assert total == pytest.approx(1, abs=1e-15)
 
 
 def test_svec_is_an_isometry_and_unflatten_inverts_flatten() -> None:
