@@ -17,7 +17,7 @@ from typing import Any
 
 SLOTS = 2
 TRAINING = {"task": "demo", "model": "minilm", "method": "dpfp", "epochs": 1, "accountant": "gdp"}
-CLOSED_FORM = {"task": "demo", "model": "minilm", "method": "dpfp", "mode": "moments"}
+CLOSED_FORM = {"task": "demo", "model": "minilm", "mode": "moments", "max_train": 2000}
 
 
 def sweep(values: list[dict[str, Any]], storage: str) -> dict[str, float]:

@@ -93,7 +93,10 @@ def test_finished_trials_are_not_repeated(story: Story) -> None:
     assert len(story.records) == len(RATES)
     for earlier in (story.finished_at_kill, story.finished_at_interrupt):
         assert earlier
-        assert all(story.records[identity] == record for identity, record in earlier.items())
+        # The sweep's end writes its whole cost into the statements; what was run stays as it was.
+        for identity, record in earlier.items():
+            assert story.records[identity]["trial"] == record["trial"]
+            assert story.records[identity]["history"] == record["history"]
 
 
 def test_the_running_trial_continued_where_it_was(story: Story) -> None:
