@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 
 demo: install  ## a sweep, a comparison at equal ε and a report, on real reviews; about 5 minutes
 	$(BIN)/dpfp sweep search_spaces/demo.yaml --storage runs/demo/sweep
-	$(BIN)/dpfp compare --task demo --max-train 1500 --max-dev 500 --epochs 1 --epsilon 3 \
+	$(BIN)/dpfp compare --task demo --max-train 1000 --max-dev 500 --epochs 1 --epsilon 3 \
 	  --methods non_private,dpfp,dpfp:release_once,dpfp:moments,dpsgd \
 	  --set non_private.lr=2e-4 --set dpfp.lr=2e-4 --output runs/demo/compare
 	$(BIN)/dpfp report runs/demo --output runs/demo/report
