@@ -77,7 +77,7 @@ before the start: {load:.1f}.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=16)
-    parser.add_argument("--rows", type=int, default=600, help="training records of a trial")
+    parser.add_argument("--rows", type=int, default=300, help="training records of a trial")
     parser.add_argument("--closed-form", type=int, default=100, help="closed-form trials")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
