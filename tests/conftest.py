@@ -31,6 +31,15 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield cache
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """No test inherits the threads that a command of another has set: sums depend on them."""
+    yield
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture
 def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache that only this test uses."""

@@ -108,8 +108,9 @@ def test_tuning_takes_the_better_and_spends_the_same_on_all(
             tried[record["plan"]["method"]].append(record)
     for method, candidates in tried.items():
         assert len(candidates) == 2
-        best = max(candidates, key=lambda record: record["metrics"]["accuracy"])
-        assert rows[method]["learning_rate"] == best["plan"]["learning_rate"]
+        accuracy = {r["plan"]["learning_rate"]: r["metrics"]["accuracy"] for r in candidates}
+        chosen = rows[method]["learning_rate"]
+        assert accuracy[chosen] == max(accuracy.values()), "ties may go either way"
         assert rows[method]["runs"] == 1
 
 
