@@ -3,6 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
+# Three at a time on two cores: tests of Ray mostly wait. A file's tests share fixtures, so they stay
+# together; files keep their order, in which the slow ones come early.
+PARALLEL ?= -n 3 --dist loadfile --no-loadscope-reorder
+
 .PHONY: demo test lint install clean
 
 demo: install  ## a sweep, a comparison at equal ε and a report, on real reviews; about 5 minutes
@@ -13,7 +17,7 @@ demo: install  ## a sweep, a comparison at equal ε and a report, on real review
 	$(BIN)/dpfp report runs/demo --output runs/demo/report
 
 test: lint  ## style, types and the test suite
-	$(BIN)/pytest
+	$(BIN)/pytest $(PARALLEL)
 
 lint: install  ## style and types only
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ from typing import Any
 
 from dpfp_ray.errors import UserError
 from dpfp_ray.plan import ONE_RELEASE, Plan
+from dpfp_ray.privacy.statement import one_line
 from dpfp_ray.results import Store
 from dpfp_ray.run import Inputs
 from dpfp_ray.sampling import keyed_generator
@@ -146,6 +147,7 @@ HEADINGS = (
     "method", "ε", "accuracy", "gap", "ε gdp", "ε rdp", "ε pld", "σ", "noise coords", "B", "E",
     "speed", "memory", "time",
 )  # fmt: skip
+AUDIT_HEADING = "audit ε ≥"
 LEGEND = (
     "speed, memory: relative to non_private. ε: the budget; gdp, rdp, pld: what each accountant "
     "says was spent."
@@ -156,7 +158,25 @@ NOMINAL = (
 )
 
 
+REFUTED = "✗ refuted: an audit of this method proved more than the stated ε."
+
+
+def headings_of(rows: list[Row]) -> list[str]:
+    return [*HEADINGS, *([AUDIT_HEADING] if any("verdict" in row for row in rows) else [])]
+
+
+def notes_of(rows: list[Row]) -> list[str]:
+    notes = [LEGEND]
+    if any(row.get("guarantee") == "nominal" for row in rows):
+        notes.append(NOMINAL)
+    if any(row.get("verdict") == "refuted" for row in rows):
+        notes.append(REFUTED)
+    return notes
+
+
 def cells_of(row: Row) -> list[str]:
+    """One cell for each heading, the audit's last."""
+
     def number(key: str, form: str) -> str:
         value = row.get(key)
         return "—" if value is None else format(float(value), form)
@@ -178,32 +198,48 @@ def cells_of(row: Row) -> list[str]:
         number("relative_speed", ".2f"),
         number("relative_memory", ".2f"),
         _clock(row.get("seconds")),
+        number("audit_epsilon", ".2f") + (" ✗" if row.get("verdict") == "refuted" else ""),
     ]
 
 
-def print_comparison(rows: list[Row]) -> None:
+def print_comparison(rows: list[Row], records: list[dict[str, Any]]) -> None:
+    """The table, what its marks mean, and each method's privacy in a line or two."""
     from rich.console import Console
     from rich.table import Table
 
     from dpfp_ray.terminal import stdout
 
     table = Table(box=None, pad_edge=False)
-    for number, heading in enumerate(HEADINGS):
+    headings = headings_of(rows)
+    for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*cells_of(row))
+        table.add_row(*cells_of(row)[: len(headings)])
     # At its natural width (about 120 columns) also where rich, not seeing a terminal, assumes 80.
-    Console(file=stdout.file, width=max(stdout.width, 140)).print(table)
-    stdout.print(LEGEND)
-    if any(row.get("guarantee") == "nominal" for row in rows):
-        stdout.print(NOMINAL)
+    Console(file=stdout.file, width=max(stdout.width, 150)).print(table)
+    for note in notes_of(rows):
+        stdout.print(note, markup=False)
+    stdout.print("\nprivacy")
+    for line in privacy_lines(records):
+        stdout.print(f"  {line}", markup=False)
+
+
+def privacy_lines(records: list[dict[str, Any]]) -> list[str]:
+    """One line for each (method, ε): its statement in short."""
+    lines = {}
+    for record in records:
+        plan = record["plan"]
+        if "statement" in record:
+            budget = "" if plan.get("epsilon") is None else f" at ε = {plan['epsilon']:g}"
+            lines[f"{label(plan)}{budget}"] = one_line(record["statement"])
+    return [f"{name}: {line}" for name, line in lines.items()]
 
 
 def markdown(rows: list[Row]) -> str:
-    lines = [f"| {' | '.join(HEADINGS)} |", f"|{' --- |' * len(HEADINGS)}"]
-    lines += [f"| {' | '.join(cells_of(row))} |" for row in rows]
-    notes = [LEGEND] + ([NOMINAL] if any(r.get("guarantee") == "nominal" for r in rows) else [])
-    return "\n".join([*lines, "", *notes]) + "\n"
+    headings = headings_of(rows)
+    lines = [f"| {' | '.join(headings)} |", f"|{' --- |' * len(headings)}"]
+    lines += [f"| {' | '.join(cells_of(row)[: len(headings)])} |" for row in rows]
+    return "\n".join([*lines, "", *notes_of(rows)]) + "\n"
 
 
 def _clock(seconds: float | None) -> str:

@@ -28,9 +28,14 @@ Record = dict[str, Any]
 
 
 def audit_trials(
-    trials: Iterable[Trial], storage: str, options: RayOptions, canaries: int
+    trials: Iterable[Trial], storage: str, options: RayOptions, canaries: int | None
 ) -> list[Record]:
-    """Audit each distinct plan among `trials` once; those with a record in the store are done."""
+    """Audit each distinct plan among `trials` once; those with a record in the store are done.
+
+    `canaries` None: no audit was asked for.
+    """
+    if canaries is None:
+        return []
     store = Store(storage)
     plans = {f"audit-{trial.plan.hash}": trial.plan for trial in trials}
     stored = {name: store.get(name) or {} for name in plans}
@@ -59,8 +64,18 @@ def audit_trials(
                 record["trial"] = {"id": name, "group": "audit", "status": "finished"}
                 store.put(record)
                 found[name] = record
-                stderr.print(f"audit of {label(record['plan'])}: {record['audit']['verdict']}")
+                say(record)
     return [found[name] for name in plans]
+
+
+def say(record: Record) -> None:
+    audit, budget = record["audit"], record["plan"]["epsilon"]
+    name = label(record["plan"]) + ("" if budget is None else f" at ε = {budget:g}")
+    stderr.print(
+        f"audit of {name}: {audit['correct']} of {audit['guesses']} guesses right, "
+        f"ε ≥ {audit['epsilon']:.2f}: {audit['verdict']}",
+        markup=False,
+    )
 
 
 def with_verdicts(rows: list[Record], audits: Iterable[Record]) -> list[Record]:
@@ -71,6 +86,15 @@ def with_verdicts(rows: list[Record], audits: Iterable[Record]) -> list[Record]:
         if audit is not None:
             row |= {"audit_epsilon": audit["epsilon"], "verdict": audit["verdict"]}
     return rows
+
+
+def write_verdicts(store: Store, audits: Iterable[Record]) -> None:
+    """Into the statement of every run of an audited plan."""
+    known = {audit["plan_hash"]: audit["audit"] for audit in audits}
+    for record in store.records():
+        audit = known.get(record.get("plan_hash"))
+        if audit is not None and "statement" in record and "audit" not in record:
+            store.put({**record, "statement": {**record["statement"], "audit": audit}})
 
 
 def audit_folder(storage: str, name: str) -> str:

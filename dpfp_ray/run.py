@@ -269,16 +269,35 @@ def discard(folder: Path) -> None:
     forget_state(folder)
 
 
-def finished_result(folder: Path, plan: Plan) -> dict[str, Any] | None:
-    """The result in `folder` if this very plan was finished there."""
+def refuse_changed_files(plan: Plan, written: Path) -> None:
+    """A plan names its files, not what is in them: what was `written` before they last changed is
+    of other data.
+
+    Times are compared and no hash is kept: a hash of private records in a result would be a release
+    of its own.
+    """
+    data = Path(plan.data_dir).glob("*") if plan.data_dir else ()
+    for path in (plan.train_file, plan.dev_file, *data):
+        if path and Path(path).is_file() and os.path.getmtime(path) > os.path.getmtime(written):
+            raise UserError(
+                f"{path} has changed since {written} was written; use another --output, or "
+                "--overwrite"
+            )
+
+
+def finished_result(folder: Path, plan: Plan, *, with_audit: bool = False) -> dict[str, Any] | None:
+    """The result in `folder` if this very plan was finished there, on data as they are now."""
     if not (folder / RESULT).exists():
         return None
     found = read_json(folder / RESULT)
+    if "audit" in found and not with_audit:
+        raise UserError(f"{folder} holds an audit; use another --output, or --overwrite")
     if found.get("plan_hash") != plan.hash:
         raise UserError(
             f"{folder} holds the result of another plan ({found.get('plan_hash')}, this is "
             f"{plan.hash}); use another --output, or --overwrite"
         )
+    refuse_changed_files(plan, folder / RESULT)
     forget_state(folder)  # still there if the run was killed right after its result
     return dict(found)
 
@@ -318,6 +337,7 @@ def load_state(folder: Path, plan: Plan) -> State | None:
             f"{folder} holds an unfinished run of another plan ({state['plan_hash']}, this is "
             f"{plan.hash}); use another --output, or --overwrite"
         )
+    refuse_changed_files(plan, path)
     return state
 
 

@@ -39,11 +39,13 @@ class Cost:
     accountant: str
     how: str
     nominal: bool
+    audits: int = 0  # of the trials: they read the same records, and their verdicts are shown
 
     def sentence(self) -> str:
         mark = "†" if self.nominal else ""
+        audits = f", {self.audits} of them audits" if self.audits else ""
         return (
-            f"all {self.trials} private trials on {self.task} ({self.adjacency}): "
+            f"all {self.trials} private trials on {self.task} ({self.adjacency}{audits}): "
             f"ε = {self.epsilon:.3g}{mark} ({self.accountant}, {self.how}), δ = {self.delta:.3g}"
         )
 
@@ -77,7 +79,10 @@ def _compose(records: Sequence[Mapping[str, Any]]) -> Cost:
     nominal = any(plan.method == "dpfp" and not plan.one_release for plan in plans)
     first = plans[0]
     adjacency = str(first.adjacency)
-    return Cost(first.task, adjacency, len(records), epsilon, delta, accountant, how, nominal)
+    audits = sum("audit" in record for record in records)
+    return Cost(
+        first.task, adjacency, len(records), epsilon, delta, accountant, how, nominal, audits
+    )
 
 
 def chosen_cost(space: SearchSpace, chosen: Selection, bind: Any) -> Cost:

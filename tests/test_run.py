@@ -297,6 +297,30 @@ def test_another_plan_in_the_folder_is_refused(
     assert strict((tmp_path / run.RESULT).read_text()) == finished
 
 
+def test_changed_data_are_not_taken_for_the_old(
+    world: Path, finished: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = arguments(world, tmp_path)
+    file = Path(command[command.index("--train-file") + 1])
+    times = os.stat(file)
+    later = os.stat(tmp_path / run.RESULT).st_mtime + 5
+    os.utime(file, (later, later))
+    capsys.readouterr()
+    try:
+        assert main(command) == 2
+    finally:
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert f"{file} has changed since" in capsys.readouterr().err
+
+
+def test_an_audit_is_not_taken_for_a_run(
+    world: Path, finished: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / run.RESULT).write_text(json.dumps({**finished, "audit": {}}))
+    assert main(arguments(world, tmp_path)) == 2
+    assert "holds an audit" in capsys.readouterr().err
+
+
 def test_overwrite_makes_way_for_another_plan(
     world: Path, finished: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

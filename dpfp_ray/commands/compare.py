@@ -4,10 +4,12 @@ Examples:
 
   dpfp compare --task demo --methods non_private,dpfp,dpsgd,rgp --epsilon 3,8 --output runs/compare
   dpfp compare --task sst2 --data-dir glue/SST-2 --methods dpfp,dpsgd --epsilon 3 --seeds 3 --tune 8
+  dpfp compare --task demo --methods dpfp:moments,dpsgd:head --audit --output runs/audited
 
-Each method runs with the hyperparameters its own paper found good (dpfp_ray/defaults.py) unless a
-flag says otherwise; `--match batch` gives all of them the same batch size. Stopped or killed, the
-same command continues and repeats no finished run.
+A method may carry a variant: dpfp:release_once and dpfp:moments are DP-FP's proved modes,
+METHOD:head trains the head only. Each method runs with the hyperparameters its own paper found good
+(dpfp_ray/defaults.py) unless a flag says otherwise; `--match batch` gives all of them the same
+batch size. Stopped or killed, the same command continues and repeats no finished run.
 """
 
 import argparse
@@ -53,13 +55,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         dest="settings",
         metavar="METHOD.FIELD=VALUE",
-        help="a plan field for one method only, such as dpfp.lr=1e-4; may be repeated",
+        help="a plan field for one method only, such as dpfp.lr=1e-4 or dpsgd:head.epochs=9; may "
+        "be repeated",
     )
     group.add_argument(
         "--tune",
         type=positive,
         metavar="N",
         help="first try N random settings of each method at each ε, then compare the best ones",
+    )
+    group.add_argument(
+        "--audit",
+        type=positive,
+        nargs="?",
+        const=1000,
+        metavar="N",
+        help="also audit every row: one more run of each with N canaries (default: 1000)",
     )
     group.add_argument("--output", required=True, metavar="DIR", help="folder or URI for results")
     group.add_argument("--json", action="store_true", help="print the table as a JSON list")
@@ -74,6 +85,7 @@ def command(arguments: argparse.Namespace) -> int:
     cells = plan_cells(methods, budgets, plan_values(arguments), arguments.match, settings)
 
     from dpfp_ray import compare, sweep_cost
+    from dpfp_ray.ray_audit import audit_trials, with_verdicts, write_verdicts
     from dpfp_ray.results import Store
     from dpfp_ray.sweep import InputsOnce
     from dpfp_ray.sweep_state import resolve_storage
@@ -88,20 +100,23 @@ def command(arguments: argparse.Namespace) -> int:
                 cells = compare.tuned_cells(cells, runner, arguments.tune)
                 trials = compare.bind_cells(cells, arguments.seeds, inputs_of)
             runner.run(trials, varied=compare.differing(trials))
+            audits = audit_trials(trials, storage, ray_options(arguments), arguments.audit)
     except KeyboardInterrupt:
         return interrupted(storage)
     store = Store(storage)
+    write_verdicts(store, audits)
     records = store.records()
     costs = sweep_cost.composed_cost(records)  # the tuning trials too: they chose the settings
     sweep_cost.write_cost(storage, records, costs)
     store.export()
     chosen = {trial.id for trial in trials}
-    rows = compare.summarise([r for r in records if r["trial"]["id"] in chosen])
+    shown = [record for record in store.records() if record["trial"]["id"] in chosen]
+    rows = with_verdicts(compare.summarise(shown), audits)
     store.files.write("table.md", compare.markdown(rows).encode())
     if arguments.json:
         print(to_json(rows))
     else:
-        compare.print_comparison(rows)
+        compare.print_comparison(rows, shown)
     show_costs(costs, arguments.json)
     return 0
 
@@ -109,14 +124,25 @@ def command(arguments: argparse.Namespace) -> int:
 def parse_methods(text: str) -> list[str]:
     methods = [part.strip() for part in text.split(",") if part.strip()]
     for name in methods:
-        method, colon, mode = name.partition(":")
-        if method not in METHODS:
-            raise UserError(unknown("method", method, METHODS))
-        if colon and mode not in MODES:
-            raise UserError(unknown("mode", mode, MODES))
+        variant(name)
     if not methods:
         raise UserError("methods is empty; give a list such as non_private,dpfp,dpsgd")
     return list(dict.fromkeys(methods))
+
+
+def variant(name: str) -> dict[str, str]:
+    """The plan fields that `dpfp`, `dpfp:moments` or `dpsgd:head` stand for."""
+    method, colon, kind = name.partition(":")
+    if method not in METHODS:
+        raise UserError(unknown("method", method, METHODS))
+    if not colon:
+        return {"method": method}
+    if kind == "head":
+        return {"method": method, "scope": "head"}
+    kinds = (*MODES, "head") if method == "dpfp" else ("head",)
+    if kind not in kinds:
+        raise UserError(unknown(f"variant of {method}", kind, kinds))
+    return {"method": method, "mode": kind}
 
 
 def parse_budgets(text: str) -> list[float]:
@@ -140,7 +166,7 @@ def parse_settings(texts: list[str]) -> dict[str, dict[str, str]]:
     for text in texts:
         key, value = split_change(text)
         method, dot, name = key.partition(".")
-        if not dot or method not in METHODS:
+        if not dot or method.partition(":")[0] not in METHODS:
             raise UserError(f"--set {text}: give METHOD.FIELD=VALUE, such as dpfp.lr=1e-4")
         if field_name(name) not in FIELDS:
             raise UserError(f"--set {text}: {unknown('key', name, tuple(FIELDS))}")
@@ -157,15 +183,14 @@ def plan_cells(
 ) -> list[dict[str, Any]]:
     """Plan values for each (method, ε); non-private training has no ε and is run once.
 
-    `dpfp:moments` stands for method dpfp in mode moments. A flag applies to every method that knows
-    it, one of `settings` to its method.
+    A flag applies to every method that knows it, one of `settings` to its method or, if it names a
+    variant, to that variant.
     """
     cells = []
     for name in methods:
-        method, _, mode = name.partition(":")
-        values = {**common, **(settings or {}).get(method, {}), "method": method}
-        if mode:
-            values["mode"] = mode
+        fields, own = variant(name), settings or {}
+        method = fields["method"]
+        values = {**common, **own.get(method, {}), **own.get(name, {}), **fields}
         if match == "batch":
             values.setdefault("batch_size", 32)
         for key in unused(method, str(values.get("mode", ""))):

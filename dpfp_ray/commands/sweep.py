@@ -122,7 +122,7 @@ def command(arguments: argparse.Namespace) -> int:
     costs = costs or sweep_cost.composed_cost(records)
     sweep_cost.write_cost(storage, records, costs)
     store.export()
-    show(records, space.varied, storage, arguments.json)
+    show(store.records(), space.varied, storage, arguments.json)
     show_costs(costs, arguments.json)
     return 0
 
@@ -168,13 +168,17 @@ def show_costs(costs: "list[Cost]", as_json: bool) -> None:
 def show(records: list[dict[str, Any]], varied: list[str], storage: str, as_json: bool) -> None:
     """The sweep's table, best trial first."""
     from dpfp_ray.commands import results
+    from dpfp_ray.privacy.statement import brief
     from dpfp_ray.query import sort_rows
     from dpfp_ray.results import flatten
-    from dpfp_ray.terminal import stderr
+    from dpfp_ray.terminal import stderr, stdout
 
     rows = sort_rows([flatten(record) for record in records], "accuracy")
     if as_json:
         print(to_json(rows))
     else:
         results.show(rows, [*varied, "status", "accuracy", "epsilon", "sigma", "train_seconds"])
+        best = next((r for r in records if rows and r["trial"]["id"] == rows[0].get("id")), {})
+        if "statement" in best:
+            stdout.print(f"the best trial's {brief(best['statement'])}", markup=False)
         stderr.print(f"records in {storage}; query them with: dpfp results {storage}")

@@ -180,7 +180,7 @@ def audit_in(
     asked = {"plan_hash": prepared.plan.hash, "settings": asdict(audit.settings)}
     if begun and {key: begun.get(key) for key in asked} != asked:
         raise UserError(f"{folder} holds another audit; use another --output, or --overwrite")
-    known = run.finished_result(folder, prepared.plan)
+    known = run.finished_result(folder, prepared.plan, with_audit=True)
     if known is not None and not begun:
         raise UserError(f"{folder} holds a run without canaries; use another --output")
     if known is not None:

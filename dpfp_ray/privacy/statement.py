@@ -225,6 +225,23 @@ def number(value: Any) -> str:
     return "none known" if value is None else "∞" if float(value) > 1e4 else f"{float(value):.3g}"
 
 
+def one_line(facts: Mapping[str, Any]) -> str:
+    """The guarantee in a line, for lists of many results."""
+    if "epsilon" not in facts:
+        return "none; nothing is promised"
+    missing = "; ".join(part.split(":")[0] for part in facts["not_protected"])
+    if facts["verdict"] == "nominal":
+        proved = facts["proved"]
+        known = (
+            f"{facts['proved']['why']}"
+            if proved["epsilon"] is None
+            else (f"proved is ε = {number(proved['epsilon'])}")
+        )
+        return f"nominal, not a guarantee ({known}); not protected: {missing}"
+    spent = number(facts["epsilon"].get(facts["accountant"]))
+    return f"proved, ε = {spent}, {facts['adjacency']}; not protected: {missing}"
+
+
 def brief(facts: Mapping[str, Any]) -> str:
     """At most eight lines, for below a result."""
     if "epsilon" not in facts:
@@ -245,7 +262,7 @@ def brief(facts: Mapping[str, Any]) -> str:
     lines.append(f"  not protected: {'; '.join(p.split(':')[0] for p in facts['not_protected'])}")
     lines.append(f"  tuning: {facts['tuning']['text'].split('.')[0]}")
     if facts.get("audit"):
-        lines.append(f"  audit: ε ≥ {number(facts['audit'].get('epsilon'))}")
+        lines.append(f"  audit: {_audit(facts['audit'])}")
     return "\n".join(lines)
 
 
@@ -296,4 +313,5 @@ def _audit(audit: Mapping[str, Any] | None) -> str:
     if not audit:
         return "none was run"
     bound = number(audit.get("epsilon"))
-    return f"ε ≥ {bound} at {100 * float(audit.get('confidence', 0.95)):g}% confidence"
+    verdict = f"{audit['verdict']}: " if audit.get("verdict") else ""
+    return f"{verdict}ε ≥ {bound} at {100 * float(audit.get('confidence', 0.95)):g}% confidence"

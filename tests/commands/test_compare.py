@@ -114,6 +114,26 @@ def test_tuning_takes_the_better_and_spends_the_same_on_all(
         assert rows[method]["runs"] == 1
 
 
+def test_every_row_is_audited_and_its_verdict_is_everywhere(
+    tiny_task: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], ray_session: None
+) -> None:
+    methods = ["--methods", "dpfp:moments,dpsgd:head", "--audit", "20"]
+    command = [*flags(tiny_task, tmp_path, *INPUTS), *methods, "--epochs", "1"]
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "audit ε ≥" in shown
+    assert "4 private trials on custom (add_remove, 2 of them audits)" in " ".join(shown.split())
+    found = records(tmp_path)
+    audits = [record for name, record in found.items() if name.startswith("audit-")]
+    rows = [record for name, record in found.items() if not name.startswith("audit-")]
+    assert len(audits) == len(rows) == 2
+    for row in rows:
+        (audit,) = (a["audit"] for a in audits if a["plan_hash"] == row["plan_hash"])
+        assert row["statement"]["audit"] == audit
+        assert audit["canaries"] == 20
+    assert "audit ε ≥" in (tmp_path / "table.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -122,6 +142,7 @@ def test_tuning_takes_the_better_and_spends_the_same_on_all(
         (["--epsilon", "0"], "above 0"),
         (["--methods", "dpfd"], "did you mean 'dpfp'?"),
         (["--methods", "dpfp:momints"], "did you mean 'moments'?"),
+        (["--methods", "dpsgd:moments"], "head"),
         (["--methods", ","], "methods is empty"),
         (["--batch-size", "1000"], "1000"),
         (["--methods", "dpsgd", "--adjacency", "zero_out"], "add_remove"),
@@ -161,6 +182,14 @@ def test_a_setting_reaches_its_own_method_only() -> None:
     cells = plan_cells(["non_private", "dpfp"], [3.0], {}, None, settings)
     assert "learning_rate" not in cells[0]
     assert cells[1]["learning_rate"] == "1e-4"
+
+
+def test_a_setting_may_name_a_variant() -> None:
+    settings = parse_settings(["dpsgd.epochs=4", "dpsgd:head.lr=1e-2"])
+    plans = [make_plan(c) for c in plan_cells(["dpsgd", "dpsgd:head"], [3.0], {}, None, settings)]
+    assert [plan.scope for plan in plans] == ["all", "head"]
+    assert [plan.learning_rate for plan in plans] == [5e-4, 1e-2]
+    assert [plan.epochs for plan in plans] == [4, 4]
 
 
 @pytest.mark.parametrize("text", ["lr=1e-4", "dpfq.lr=1", "dpfp.lrr=1", "dpfp.lr"])

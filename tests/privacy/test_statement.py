@@ -11,7 +11,7 @@ from dpfp_ray.plan import Plan
 from dpfp_ray.privacy import participation
 from dpfp_ray.privacy.accounting import Mechanism, gdp_delta, gdp_epsilon
 from dpfp_ray.privacy.calibration import noise_multiplier
-from dpfp_ray.privacy.statement import brief, render, statement, verdict
+from dpfp_ray.privacy.statement import brief, one_line, render, statement, verdict
 
 RECORDS = 2000
 PLANS: dict[str, dict[str, Any]] = {
@@ -60,11 +60,12 @@ def test_every_statement_is_json_and_is_rendered_from_json(name: str) -> None:
     assert len(short.splitlines()) <= 8
     assert stored["verdict"] in text
     assert stored["verdict"] in short
+    assert one_line(stored).startswith(stored["verdict"])
 
 
 @pytest.mark.parametrize("name", ["paper", "paper_head", "dpsgd_clt"])
 def test_a_nominal_epsilon_is_never_shown_without_the_word(name: str) -> None:
-    for text in (render(facts(name)), brief(facts(name))):
+    for text in (render(facts(name)), brief(facts(name)), one_line(facts(name))):
         for line in text.splitlines():
             if "ε = " in line and "proved" not in line:
                 assert line.count("nominal ε = ") == line.count("ε = "), line
