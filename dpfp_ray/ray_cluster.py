@@ -1,5 +1,6 @@
 """Connecting to Ray: this machine, a running cluster, or one far away."""
 
+import json
 import logging
 import os
 import socket
@@ -26,6 +27,7 @@ SETTINGS = {
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",  # trials raise it to their own share of the cores
 }
+JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it, and RAY_ADDRESS, for whatever a job runs
 CHATTER = ("ray.tune", "ray.train", "ray.air", "ray._private.worker", "ray.data")
 
 
@@ -62,6 +64,8 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
         # Other machines' workers do not inherit this process's environment; ours do, and start
         # faster without being told.
         env = {name: os.environ.get(name, value) for name, value in SETTINGS.items()}
+        # Ray refuses a variable that the job sets too; the job's word stands.
+        env = {name: value for name, value in env.items() if name not in job_variables()}
         options |= {"address": address, "runtime_env": {"env_vars": env}}
         # Through Ray Client, Tune and its lines of progress are on the other side.
         options["log_to_driver"] = str(address).startswith("ray://")
@@ -77,6 +81,17 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
         yield
     finally:
         ray.shutdown()
+
+
+def default_address() -> str:
+    """A Ray job runs on its own cluster, everything else on this machine."""
+    return "auto" if JOB in os.environ else "local"
+
+
+def job_variables() -> dict[str, str]:
+    """The environment that a Ray job was submitted with."""
+    facts = json.loads(os.environ.get(JOB) or "{}")
+    return dict((facts.get("runtime_env") or {}).get("env_vars") or {})
 
 
 def knock(address: str | None) -> None:

@@ -1,0 +1,109 @@
+"""The report's figures of what is there now, drawn beside the requests and kept.
+
+matplotlib's settings belong to the whole process, so one lock is around all drawing.
+"""
+
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+
+from dpfp_ray.files import to_json
+from dpfp_ray.report.curves import curve_of
+from dpfp_ray.report.figures import all_figures
+from dpfp_ray.report.plots import Drawing, canvas, clean, finish, styles
+from dpfp_ray.report.runs import ACCOUNTANT_NAMES, NOMINAL, Run
+from dpfp_ray.serve.snapshot import Snapshot
+
+# Drawing takes at most one part in so many of the time, however fast trials end.
+SHARE = 10
+KEPT = 32  # curves of single trials
+
+_drawing = threading.Lock()
+
+
+class Figures:
+    """`now` never waits: it gives what is drawn, and draws anew if results came in since."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+        self.version = 0
+        self.drawings: list[Drawing] = []
+        self.busy = False
+        self._key = ""
+        self._rest_until = 0.0
+        self._lock = threading.Lock()
+
+    def now(self, snapshot: Snapshot) -> list[Drawing]:
+        scored = [(run.row["id"], run.row["accuracy"]) for run in snapshot.runs if run.scored]
+        key = to_json(scored)
+        with self._lock:
+            due = not self.busy and key != self._key and time.monotonic() >= self._rest_until
+            if due and scored:
+                self.busy = True
+                threading.Thread(target=self._draw, args=(snapshot, key), daemon=True).start()
+            return self.drawings
+
+    def find(self, name: str) -> Drawing | None:
+        return next((drawing for drawing in self.drawings if drawing.name == name), None)
+
+    def _draw(self, snapshot: Snapshot, key: str) -> None:
+        began, drawn = time.monotonic(), self.drawings
+        try:
+            with _drawing:
+                drawn = all_figures(snapshot.cells, snapshot.runs, self.command)
+        finally:  # records that cannot be drawn must not be tried again and again
+            with self._lock:
+                ended = time.monotonic()
+                self._rest_until = ended + SHARE * (ended - began)
+                self._key, self.drawings, self.busy = key, drawn, False
+                self.version += 1
+
+
+class TrialCurves:
+    """One trial's accuracy, loss and ε against epochs, as SVG; drawn when asked for."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+
+    def key(self, run: Run) -> str | None:
+        """What the picture shows, in short; None if there is nothing to draw."""
+        if not curve_of(run):
+            return None
+        facts = [run.row["id"], run.record.get("history")]
+        return hashlib.blake2b(to_json(facts).encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+    def svg(self, run: Run) -> bytes | None:
+        key = self.key(run)
+        if key is None:
+            return None
+        with _drawing:
+            if key not in self._kept:
+                self._kept[key] = draw_trial(run, self.command).svg
+                while len(self._kept) > KEPT:
+                    self._kept.popitem(last=False)
+            return self._kept[key]
+
+
+def draw_trial(run: Run, command: str) -> Drawing:
+    points = curve_of(run)
+    look = styles([run.method])[run.method]
+    mark = NOMINAL if run.row["guarantee"] == "nominal" else ""
+    with canvas(height=3.6) as (figure, axes):
+        axes.plot([p[0] for p in points], [100 * p[1] for p in points], **look)
+        axes.set_xlim(left=0)
+        axes.set_xlabel("passes over the training data (epochs)")
+        axes.set_ylabel("dev accuracy (%)")
+        spent = [(0.0, 0.0), *((p[0], p[2]) for p in points if p[2] is not None)]
+        if run.row["method"] != "non_private" and len(spent) > 1:
+            right = axes.twinx()
+            right.spines["right"].set_visible(True)
+            right.grid(visible=False)
+            right.plot([x for x, _ in spent], [y for _, y in spent], color="#555555", linestyle=":")
+            right.set_ylim(bottom=0)
+            accountant = str(run.row["accountant"])
+            name = ACCOUNTANT_NAMES.get(accountant, accountant)
+            right.set_ylabel(clean(f"ε{mark} spent, by {name} (dotted)", 60))
+        title = clean(f"{run.method}{mark} on {run.task}", 90)
+        return finish(figure, "curves", title, "", command)

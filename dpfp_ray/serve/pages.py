@@ -1,0 +1,228 @@
+"""The pages: all trials with filters, order and figures; one trial; the door, if there is a token.
+
+They work without JavaScript; the script only asks whether something changed, and if so fetches the
+page again. Whatever comes from records is escaped by the template engine.
+"""
+
+import functools
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from dpfp_ray import __version__, bearer
+from dpfp_ray.errors import UserError
+from dpfp_ray.report import verdict
+from dpfp_ray.report.tables import MARKS
+from dpfp_ray.serve.api import NotThere, find, version_facts
+from dpfp_ray.serve.asking import PAGE, Question, answer, known_parameters, question
+from dpfp_ray.serve.figures import Figures, TrialCurves
+from dpfp_ray.serve.guard import COOKIE, SESSION_SECONDS
+from dpfp_ray.serve.snapshot import LiveRecords, Snapshot
+from dpfp_ray.serve.trials import CHOICES, QUERY_NAMES, choices, trial_facts, trials_table
+
+FOLDER = Path(__file__).parent
+STATIC = {
+    "page.css": (FOLDER.parent / "report" / "page.css", "text/css"),
+    "live.css": (FOLDER / "live.css", "text/css"),
+    "live.js": (FOLDER / "live.js", "text/javascript"),
+}
+CARDS = 3
+LONGEST_FORM = 8192  # bytes; a token is shorter
+
+
+def page_routes(
+    records: LiveRecords, figures: Figures, curves: TrialCurves, digest: str | None
+) -> APIRouter:
+    pages = APIRouter(include_in_schema=False)
+
+    @pages.get("/")
+    def index(request: Request) -> Response:
+        now, complaint = records.now(), ""
+        try:
+            asked = question(request, CHOICES)
+            found = answer(now, asked, {name: request.query_params.get(name) for name in CHOICES})
+        except UserError as error:
+            complaint, asked, found = str(error), Question(), None
+        cells = now.cells
+        verdicts = verdict.verdicts(cells)
+        refuted = [run for run in now.runs if run.refuted]
+        return page(
+            request,
+            "index.html",
+            400 if complaint else 200,
+            now=now,
+            version=version_facts(now, figures)["version"],
+            storage=records.name,
+            given={name: request.query_params.get(name, "") for name in _FILTERS},
+            choices=choices(now),
+            complaint=complaint,
+            found=found,
+            asked=asked,
+            table=trials_table(found.runs) if found else None,
+            headline=verdict.headline(verdicts, refuted) if cells else "No finished trial yet",
+            refuted=refuted,
+            cards=verdicts[:CARDS],
+            counts=_counts(now),
+            figures=figures.now(now),
+            drawing=figures.busy,
+            sort_link=functools.partial(_sort_link, request),
+            page_link=functools.partial(_page_link, request),
+            marks=MARKS,
+            QUERY_NAMES=QUERY_NAMES,
+        )
+
+    @pages.get("/trials/{trial_id:path}")
+    def trial(request: Request, trial_id: str) -> Response:
+        if trial_id.endswith("/curves.svg"):
+            known_parameters(request, ("v",))
+            svg = curves.svg(find(records.now(), trial_id.removesuffix("/curves.svg")))
+            if svg is None:
+                raise NotThere("this trial has no curve")
+            return _picture(svg)
+        known_parameters(request, ())
+        now = records.now()
+        run = find(now, trial_id)
+        return page(
+            request,
+            "trial.html",
+            now=now,
+            version=version_facts(now, figures)["version"],
+            storage=records.name,
+            run=run,
+            curves=curves.key(run),
+            marks=MARKS,
+            **trial_facts(run),
+        )
+
+    @pages.get("/figures/{name}.svg")
+    def figure(request: Request, name: str) -> Response:
+        known_parameters(request, ("v",))
+        drawing = figures.find(name)
+        if drawing is None:
+            raise NotThere(f"there is no figure {name[:80]!r}")
+        return _picture(drawing.svg)
+
+    @pages.get("/static/{name}")
+    def static(request: Request, name: str) -> Response:
+        if name not in STATIC:
+            raise NotThere("there is no such file")
+        path, kind = STATIC[name]
+        return Response(path.read_bytes(), media_type=kind)
+
+    @pages.get("/login")
+    def door(request: Request) -> Response:
+        if digest is None:
+            return RedirectResponse(f"{_base(request)}/", 303)
+        return page(request, "login.html", wrong=False)
+
+    @pages.post("/login")
+    async def enter(request: Request) -> Response:
+        """Sets a cookie in the asking browser; nothing is kept here."""
+        from urllib.parse import parse_qs
+
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > LONGEST_FORM:
+                raise UserError("the form is too long")
+        given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip()
+        if digest is None or not bearer.opens(f"Bearer {given}", digest):
+            return page(request, "login.html", 401, wrong=True)
+        response = RedirectResponse(f"{_base(request)}/", 303)
+        response.set_cookie(
+            COOKIE,
+            bearer.session(digest, int(time.time()) + SESSION_SECONDS),
+            max_age=SESSION_SECONDS,
+            path=f"{_base(request)}/",
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return response
+
+    return pages
+
+
+_FILTERS = ("where", "sort", *CHOICES)
+
+
+def _counts(now: Snapshot) -> str:
+    states: dict[str, int] = {}
+    for run in now.runs:
+        state = str(run.row["status"] or "unknown")
+        states[state] = states.get(state, 0) + 1
+    parts = [f"{count:,} {state}" for state, count in sorted(states.items())]
+    noun = "trial" if len(now.runs) == 1 else "trials"
+    return f"{len(now.runs):,} {noun}" + (f": {', '.join(parts)}" if parts else "")
+
+
+def _link(request: Request, **changes: str) -> str:
+    given = {name: request.query_params.get(name, "") for name in (*_FILTERS, "limit", "offset")}
+    kept = {name: value for name, value in (given | changes).items() if value}
+    return f"{_base(request)}/?{urlencode(kept)}#trials" if kept else f"{_base(request)}/#trials"
+
+
+def _sort_link(request: Request, column: str) -> tuple[str, str]:
+    """Where a press on a column's head leads, and how the column is sorted now."""
+    now = request.query_params.get("sort", "").strip()
+    falling, rising = f"-{column}", f"+{column}"
+    state = {falling: "descending", rising: "ascending"}.get(now, "none")
+    following = {"descending": rising, "ascending": ""}.get(state, falling)
+    return _link(request, sort=following, offset=""), state
+
+
+def _page_link(request: Request, offset: int) -> str:
+    return _link(request, offset=str(offset) if offset > 0 else "")
+
+
+def _base(request: Request) -> str:
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def _picture(svg: bytes) -> Response:
+    # Its own page may run nothing at all, should someone open it by itself.
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return Response(svg, media_type="image/svg+xml", headers={"Content-Security-Policy": policy})
+
+
+def wants_page(request: Request) -> bool:
+    path = str(request.scope["path"]).removeprefix(_base(request))
+    return not path.startswith("/api/") and "text/html" in request.headers.get("accept", "")
+
+
+def error_page(request: Request, reason: str, status: int) -> Response:
+    return page(request, "error.html", status, reason=reason)
+
+
+def page(request: Request, template: str, status: int = 200, **facts: Any) -> HTMLResponse:
+    base = _base(request)
+    text = (
+        _templates()
+        .get_template(template)
+        .render(
+            base=base,
+            package=__version__,
+            trial_link=lambda identity: f"{base}/trials/{quote(str(identity), safe='')}",
+            page_size=PAGE,
+            **facts,
+        )
+    )
+    return HTMLResponse(text.encode("utf-8", "replace"), status)
+
+
+@functools.cache
+def _templates() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader([FOLDER, FOLDER.parent / "report"]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

@@ -1,0 +1,114 @@
+"""What is on storage now, read again only where it changed."""
+
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from uuid import uuid4
+
+from dpfp_ray import results
+from dpfp_ray.report.runs import Cell, Run, cells_of, read_runs
+from dpfp_ray.storage import Found
+
+# Object stores tell times in seconds: a file that is as young as this may change and look the same.
+YOUNG = 3.0
+# However many ask, storage is looked at so often at most.
+EVERY = 1.0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All records at one moment; `version` changes whenever one of them does."""
+
+    version: str
+    runs: Sequence[Run]  # in the report's order
+    broken: Sequence[str] = ()
+
+    @cached_property
+    def rows(self) -> list[results.Row]:
+        return [dict(run.row) for run in self.runs]
+
+    @cached_property
+    def columns(self) -> list[str]:
+        return results.columns(self.rows)
+
+    @cached_property
+    def by_id(self) -> Mapping[str, Run]:
+        return {str(run.row["id"]): run for run in self.runs}
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        return cells_of(self.runs)
+
+
+@dataclass(frozen=True)
+class _Known:
+    modified: float
+    firm: bool  # a change would show in `modified`
+    record: results.Record
+
+
+class CachedStore(results.Store):
+    """A store that keeps what it has read, for as long as the file is the same."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self.known: dict[str, _Known] = {}
+        self.read_count = self.changes = 0
+
+    def records(self) -> list[results.Record]:
+        self._seen: set[str] = set()
+        found = super().records()
+        for path in set(self.known) - self._seen:
+            del self.known[path]
+            self.changes += 1
+        return found
+
+    def _read(self, file: Found) -> results.Record | None:
+        self._seen.add(file.path)
+        known = self.known.get(file.path)
+        if known is None or not known.firm or known.modified != file.modified:
+            self.read_count += 1
+            record = super()._read(file)
+            if record is None:
+                # Half a record never replaces a whole one: it is there again in a moment.
+                return None if known is None else dict(known.record)
+            if known is None or record != known.record:
+                self.changes += 1
+            trial = record.get("trial")
+            status = trial.get("status") if isinstance(trial, Mapping) else None
+            firm = time.time() - file.modified > YOUNG and status != "running"
+            known = self.known[file.path] = _Known(file.modified, firm, record)
+        return dict(known.record)  # `distinct` renames records that share an id
+
+
+class LiveRecords:
+    """Snapshots of one store for any number of threads."""
+
+    def __init__(self, location: str) -> None:
+        self.store = CachedStore(location)
+        self.name = self.store.name
+        self._nonce = uuid4().hex[:8]
+        self._lock = threading.Lock()
+        self._looked = -EVERY
+        self._changes = -1
+        self._now = Snapshot(f"{self._nonce}-none", ())
+
+    def now(self) -> Snapshot:
+        with self._lock:
+            if time.monotonic() - self._looked >= EVERY:
+                self._look()
+                self._looked = time.monotonic()
+            return self._now
+
+    def _look(self) -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            records = self.store.records()
+        broken = tuple(str(warning.message) for warning in caught)
+        if self.store.changes != self._changes or broken != self._now.broken:
+            self._changes = self.store.changes
+            version = f"{self._nonce}-{self._changes}-{len(broken)}"
+            self._now = Snapshot(version, read_runs(records), broken)
