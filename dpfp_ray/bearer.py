@@ -1,14 +1,17 @@
-"""The token that opens the results service: read from a file or the environment, never a flag.
+"""Tokens, of the results service and of Ray: read from a file or the environment, never a flag.
 
-A flag would show it to everyone who can list processes. The service itself keeps only a digest.
+A flag would show them to everyone who can list processes. The service itself keeps only a digest.
 """
 
 import hashlib
 import hmac
 import os
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from dpfp_ray.errors import UserError
+from dpfp_ray.serve import LOOPBACK
+from dpfp_ray.storage import public
 
 VARIABLE = "DPFP_TOKEN"
 SHORTEST = 16  # characters; fewer can be guessed
@@ -65,3 +68,42 @@ def session_holds(cookie: str | None, expected: str, now: float) -> bool:
     return hmac.compare_digest(
         (cookie or "").encode("utf-8", "replace"), session(expected, int(until)).encode()
     ) and now < int(until)
+
+
+def ray_token(address: str, file: str | None) -> str | None:
+    """The token of a Ray cluster itself, for its dashboard and Jobs API; found as Ray finds it.
+
+    It lets its holder run code on the cluster, so the one in the home folder goes to other machines
+    only if RAY_AUTH_MODE=token says that it is meant to.
+    """
+    if file is not None:
+        return read_token(file)
+    mode = os.environ.get("RAY_AUTH_MODE", "").lower()
+    if mode == "disabled":
+        return None
+    given = os.environ.get("RAY_AUTH_TOKEN", "").strip()
+    if given:
+        return given
+    if path := os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        return read_token(path)
+    home = Path.home() / ".ray" / "auth_token"
+    if (mode == "token" or host_of(address) in LOOPBACK) and home.is_file():
+        return read_token(str(home))
+    return None
+
+
+def host_of(address: str) -> str:
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
+
+
+def check_http(address: str) -> str:
+    """`http://host:port` without what would trouble us later."""
+    shown = public(address)[:100]
+    if not address.startswith(("http://", "https://")) or not host_of(address):
+        raise UserError(f"address is {shown!r}; give one such as http://head:8265")
+    if "@" in urlsplit(address).netloc:
+        raise UserError(f"{shown} holds a password, which others would see; use a token")
+    return address.rstrip("/")

@@ -7,6 +7,9 @@ Examples:
   dpfp results runs --where "task in ['sst2', 'demo'] and not (accuracy < 0.6 or scope == 'head')"
   dpfp results s3://bucket/sweep --where "error is not None" --columns id,node,error
   dpfp results runs --columns id,B,M,C,lr,accuracy --csv > trials.csv
+  dpfp results --address http://head:8265 --where "status == 'running'"
+
+--address asks a running `dpfp serve`, given its own address or that of the cluster's dashboard.
 
 --where knows the columns, numbers, 'text', lists, None, == != < <= > >= in, is None, and, or, not.
 An order (<, >=, …) with a missing value is false. B, M, C, E and lr name their columns.
@@ -56,7 +59,15 @@ NOMINAL = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = f"columns: {', '.join(results.COLUMNS)}, and accuracy_SPLIT for each dev split"
     parser.epilog = textwrap.fill(names, width=98)
-    parser.add_argument("location", metavar="DIR_OR_URI", help="a folder, s3://, gs:// or file://")
+    parser.add_argument(
+        "location", nargs="?", metavar="DIR_OR_URI", help="a folder, s3://, gs:// or file://"
+    )
+    parser.add_argument(
+        "--address", metavar="URL", help="ask the service there, such as http://head:8265"
+    )
+    parser.add_argument(
+        "--token-file", metavar="FILE", help="holds the service's token; or set DPFP_TOKEN"
+    )
     parser.add_argument("--where", metavar="CONDITION", help="only the trials for which it holds")
     parser.add_argument("--sort", metavar="COLUMNS", help="e.g. accuracy, or task,-epsilon")
     parser.add_argument("--columns", metavar="COLUMNS", help="e.g. id,accuracy,lr")
@@ -68,14 +79,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(arguments: argparse.Namespace) -> int:
     limit = _limit(arguments.limit)
-    rows = load(arguments.location)
-    known = results.columns(rows)
+    if (arguments.location is None) == (arguments.address is None):
+        raise UserError("give either a folder or URI, or --address of a running service")
+    if arguments.address is not None:
+        from dpfp_ray import bearer, remote
+
+        token = bearer.read_token(arguments.token_file)
+        where, sort = arguments.where, arguments.sort
+        found, known, total = remote.ask(arguments.address, token, where, sort, limit)
+    else:
+        rows = load(arguments.location)
+        known = results.columns(rows)
+        found = query.filter_rows(rows, arguments.where, known)
+        found = query.sort_rows(found, arguments.sort, known)
+        total, found = len(found), found[:limit]
     chosen = (
         query.select_columns(arguments.columns, known) if arguments.columns is not None else None
     )
-    found = query.filter_rows(rows, arguments.where, known)
-    found = query.sort_rows(found, arguments.sort, known)
-    total, found = len(found), found[:limit]
 
     if arguments.json:
         print(to_json([{name: row.get(name) for name in chosen or known} for row in found]))

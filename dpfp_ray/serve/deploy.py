@@ -45,12 +45,17 @@ def deploy(storage: str, place: Place, digest: str | None) -> Place:
     serve.start(
         proxy_location="HeadOnly",
         http_options={"host": place.host, "port": place.port},
-        logging_config={"log_level": "WARNING", "enable_access_log": False},
+        logging_config={"enable_access_log": False},
     )
     real = listening(place)
     check_exposure(real.host, digest)
     try:
-        serve.run(application(storage, digest), name=SERVICE, route_prefix=real.prefix)
+        serve.run(
+            application(storage, digest),
+            name=SERVICE,
+            route_prefix=real.prefix,
+            logging_config={"enable_access_log": False},  # questions are their askers' business
+        )
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"Ray Serve refused {SERVICE}: {reason}") from None
