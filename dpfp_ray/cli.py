@@ -22,6 +22,9 @@ VERBS = {
     "report": "tables, figures and one page to publish, from any number of results",
     "audit": "measure what a trained model leaks, and hold it against the stated ε",
     "sweep": "explore hyperparameters under one privacy budget, on Ray",
+    "submit": "run any of these on a Ray cluster, as a job",
+    "serve": "live results: a page and a JSON API, on Ray Serve",
+    "dashboard": "ask every query of the Grafana dashboard, and say which find no data",
 }
 
 

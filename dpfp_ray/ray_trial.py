@@ -19,6 +19,7 @@ from dpfp_ray.ray_shared import SharedInputs, input_key
 from dpfp_ray.results import Store
 from dpfp_ray.run import Prepared, build_model, default_device, result_record, run
 from dpfp_ray.sweep_state import SweepState
+from dpfp_ray.telemetry import TrialGauges
 from dpfp_ray.threads import use_threads
 from dpfp_ray.train import Progress, State
 from dpfp_ray.trial import SETTLED, Trial
@@ -99,6 +100,7 @@ def run_worker(
     reporter = listener(
         sweep,
         facts,
+        TrialGauges(trial, sweep.name),
         trial.plan.steps,
         describe,
         lambda s: states.save_trial(trial.id, s, seed),
@@ -130,6 +132,7 @@ class RayReporter(ABC):
         self,
         sweep: Sweep,
         facts: dict[str, Any],
+        gauges: TrialGauges,
         steps: int,
         describe: Callable[[State], dict[str, Any]],
         save: Callable[[State], None],
@@ -138,6 +141,7 @@ class RayReporter(ABC):
         self.first = first
         self.store = Store(sweep.storage)
         self.facts = facts
+        self.gauges = gauges
         self.steps = steps
         self.describe = describe
         self.save = save
@@ -151,7 +155,9 @@ class RayReporter(ABC):
     def step(self, done: int, loss: Callable[[], float], checkpoint: Callable[[], State]) -> None:
         now = time.monotonic()
         if self.first and now - self.saved_at > self.save_every:
-            self.save(checkpoint())
+            state = checkpoint()
+            self.save(state)
+            self.gauges.save(state)
             self.saved_at = time.monotonic()
             self.save_every = max(self.save_every, SAVE_SHARE * (self.saved_at - now))
 
@@ -166,6 +172,7 @@ class RayReporter(ABC):
         seconds = self.facts["seconds"] + time.monotonic() - self.began
         kept = {**record, "trial": {**self.facts, "status": status, "seconds": seconds}}
         self.store.put(kept)
+        self.gauges.report(kept)
         return kept
 
 

@@ -165,6 +165,7 @@ class Runner:
 
         from dpfp_ray.live import LiveTable
         from dpfp_ray.ray_trial import RETRIES, run_trial
+        from dpfp_ray.telemetry import TrialCounts
 
         sweep = self._sweep
         assert sweep is not None
@@ -179,6 +180,7 @@ class Runner:
             resources if alone else {"memory": 1.0},
         )
         table = LiveTable(self.name, total, done, self.storage, varied)
+        counts = TrialCounts(self.name, total, Store(self.storage).records())
         tune_config.max_concurrent_trials = self.resources.slots
         tune_config.reuse_actors = alone
         tune_config.trial_dirname_creator = short_name
@@ -190,7 +192,7 @@ class Runner:
                 name=uuid4().hex[:12],
                 storage_path=f"{self.storage.rstrip('/')}/tune",
                 verbose=0,
-                callbacks=[table],
+                callbacks=[table, counts],
                 failure_config=ray.tune.FailureConfig(max_failures=RETRIES),
             ),
         )
