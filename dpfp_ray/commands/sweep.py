@@ -55,9 +55,9 @@ def add_ray_flags(parser: argparse.ArgumentParser, default_storage: str | None =
         )
     group.add_argument(
         "--address",
-        default="local",
         metavar="local|auto|ray://HOST:PORT",
-        help="start Ray here (default), join this machine's cluster, or a remote one",
+        help="start Ray here (default), join this machine's cluster (default inside a Ray job), "
+        "or a remote one",
     )
     group.add_argument("--concurrency", type=positive, metavar="N", help="trials at a time")
     group.add_argument("--workers", type=positive, default=1, metavar="N", help="workers a trial")
@@ -128,10 +128,11 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def ray_options(arguments: argparse.Namespace) -> "RayOptions":
+    from dpfp_ray.ray_cluster import default_address
     from dpfp_ray.tuning import RayOptions, save_seconds
 
     return RayOptions(
-        arguments.address,
+        arguments.address or default_address(),
         arguments.workers,
         arguments.cpus_per_worker,
         arguments.gpus_per_worker,
