@@ -20,6 +20,11 @@ QUIET = 60.0  # seconds without a line after which the connection is made anew: 
 PATIENCE = 15 * 60.0  # seconds out of reach after which following ends; the job does not
 LONGEST_PAUSE = 30.0
 OVERRIDES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
+CHATTER = (
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray.dashboard.modules.job.sdk",
+    "ray._private.runtime_env.packaging",
+)
 EXIT_CODES = {"SUCCEEDED": 0, "STOPPED": 130}
 
 
@@ -135,8 +140,8 @@ def make_client(address: str, headers: dict[str, str] | None) -> Any:
             """Ray itself would wait for an answer for ever."""
             return super()._do_request(method, endpoint, **{"timeout": TIMEOUT, **options})
 
-    logging.getLogger("ray.dashboard.modules").setLevel(logging.ERROR)
-    logging.getLogger("ray.dashboard.modules.job.sdk").setLevel(logging.ERROR)
+    for name in CHATTER:
+        logging.getLogger(name).setLevel(logging.ERROR)
     # Ray lets these win over the address it is given, whoever gave it.
     kept = {name: os.environ.pop(name) for name in OVERRIDES if name in os.environ}
     try:

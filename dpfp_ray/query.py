@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from dpfp_ray.errors import UserError
-from dpfp_ray.plan import ALIASES
+from dpfp_ray.plan_values import ALIASES
 
 Row = dict[str, Any]
 Value = Callable[[Mapping[str, Any]], Any]
@@ -28,6 +28,7 @@ Condition = Callable[[Mapping[str, Any]], bool]
 
 MAX_LENGTH = 2_000  # characters; also keeps Python's own parser far from its stack's end
 MAX_DEPTH = 30
+MAX_KEYS = 16  # columns to sort by: each is a pass over all rows
 ALLOWED = "use columns, numbers, 'text', comparisons, in [...], is None, and, or, not"
 
 
@@ -59,6 +60,8 @@ def sort_rows(
         return ordered
     known = _known(rows, columns)
     keys = [(name.lstrip("+-"), name[0]) for name in _names(sort, "sort")]
+    if len(keys) > MAX_KEYS:
+        raise UserError(f"sort has {len(keys)} columns; use at most {MAX_KEYS}")
     for given, sign in reversed(keys):  # sorts are stable, so the first key is applied last
         name = resolve(given, known)
         descending = sign == "-" or (sign != "+" and higher_is_better(name))

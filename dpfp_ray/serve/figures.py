@@ -41,7 +41,8 @@ class Figures:
             due = not self.busy and key != self._key and time.monotonic() >= self._rest_until
             if due and scored:
                 self.busy = True
-                threading.Thread(target=self._draw, args=(snapshot, key), daemon=True).start()
+                # No daemon: Python must not end in the middle of matplotlib.
+                threading.Thread(target=self._draw, args=(snapshot, key)).start()
             return self.drawings
 
     def find(self, name: str) -> Drawing | None:

@@ -1,0 +1,90 @@
+"""A service with a token: closed to everyone who has it not, by header or by cookie."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from dpfp_ray import bearer
+from dpfp_ray.errors import UserError
+from dpfp_ray.serve.app import build_app
+from dpfp_ray.serve.deploy import check_exposure
+from tests.serve.conftest import serving
+
+TOKEN = "a-token-for-tests-0123456789"
+PATHS = (
+    "/",
+    "/api/results",
+    "/api/version",
+    "/api/trials/refused-1",
+    "/api/statement/refused-1",
+    "/trials/refused-1",
+    "/figures/epsilon-1.svg",
+    "/openapi.json",
+)
+
+
+@pytest.fixture(scope="module")
+def url(storage: Path) -> Iterator[str]:
+    with serving(build_app(str(storage), bearer.digest(TOKEN))) as address:
+        yield address
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("header", [None, "Bearer wrong-token-0123456789", f"Basic {TOKEN}"])
+def test_without_the_token_there_is_nothing(url: str, path: str, header: str | None) -> None:
+    headers = {"Authorization": header} if header else {}
+    answer = requests.get(f"{url}{path}", headers=headers, timeout=30)
+    assert answer.status_code == 401
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
+    assert "refused-1" not in answer.text
+
+
+def test_the_header_opens(url: str) -> None:
+    answer = requests.get(f"{url}/api/results", headers=bearer.header(TOKEN), timeout=30)
+    assert answer.json()["total"] == 86
+
+
+def test_a_token_in_the_url_opens_nothing(url: str) -> None:
+    answer = requests.get(f"{url}/api/results?token={TOKEN}", timeout=30)
+    assert answer.status_code == 401
+
+
+def test_what_answers_here_is_no_secret(url: str) -> None:
+    assert requests.get(f"{url}/api/about", timeout=30).json()["service"] == "dpfp-results"
+
+
+def test_a_browser_is_asked_for_the_token_and_gets_a_cookie_that_is_not_it(url: str) -> None:
+    with requests.Session() as browser:
+        browser.headers["Accept"] = "text/html"
+        door = browser.get(f"{url}/", timeout=30)
+        assert door.url == f"{url}/login"
+        assert 'type="password"' in door.text
+        wrong = browser.post(f"{url}/login", {"token": "wrong"}, timeout=30)
+        assert wrong.status_code == 401
+        inside = browser.post(f"{url}/login", {"token": TOKEN}, timeout=30)
+        assert inside.url == f"{url}/"
+        assert "Trials" in inside.text
+        (cookie,) = browser.cookies
+        assert TOKEN not in str(cookie.value)
+        assert cookie.has_nonstandard_attr("HttpOnly")
+        assert cookie.get_nonstandard_attr("SameSite") == "strict"
+
+
+def test_a_forged_cookie_opens_nothing(url: str) -> None:
+    for value in ("9999999999.00", bearer.session(bearer.digest("other"), 9_999_999_999), "x"):
+        answer = requests.get(f"{url}/api/results", cookies={"dpfp_session": value}, timeout=30)
+        assert answer.status_code == 401
+
+
+def test_an_endless_form_is_cut_off(url: str) -> None:
+    answer = requests.post(f"{url}/login", data={"token": "x" * 100_000}, timeout=30)
+    assert answer.status_code == 400
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "head"])
+def test_others_are_let_in_only_with_a_token(host: str) -> None:
+    with pytest.raises(UserError, match="set a token first"):
+        check_exposure(host, None)
+    check_exposure(host, bearer.digest(TOKEN))

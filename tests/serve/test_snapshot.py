@@ -1,0 +1,115 @@
+"""What is on storage now: complete, and read again only where it changed."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from dpfp_ray.results import Store
+from dpfp_ray.serve import snapshot
+from dpfp_ray.serve.snapshot import CachedStore, LiveRecords
+from tests.report.samples import comparison, sample
+
+
+def filled(folder: Path) -> Store:
+    store = Store(folder)
+    for record in comparison(seeds=1):
+        store.put(record)
+    return store
+
+
+def aged(folder: Path) -> None:
+    """As if everything had been written a minute ago."""
+    for path in (folder / "records").iterdir():
+        os.utime(path, (time.time() - 60, time.time() - 60))
+
+
+def test_unchanged_records_are_read_once(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    aged(tmp_path)
+    cached = CachedStore(str(tmp_path))
+    assert cached.records() == store.records()
+    assert cached.read_count == 7
+    assert cached.records() == store.records()
+    assert cached.read_count == 7
+
+
+def test_only_the_changed_record_is_read_again(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    aged(tmp_path)
+    cached = CachedStore(str(tmp_path))
+    before = cached.records()
+    changed = {**before[0], "metrics": {"accuracy": 0.123}}
+    store.put(changed)
+    assert changed in cached.records()
+    assert cached.read_count == 8
+
+
+def test_a_young_record_may_change_within_its_times_grain(tmp_path: Path) -> None:
+    """Object stores tell times in seconds: the second write may have the first one's time."""
+    store = Store(tmp_path)
+    store.put(sample("one", accuracy=0.5))
+    cached = CachedStore(str(tmp_path))
+    cached.records()
+    (path,) = (tmp_path / "records").iterdir()
+    times = path.stat()
+    store.put(sample("one", accuracy=0.75))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert cached.records()[0]["metrics"]["accuracy"] == 0.75
+
+
+def test_runs_that_share_a_plan_keep_their_ids_when_read_from_memory(tmp_path: Path) -> None:
+    for number in range(2):
+        record = sample("x", accuracy=0.5 + number / 10)
+        del record["trial"]
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "result.json").write_text(snapshot.results.to_json(record))
+    cached = CachedStore(str(tmp_path))
+    first = [record["trial"]["id"] for record in cached.records()]
+    assert len(set(first)) == 2
+    assert [record["trial"]["id"] for record in cached.records()] == first
+
+
+def test_half_a_record_does_not_replace_a_whole_one(tmp_path: Path) -> None:
+    Store(tmp_path).put(sample("one", accuracy=0.5))
+    cached = CachedStore(str(tmp_path))
+    cached.records()
+    (path,) = (tmp_path / "records").iterdir()
+    path.write_text('{"plan": ')
+    assert cached.records()[0]["metrics"]["accuracy"] == 0.5
+
+
+def test_the_version_changes_when_a_record_comes_changes_or_goes(tmp_path: Path) -> None:
+    live = LiveRecords(str(tmp_path))
+    live._looked = -1e9
+    versions = [live.now().version]
+
+    def look() -> None:
+        live._looked = -1e9
+        versions.append(live.now().version)
+
+    store = Store(tmp_path)
+    store.put(sample("one", accuracy=0.5))
+    look()
+    store.put(sample("one", accuracy=0.75))
+    look()
+    next((tmp_path / "records").iterdir()).unlink()
+    look()
+    assert len(set(versions)) == 4
+    look()
+    assert versions[-1] == versions[-2]
+
+
+def test_however_many_ask_storage_is_looked_at_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "EVERY", 60.0)
+    live = LiveRecords(str(tmp_path))
+    live.now()
+    Store(tmp_path).put(sample("one"))
+    assert list(live.now().runs) == []
+
+
+def test_a_folder_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
+    assert list(LiveRecords(str(tmp_path / "later")).now().runs) == []
