@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dpfp_ray import run
-from dpfp_ray.plan import make_plan
+from dpfp_ray.plan_values import make_plan
 from dpfp_ray.threads import use_threads
 
 EPSILONS = (0.1, 1.0, 3.0, 8.0)

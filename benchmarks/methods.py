@@ -24,7 +24,7 @@ def measure(model_name: str, cell: str, batch_size: int, steps: int) -> dict[str
     import torch
 
     from dpfp_ray import memory
-    from dpfp_ray.plan import make_plan
+    from dpfp_ray.plan_values import make_plan
     from dpfp_ray.run import build_model, prepare
 
     torch.set_num_threads(2)

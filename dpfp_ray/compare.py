@@ -6,8 +6,9 @@ from dataclasses import replace
 from statistics import mean, stdev
 from typing import Any
 
+from dpfp_ray.defaults import ONE_RELEASE
 from dpfp_ray.errors import UserError
-from dpfp_ray.plan import ONE_RELEASE, Plan
+from dpfp_ray.plan import Plan
 from dpfp_ray.privacy.statement import one_line
 from dpfp_ray.results import Store
 from dpfp_ray.run import Inputs

@@ -52,6 +52,21 @@ METHOD_DEFAULTS = {
 # and theirs would leave it where it started. Measured on SST-2 with MiniLM (benchmarks/frozen.py).
 HEAD_LEARNING_RATES = {"non_private": 2e-3, "dpfp": 1e-3, "dpsgd": 5e-2, "rgp": 1e-2}
 
+METHODS = tuple(METHOD_DEFAULTS)
+MODES = ("paper", "release_once", "moments")
+# Modes that look at the private data once, with a frozen encoder; all else is post-processing.
+ONE_RELEASE = ("release_once", "moments")
+# Measured on SST-2 and the demo, which are public (benchmarks/frozen.md); the optimum is flat.
+RIDGE = {"release_once": 2.0, "moments": 0.5}
+ADJACENCIES = {
+    "non_private": ("none",),
+    "dpfp": ("zero_out", "replace_one"),
+    "dpsgd": ("add_remove",),
+    "rgp": ("add_remove",),
+    # A release of sums over records; the other modes of dpfp release rows.
+    "moments": ("add_remove",),
+}
+
 
 def default_learning_rate(method: str, scope: str) -> float:
     if scope == "head":

@@ -1,8 +1,17 @@
 """The one exception that means "the user can fix this"."""
 
+import difflib
+
 
 class UserError(Exception):
     """Bad input, said in one line that names the value and the fix.
 
     The command line prints the message and exits with 2; no traceback is shown.
     """
+
+
+def unknown(kind: str, value: str, valid: tuple[str, ...]) -> str:
+    longer = [name for name in valid if str(value) and name.startswith(str(value))]
+    nearest = longer or difflib.get_close_matches(str(value), valid, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"use one of {', '.join(valid)}"
+    return f"unknown {kind} {value!r}; {hint}"

@@ -11,52 +11,28 @@ Secrets (seeds, data) are never in a plan: they are arguments of the functions t
 """
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import math
 import typing
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from dpfp_ray.defaults import METHOD_DEFAULTS, default_learning_rate
-from dpfp_ray.errors import UserError
+from dpfp_ray.defaults import (
+    ADJACENCIES,
+    METHOD_DEFAULTS,
+    METHODS,
+    MODES,
+    ONE_RELEASE,
+    RIDGE,
+    default_learning_rate,
+)
+from dpfp_ray.errors import UserError, unknown
+from dpfp_ray.plan_checks import check
 
-METHODS = tuple(METHOD_DEFAULTS)
-MODES = ("paper", "release_once", "moments")
-# Modes that look at the private data once, with a frozen encoder; all else is post-processing.
-ONE_RELEASE = ("release_once", "moments")
-# Measured on SST-2 and the demo, which are public (benchmarks/frozen.md); the optimum is flat.
-RIDGE = {"release_once": 2.0, "moments": 0.5}
 CLIPPINGS = ("ghost", "hooks")
 CARRIERS = ("weight", "history")
 ACCOUNTANTS = ("gdp", "rdp", "pld")
-ADJACENCIES = {
-    "non_private": ("none",),
-    "dpfp": ("zero_out", "replace_one"),
-    "dpsgd": ("add_remove",),
-    "rgp": ("add_remove",),
-    # A release of sums over records; the other modes of dpfp release rows.
-    "moments": ("add_remove",),
-}
-ALIASES = {
-    "B": "batch_size",
-    "M": "micro_batches",
-    "C": "clip",
-    "E": "epochs",
-    "lr": "learning_rate",
-}
-_COUNTS = (
-    "batch_size",
-    "micro_batches",
-    "max_train",
-    "max_dev",
-    "max_physical_batch",
-    "rank",
-    "power_iterations",
-)
 # Where the data lie and how a step is cut for memory do not change what is computed.
 NOT_HASHED = frozenset({"data_dir", "max_physical_batch"})
 
@@ -170,10 +146,10 @@ class Plan:
             self._fill("epochs", defaults.epochs_at(self.records))
             if self.private:
                 self._fill("delta", 1 / (2 * self.records))
-        for name, wanted in _TYPES.items():  # 3 and 3.0 are one plan, and must have one hash
-            if float in _kinds(wanted) and isinstance(value := getattr(self, name), int):
+        for name, wanted in TYPES.items():  # 3 and 3.0 are one plan, and must have one hash
+            if float in kinds_of(wanted) and isinstance(value := getattr(self, name), int):
                 object.__setattr__(self, name, float(value))
-        self._validate()
+        check(self)
 
     def _follow_mode(self) -> None:
         """What a mode decides. One release of all records is B = D, M = 1, E = 1: p = n = 1."""
@@ -182,7 +158,7 @@ class Plan:
         if self.scaling == "auto":
             object.__setattr__(self, "scaling", "unit" if self.one_release else "clip")
         if self.one_release:
-            self._fill("adjacency", self._adjacencies[0])
+            self._fill("adjacency", self.adjacencies[0])
             self._fill("batch_size", self.records)
             self._fill("micro_batches", 1)
             self._fill("epochs", 1.0)
@@ -192,113 +168,6 @@ class Plan:
     def _fill(self, name: str, value: Any) -> None:
         if getattr(self, name) is None:
             object.__setattr__(self, name, value)
-
-    def _validate(self) -> None:
-        for spec in dataclasses.fields(self):
-            choices = spec.metadata["choices"]
-            value = getattr(self, spec.name)
-            if choices and value is not None and spec.name != "adjacency" and value not in choices:
-                raise UserError(unknown(spec.name, value, choices))
-        if self.adjacency not in self._adjacencies:
-            mode = f" mode {self.mode}" if self.one_release else ""
-            raise UserError(
-                f"adjacency {self.adjacency!r} is not one that {self.method}{mode} can promise; "
-                f"use {' or '.join(self._adjacencies)}"
-            )
-        for name in _COUNTS:
-            _require(
-                getattr(self, name),
-                name,
-                lambda v: isinstance(v, int) and v >= 1,
-                "a whole number of 1 or more",
-            )
-        _require(self.epsilon, "epsilon", lambda v: 0 < v <= 1000, "a number above 0, at most 1000")
-        for name in ("clip", "learning_rate", "epochs"):
-            _require(getattr(self, name), name, lambda v: 0 < v < math.inf, "a number above 0")
-        _require(self.delta, "delta", lambda v: 0 < v < 1, "a number between 0 and 1")
-        _require(self.max_length, "max_length", lambda v: v >= 3, "3 or more")
-        _require(self.weight_decay, "weight_decay", lambda v: 0 <= v < math.inf, "0 or more")
-        _require(self.dropout, "dropout", lambda v: 0 <= v < 1, "from 0 to below 1")
-        for name in ("ridge", "shrinkage"):
-            _require(getattr(self, name), name, lambda v: 0 <= v < math.inf, "0 or more")
-        self._validate_mode()
-        if not self.private and (self.epsilon is not None or self.delta is not None):
-            raise UserError("non_private spends no budget; drop epsilon and delta")
-        if self.method != "dpfp" and self.M != 1:
-            raise UserError(f"micro_batches is {self.M}, but {self.method} has none; drop it")
-        if self.task == "custom" and not self.train_file:
-            raise UserError("task custom needs train_file; give --train-file FILE")
-        if self.batch_size is None:
-            return
-        if self.batch_size < self.M:
-            raise UserError(
-                f"micro_batches M = {self.M} is more than batch_size B = {self.batch_size}; "
-                f"each micro-batch needs an expected size of 1 or more, so use M <= B"
-            )
-        if self.records is not None:
-            if self.p > 1:
-                raise UserError(
-                    f"sampling probability p = B/(M D) = {self.p:.4g} is above 1 with "
-                    f"B = {self.batch_size}, M = {self.M}, D = {self.records}; "
-                    f"use a batch_size of {self.M * self.records} or less"
-                )
-            if self.steps < 1:
-                raise UserError(
-                    f"epochs E = {self.epochs} of D = {self.records} records make no whole step "
-                    f"of B = {self.batch_size}; use a smaller batch_size or more epochs"
-                )
-
-    def _validate_mode(self) -> None:
-        if self.method != "dpfp" and self.mode != "paper":
-            raise UserError(f"mode {self.mode} belongs to method dpfp, not to {self.method}")
-        if self.scope == "head" and self.dropout:
-            raise UserError("dropout acts in the encoder, which scope head freezes; drop it")
-        if self.label_epsilon is not None:
-            if self.mode != "release_once":
-                raise UserError(
-                    "label_epsilon belongs to mode release_once; dpsgd, rgp and mode moments "
-                    "protect labels without it, mode paper does not protect them"
-                )
-            _require(
-                self.label_epsilon,
-                "label_epsilon",
-                lambda v: 0 < v < (self.epsilon or math.inf),
-                f"a number above 0 and below epsilon = {self.epsilon}, of which it is a share",
-            )
-            if self.accountant == "rdp":
-                raise UserError("accountant rdp has no bound with label_epsilon; use pld or gdp")
-        if not self.one_release:
-            for name in ("ridge", "shrinkage"):
-                if getattr(self, name) is not None:
-                    raise UserError(f"{name} belongs to modes {' and '.join(ONE_RELEASE)}; drop it")
-            for name, usual in {"scaling": "clip", "prior": "none"}.items():
-                if getattr(self, name) != usual:
-                    raise UserError(
-                        f"{name} {getattr(self, name)} belongs to modes {' and '.join(ONE_RELEASE)}"
-                    )
-            return
-        if self.scope != "head":
-            raise UserError(f"mode {self.mode} freezes the encoder; use scope head, or drop scope")
-        if self.scaling == "unit" and self.clip != 1:
-            raise UserError(
-                f"clip is {self.clip:g}, but scaling unit gives every representation norm 1; "
-                f"drop clip, or use scaling clip"
-            )
-        defaults = METHOD_DEFAULTS[self.method]
-        only = {
-            "micro_batches": 1,
-            "epochs": 1,
-            "batch_size": self.records,
-            "learning_rate": default_learning_rate(self.method, self.scope),
-            "schedule": defaults.schedule,
-            "weight_decay": defaults.weight_decay,
-        }
-        for name, value in only.items():
-            if getattr(self, name) != value:
-                raise UserError(
-                    f"mode {self.mode} makes one release of all records and solves its head in "
-                    f"closed form; drop {name}"
-                )
 
     def bind(self, *, records: int, representation: str | None = None) -> "Plan":
         """The same plan with D, and all that follows from it, filled in."""
@@ -314,7 +183,7 @@ class Plan:
         return self.method == "dpfp" and self.mode in ONE_RELEASE
 
     @property
-    def _adjacencies(self) -> tuple[str, ...]:
+    def adjacencies(self) -> tuple[str, ...]:
         """Those that this method and mode can promise, the default first."""
         return ADJACENCIES[self.mode if self.mode in ADJACENCIES else self.method]
 
@@ -377,88 +246,9 @@ class Plan:
 
 
 FIELDS = {spec.name: spec for spec in dataclasses.fields(Plan)}
-_TYPES = typing.get_type_hints(Plan)
+TYPES = typing.get_type_hints(Plan)
 
 
-def make_plan(values: Mapping[str, Any]) -> Plan:
-    """A plan from untrusted values (YAML, flags): keys checked, numbers in strings accepted.
-
-    YAML 1.1 reads `5e-6` as a string; it is a number here. A key without a value is not given.
-    """
-    clean: dict[str, Any] = {}
-    for key, value in values.items():
-        name = field_name(key)
-        if name not in FIELDS:
-            raise UserError(unknown("key", str(key), tuple(FIELDS)))
-        if name in clean:
-            raise UserError(f"{name} is given twice (also as {key!r})")
-        clean[name] = _coerce(name, value)
-    return Plan(**{name: value for name, value in clean.items() if value is not None})
-
-
-def field_name(key: Any) -> str:
-    """The field that a key of a plan file means: `B`, `batch-size` and `batch_size` are one."""
-    return ALIASES.get(key, str(key).replace("-", "_"))
-
-
-def read_plan_file(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML plan file."""
-    import yaml
-
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read plan {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise UserError(f"{path} must hold `key: value` lines, not a {type(content).__name__}")
-    return content
-
-
-def _kinds(annotation: Any) -> tuple[Any, ...]:
+def kinds_of(annotation: Any) -> tuple[Any, ...]:
     """`int | None` → (int, NoneType); `int` → (int,)."""
     return typing.get_args(annotation) or (annotation,)
-
-
-def _coerce(name: str, value: Any) -> Any:
-    if value is None:
-        return None
-    wanted = next(kind for kind in _kinds(_TYPES[name]) if kind is not type(None))
-    if typing.get_origin(wanted) is tuple or wanted is tuple:
-        items = value.split(",") if isinstance(value, str) else value
-        if not isinstance(items, (list, tuple)) or not items:
-            raise UserError(f"{name} is {value!r}; give a list such as negative,positive")
-        return tuple(_text(name, item).strip() for item in items)
-    if wanted is str:
-        return _text(name, value)
-    try:
-        number = float(value)
-        if isinstance(value, bool) or (wanted is int and number != int(number)):
-            raise ValueError
-        return int(number) if wanted is int else number
-    except (TypeError, ValueError, OverflowError):
-        kind = "a whole number" if wanted is int else "a number"
-        raise UserError(f"{name} is {value!r}; give {kind}") from None
-
-
-def _text(name: str, value: Any) -> str:
-    if isinstance(value, bool):  # YAML 1.1 reads yes, no, on and off so: the word is lost
-        raise UserError(f"{name} is the boolean {value} in YAML; put the word in quotes")
-    if not isinstance(value, (str, int, float)):
-        raise UserError(f"{name} is {value!r}; give one word or path")
-    return str(value)
-
-
-def _require(value: Any, name: str, holds: typing.Callable[[Any], bool], need: str) -> None:
-    if value is not None and not (isinstance(value, (int, float)) and holds(value)):
-        raise UserError(f"{name} is {value}; give {need}")
-
-
-def unknown(kind: str, value: str, valid: tuple[str, ...]) -> str:
-    longer = [name for name in valid if str(value) and name.startswith(str(value))]
-    nearest = longer or difflib.get_close_matches(str(value), valid, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"use one of {', '.join(valid)}"
-    return f"unknown {kind} {value!r}; {hint}"

@@ -22,10 +22,12 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module
 
+from dpfp_ray.assets import encoder_identity
 from dpfp_ray.batching import PART_COST, cut
 from dpfp_ray.cache import cache_dir
 from dpfp_ray.data.tokens import TokenTable
-from dpfp_ray.model import Classifier, build_classifier, encoder_identity, initialise_head
+from dpfp_ray.model import Classifier, initialise_head
+from dpfp_ray.pretrained import build_classifier
 
 # Part of every key: raise it when the meaning of the stored numbers changes.
 FORMAT_VERSION = 1

@@ -19,20 +19,15 @@ import torch
 
 from dpfp_ray import memory
 from dpfp_ray.comm import Comm, SoloComm
-from dpfp_ray.data.tasks import Task, load_task
+from dpfp_ray.data import Task
+from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.tokens import tokenise
 from dpfp_ray.errors import UserError
 from dpfp_ray.files import read_json, write_json
 from dpfp_ray.methods import one_release
-from dpfp_ray.model import (
-    Classifier,
-    build_classifier,
-    count_parameters,
-    load_tokenizer,
-    resolve_representation,
-    trainable_parameters,
-)
+from dpfp_ray.model import Classifier, count_parameters, trainable_parameters
 from dpfp_ray.plan import Plan
+from dpfp_ray.pretrained import build_classifier, load_tokenizer, resolve_representation
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.statement import statement, verdict
 from dpfp_ray.representations import HeadClassifier, RepresentationTable, represent

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from dpfp_ray.errors import UserError
-from dpfp_ray.plan import make_plan
+from dpfp_ray.plan_values import make_plan
 
 BUDGET_KEYS = ("epsilon", "delta", "accountant", "adjacency")
 # Stands for B/M; see above.

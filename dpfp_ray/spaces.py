@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dpfp_ray.errors import UserError
-from dpfp_ray.plan import FIELDS, field_name, make_plan, read_plan_file, unknown
+from dpfp_ray.errors import UserError, unknown
+from dpfp_ray.plan import FIELDS
+from dpfp_ray.plan_values import field_name, make_plan, read_plan_file
 from dpfp_ray.search_space import BUDGET_KEYS, DERIVED, Parameter, SearchSpace
 
 KEYS = ("name", "method", "metric", "samples", "seeds", "scheduler", "budget", "plan", "parameters")

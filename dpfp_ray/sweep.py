@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.errors import UserError
-from dpfp_ray.plan import Plan, make_plan
+from dpfp_ray.plan import Plan
+from dpfp_ray.plan_values import make_plan
 from dpfp_ray.ray_shared import INPUT_FIELDS, input_key
 from dpfp_ray.results import Store
 from dpfp_ray.run import Inputs, headline, load_inputs, prepare

@@ -14,7 +14,8 @@ from typing import Any
 import dp_accounting
 
 from dpfp_ray.errors import UserError
-from dpfp_ray.plan import Plan, make_plan
+from dpfp_ray.plan import Plan
+from dpfp_ray.plan_values import make_plan
 from dpfp_ray.privacy import accounting, selection
 from dpfp_ray.privacy.selection import Selection
 from dpfp_ray.results import Store

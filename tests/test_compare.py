@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.compare import HEADINGS, bind_cells, cells_of, drawn, markdown, summarise
+from dpfp_ray.compare import (
+    AUDIT_HEADING,
+    HEADINGS,
+    bind_cells,
+    cells_of,
+    drawn,
+    markdown,
+    summarise,
+)
 from dpfp_ray.sweep import InputsOnce
 from dpfp_ray.trial import Trial
 from tests.result_records import make_record
@@ -74,14 +82,15 @@ def test_failed_runs_are_counted_and_left_out(rows: list[dict[str, Any]]) -> Non
 
 
 def test_cells_show_spread_and_mark_what_is_nominal(rows: list[dict[str, Any]]) -> None:
-    shown = dict(zip(HEADINGS, cells_of(named(rows, "dpfp", 3)), strict=True))
+    headings = [*HEADINGS, AUDIT_HEADING]
+    shown = dict(zip(headings, cells_of(named(rows, "dpfp", 3)), strict=True))
     assert shown["accuracy"] == "0.7500 ± 0.0141"
     assert shown["ε"] == "3†"
     assert shown["ε pld"] == "3.00†"
     assert shown["gap"] == "-0.1000"
-    shown = dict(zip(HEADINGS, cells_of(named(rows, "dpsgd", 3)), strict=True))
+    shown = dict(zip(headings, cells_of(named(rows, "dpsgd", 3)), strict=True))
     assert shown["ε"] == "3"
-    shown = dict(zip(HEADINGS, cells_of(named(rows, "non_private", None)), strict=True))
+    shown = dict(zip(headings, cells_of(named(rows, "non_private", None)), strict=True))
     assert shown["ε"] == shown["ε pld"] == "—"
 
 

@@ -11,15 +11,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModel
 
+from dpfp_ray.assets import encoder_identity
 from dpfp_ray.errors import UserError
-from dpfp_ray.model import (
-    build_classifier,
-    count_parameters,
-    encoder_identity,
-    load_tokenizer,
-    resolve_representation,
-    trainable_parameters,
-)
+from dpfp_ray.model import count_parameters, trainable_parameters
+from dpfp_ray.pretrained import build_classifier, load_tokenizer, resolve_representation
 from tests.tiny_models import ENCODERS, TEXTS, build_tiny
 
 NO_POOLER = ("distilbert", "electra", "deberta-v2")

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from dpfp_ray.defaults import ADJACENCIES, METHODS
 from dpfp_ray.errors import UserError
-from dpfp_ray.plan import ACCOUNTANTS, ADJACENCIES, FIELDS, METHODS, Plan, make_plan, read_plan_file
+from dpfp_ray.plan import ACCOUNTANTS, FIELDS, Plan
+from dpfp_ray.plan_values import make_plan, read_plan_file
 
 SST2 = 67_349
 

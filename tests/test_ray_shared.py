@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfp_ray.plan import make_plan
+from dpfp_ray.plan_values import make_plan
 from dpfp_ray.ray_shared import SharedModel, input_key, share_inputs
 from dpfp_ray.run import Prepared, build_model, load_inputs
 

@@ -8,8 +8,8 @@ import torch
 
 from dpfp_ray import representations
 from dpfp_ray.data.tokens import TokenTable, tokenise
-from dpfp_ray.model import build_classifier, load_tokenizer
 from dpfp_ray.plan import Plan
+from dpfp_ray.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.representations import HeadClassifier, RepresentationTable, represent
 from dpfp_ray.run import load_inputs, prepare, run
 from tests.tiny_runs import Listener, tiny_data, tiny_plan, tiny_split, tiny_world, write_csv

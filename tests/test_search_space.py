@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import yaml
 
-from dpfp_ray.plan import make_plan
+from dpfp_ray.plan_values import make_plan
 from dpfp_ray.search_space import Parameter, SearchSpace
 from dpfp_ray.spaces import read_search_space
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from dpfp_ray.errors import UserError
-from dpfp_ray.plan import make_plan
+from dpfp_ray.plan_values import make_plan
 from dpfp_ray.search_space import SearchSpace
 from dpfp_ray.spaces import read_search_space
 

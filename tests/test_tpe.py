@@ -7,7 +7,7 @@ import pytest
 from ray.tune.search import Searcher
 
 from dpfp_ray.errors import UserError
-from dpfp_ray.plan import make_plan
+from dpfp_ray.plan_values import make_plan
 from dpfp_ray.results import Store
 from dpfp_ray.search_space import Parameter, SearchSpace
 from dpfp_ray.tpe import Tpe

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from dpfp_ray.data import Split
 from dpfp_ray.data.tokens import tokenise
-from dpfp_ray.model import Classifier, build_classifier, load_tokenizer
+from dpfp_ray.model import Classifier
 from dpfp_ray.plan import Plan
+from dpfp_ray.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.train import Data, State
 from tests.tiny_models import build_tiny
 

@@ -12,7 +12,8 @@ from typing import Any
 from dpfp_ray.commands.options import add_flag
 from dpfp_ray.errors import UserError
 from dpfp_ray.files import to_json
-from dpfp_ray.plan import ACCOUNTANTS, FIELDS, Plan, make_plan
+from dpfp_ray.plan import ACCOUNTANTS, FIELDS, Plan
+from dpfp_ray.plan_values import make_plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.calibration import noise_multiplier
 

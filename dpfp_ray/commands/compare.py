@@ -26,9 +26,11 @@ from dpfp_ray.commands.sweep import (
     show_costs,
     split_change,
 )
-from dpfp_ray.errors import UserError
+from dpfp_ray.defaults import METHODS, MODES, ONE_RELEASE
+from dpfp_ray.errors import UserError, unknown
 from dpfp_ray.files import to_json
-from dpfp_ray.plan import FIELDS, METHODS, MODES, ONE_RELEASE, field_name, unknown
+from dpfp_ray.plan import FIELDS
+from dpfp_ray.plan_values import field_name
 
 BUDGET = ("delta", "accountant", "adjacency")
 # What modes that release once have, and what they have not: they do not train in steps.

@@ -3,7 +3,8 @@
 import argparse
 from typing import Any
 
-from dpfp_ray.plan import ALIASES, FIELDS, Plan, field_name, make_plan, read_plan_file
+from dpfp_ray.plan import FIELDS, Plan
+from dpfp_ray.plan_values import ALIASES, field_name, make_plan, read_plan_file
 
 GROUPS = {
     "data": ("task", "bad_rows"),

@@ -19,13 +19,13 @@ from typing import Any, cast
 import numpy as np
 
 from dpfp_ray import run
-from dpfp_ray.data import Table
-from dpfp_ray.data.tasks import Task, load_task
+from dpfp_ray.data import Table, Task
+from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.tokens import TokenTable
-from dpfp_ray.errors import UserError
+from dpfp_ray.errors import UserError, unknown
 from dpfp_ray.files import read_json, write_json
-from dpfp_ray.model import load_tokenizer
-from dpfp_ray.plan import Plan, unknown
+from dpfp_ray.plan import Plan
+from dpfp_ray.pretrained import load_tokenizer
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.canaries import FAMILIES, Bools, Canaries, flip_coins, make_canaries
 from dpfp_ray.privacy.canary_scores import (

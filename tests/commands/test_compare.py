@@ -10,7 +10,7 @@ import pytest
 from dpfp_ray.cli import main
 from dpfp_ray.commands.compare import parse_settings, plan_cells
 from dpfp_ray.errors import UserError
-from dpfp_ray.plan import make_plan
+from dpfp_ray.plan_values import make_plan
 from tests.ray_runs import records
 
 METHODS = "non_private,dpfp,dpsgd"

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpfp_ray.data import Split, hold_out, public_order, subset
-from dpfp_ray.data.tasks import GLUE, PAPER_RECORDS, Task, load_task, task_from_hub, task_names
+from dpfp_ray.data import Split, Task, hold_out, public_order, subset
+from dpfp_ray.data.glue import GLUE, PAPER_RECORDS
+from dpfp_ray.data.tasks import load_task, task_from_hub, task_names
 from dpfp_ray.errors import UserError
 from dpfp_ray.plan import Plan
 

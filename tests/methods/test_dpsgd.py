@@ -24,8 +24,9 @@ from dpfp_ray.methods import dpsgd, noise
 from dpfp_ray.methods.base import Rows
 from dpfp_ray.methods.dpsgd import DpSgd, unsplittable
 from dpfp_ray.methods.noise import add_noise
-from dpfp_ray.model import Classifier, build_classifier, load_tokenizer, trainable_parameters
+from dpfp_ray.model import Classifier, trainable_parameters
 from dpfp_ray.plan import Plan
+from dpfp_ray.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.privacy import accounting
 from dpfp_ray.train import Data, State, take, train
 from tests.tiny_models import ENCODERS, TEXTS, build_tiny

@@ -19,8 +19,9 @@ from dpfp_ray.errors import UserError
 from dpfp_ray.evaluate import evaluate
 from dpfp_ray.methods.base import Rows
 from dpfp_ray.methods.rgp import HEAD_SHARE, METHOD, Carried, Direct, Rgp, orthonormal
-from dpfp_ray.model import Classifier, build_classifier, load_tokenizer, trainable_parameters
+from dpfp_ray.model import Classifier, trainable_parameters
 from dpfp_ray.plan import Plan
+from dpfp_ray.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.train import Data, train
 from tests.tiny_models import ENCODERS, TEXTS, build_tiny

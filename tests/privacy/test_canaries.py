@@ -12,7 +12,8 @@ from dpfp_ray.data import Split, Task
 from dpfp_ray.data.tokens import TokenTable, tokenise
 from dpfp_ray.errors import UserError
 from dpfp_ray.methods.base import Rows, make_method
-from dpfp_ray.model import build_classifier, load_tokenizer, trainable_parameters
+from dpfp_ray.model import trainable_parameters
+from dpfp_ray.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.privacy.canaries import (
     FAMILIES,
     Canaries,

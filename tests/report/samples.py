@@ -6,7 +6,8 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from dpfp_ray.plan import METHODS, Plan
+from dpfp_ray.defaults import METHODS
+from dpfp_ray.plan import Plan
 
 HOSTILE = "<script>alert(1)</script>\"'|$x^2$ \\input{/etc/passwd} =1+1 %_#&~ [r](javascript:0)"
 _RECORDS = {"sst2": 67_349, "qnli": 104_374, "qqp": 384_348, "mnli": 240_942, "demo": 9_512}

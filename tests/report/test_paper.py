@@ -4,8 +4,8 @@ from statistics import mean
 
 import pytest
 
-from dpfp_ray.data.tasks import PAPER_RECORDS
-from dpfp_ray.plan import METHODS
+from dpfp_ray.data.glue import PAPER_RECORDS
+from dpfp_ray.defaults import METHODS
 from dpfp_ray.report import paper
 
 

@@ -1,0 +1,185 @@
+"""From a table to a split: columns found, labels read, every row checked."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from dpfp_ray.data import Split
+from dpfp_ray.data.files import BadRows, Table, find_column, open_table, shorten, text_problem
+from dpfp_ray.data.glue import Glue
+from dpfp_ray.errors import UserError
+
+# Column names in use, best first. A GLUE task takes the best that is there; for the user's own
+# files two candidates are a question only the user can answer.
+TEXT = ("text", "sentence", "review", "content", "tweet", "comment", "document", "message", "body")
+FIRST = ("sentence1", "premise", "question1", "#1 string", "text1", "text_a", "question")
+SECOND = ("sentence2", "hypothesis", "question2", "#2 string", "text2", "text_b", "sentence")
+LABEL = (
+    *("gold_label", "label", "is_duplicate", "quality"),
+    *("labels", "target", "class", "category", "sentiment", "polarity"),
+)
+
+
+class DataChoice(Protocol):
+    """The fields of a `Plan` that decide which records a run sees."""
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def data_dir(self) -> str | None: ...
+    @property
+    def train_file(self) -> str | None: ...
+    @property
+    def dev_file(self) -> str | None: ...
+    @property
+    def text_column(self) -> str | None: ...
+    @property
+    def pair_column(self) -> str | None: ...
+    @property
+    def label_column(self) -> str | None: ...
+    @property
+    def labels(self) -> tuple[str, ...] | None: ...
+    @property
+    def max_train(self) -> int | None: ...
+    @property
+    def max_dev(self) -> int | None: ...
+    @property
+    def bad_rows(self) -> str: ...
+
+
+def open_split(path: Path, glue: Glue | None) -> Table:
+    table = open_table(path)
+    if glue and len(table.columns) == len(glue.headerless) and table.columns[1] in ("0", "1"):
+        return open_table(path, names=glue.headerless)
+    return table
+
+
+def read_split(
+    table: Table,
+    plan: DataChoice,
+    glue: Glue | None,
+    names: tuple[str, ...] | None,
+    skip: bool = False,
+) -> tuple[Split, tuple[str, ...]]:
+    """The table's records and the class names (those given, else those found in it)."""
+    wanted = _choose_columns(table, plan, glue)
+    *text_columns, label_column = [table.columns[i] for i in wanted]
+    numbers = _label_numbers(names, glue) if names else None
+    bad = BadRows(table, skip or plan.bad_rows == "skip")
+    texts: list[list[str]] = []
+    found: list[str] = []
+    for row in table.rows(wanted):
+        *values, raw = row.fields or [None]
+        label = _label_text(raw)
+        problem = row.problem or next(
+            filter(None, map(text_problem, values, text_columns)),
+            "" if label else f"no {label_column!r}",
+        )
+        if not problem and numbers is not None and _number_of(label, numbers) is None:
+            classes = ", ".join(shorten(name) for name in (names or ())[:12])
+            problem = f"{label_column!r} is {shorten(raw)}, expected one of {classes}"
+        if problem:
+            bad.add(row.line, problem)
+        else:
+            texts.append(values)
+            found.append(label)
+    if not texts and not bad.found:
+        raise UserError(f"{table.path}: a header but no rows; add rows")
+    bad.warn(kept=len(texts))
+    if names is None or numbers is None:
+        names = _classes_of(found, table, label_column)
+        numbers = _label_numbers(names, glue)
+    labels = np.array([_number_of(label, numbers) for label in found], dtype=np.int64)
+    pairs = [pair for _, pair in texts] if len(text_columns) == 2 else None
+    return Split([values[0] for values in texts], pairs, labels), names
+
+
+def _choose_columns(table: Table, plan: DataChoice, glue: Glue | None) -> list[int]:
+    """Positions of the text, the second text if there is one, and the label."""
+    lowered = [name.casefold() for name in table.columns]
+
+    def present(aliases: Sequence[str], but: Sequence[int] = ()) -> list[int]:
+        hits = [i for alias in aliases for i, name in enumerate(lowered) if name == alias]
+        return [i for i in hits if i not in but]
+
+    def the_one(role: str, given: str | None, hits: list[int]) -> int:
+        flag = f"--{role}-column"
+        if given:
+            return find_column(table, given, flag)
+        if len(hits) == 1 or (hits and glue):
+            return hits[0]
+        what = "several columns could be" if hits else "no column is known to be"
+        raise UserError(f"{table.header}: {what} the {role}; {table.listed()}; give {flag} NAME")
+
+    pair = find_column(table, plan.pair_column, "--pair-column") if plan.pair_column else None
+    but = [] if pair is None else [pair]
+    singles, firsts = present(TEXT, but), present(FIRST, but)
+    seconds = present(SECOND, but)
+    if glue:
+        paired, choice = glue.paired, firsts if glue.paired else singles or firsts
+    else:
+        # A pair is guessed only where no column could be a text by itself.
+        paired = plan.text_column is None and not singles and bool(firsts and seconds)
+        choice = sorted({*singles, *firsts})
+    text = the_one("text", plan.text_column, choice)
+    if pair is None and paired:
+        pair = the_one("pair", None, [i for i in seconds if i != text])
+    label = the_one("label", plan.label_column, present(LABEL))
+    return [text, label] if pair is None else [text, pair, label]
+
+
+def _label_text(value: object) -> str:
+    """A label as written, except that 1, 1.0, "1" and "1.0" are one label; "" if there is none."""
+    text = "" if value is None else str(value).strip()
+    if text == "nan" and isinstance(value, float):
+        return ""
+    whole = re.fullmatch(r"([+-]?\d{1,18})(\.0*)?", text)
+    return str(int(whole[1])) if whole else text
+
+
+def _label_numbers(names: tuple[str, ...], glue: Glue | None) -> dict[str, int]:
+    """Every accepted spelling of every class. Exact names win over looser readings."""
+    numbers = {_label_text(name): i for i, name in enumerate(names)}
+    if len(numbers) != len(names):
+        raise UserError(f"labels {', '.join(names)} name a class twice; drop the repetition")
+    loose = {_loose(name): i for i, name in enumerate(names)}
+    if not any(re.fullmatch(r"[+-]?\d+", name) for name in numbers):
+        loose |= {str(i): i for i in range(len(names))}
+    return {**(glue.synonyms if glue else {}), **loose, **numbers}
+
+
+def _number_of(label: str, numbers: Mapping[str, int]) -> int | None:
+    exact = numbers.get(label)
+    return numbers.get(_loose(label)) if exact is None else exact
+
+
+def _loose(label: str) -> str:
+    return re.sub(r"(?<=\w)[ -](?=\w)", "_", label.casefold())
+
+
+def _classes_of(found: Sequence[str], table: Table, column: str) -> tuple[str, ...]:
+    classes = set(found)
+    if len(classes) < 2:
+        raise UserError(f"{table.path}: {column!r} is always {shorten(found[0])}; two are needed")
+    if len(found) > 20 and len(classes) > len(found) // 2:
+        raise UserError(
+            f"{table.path}: {column!r} has {len(classes)} different values in {len(found)} rows; "
+            f"it is not a class label, give another --label-column"
+        )
+    try:
+        return tuple(sorted(classes, key=float))
+    except ValueError:
+        return tuple(sorted(classes))
+
+
+def require_all_classes(train: Split, names: tuple[str, ...], path: Path) -> None:
+    counts = np.bincount(train.labels, minlength=len(names))
+    never = [name for name, count in zip(names, counts, strict=True) if not count]
+    if never:
+        raise UserError(
+            f"{path}: no row has the label {shorten(never[0])}; add rows of that class, "
+            f"or leave it out of --labels"
+        )
