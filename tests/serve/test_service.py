@@ -1,0 +1,167 @@
+"""`dpfp-results` on a real Ray Serve, over HTTP and in a real browser."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from dpfp_ray.cli import main
+from dpfp_ray.errors import UserError
+from dpfp_ray.results import Store
+from dpfp_ray.serve import SERVICE, deploy
+from tests.ray_runs import wait_for
+from tests.report.browser import PATIENCE, Browser, find_chromium
+from tests.report.samples import sample
+from tests.serve.conftest import free_port
+
+CHROMIUM = find_chromium()
+in_browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium here; Debian: apt-get install chromium"
+)
+COUNT = "document.querySelectorAll('#trials tbody tr').length"
+
+
+@pytest.fixture(scope="module")
+def url(ray_session: None, storage: Path) -> Iterator[str]:
+    from ray import serve
+
+    place = deploy.deploy(str(storage), deploy.Place(port=free_port()), None)
+    yield place.url
+    serve.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    assert CHROMIUM is not None
+    with Browser(CHROMIUM) as started:
+        yield started
+
+
+def visit(browser: Browser, url: str, width: int = 1280, phone: bool = False) -> None:
+    browser.events.clear()
+    scale = 2 if phone else 1
+    browser.call(
+        "Emulation.setDeviceMetricsOverride",
+        width=width,
+        height=844,
+        deviceScaleFactor=scale,
+        mobile=phone,
+    )
+    browser.call("Page.navigate", url=url)
+    until(browser, f"document.readyState == 'complete' && location.href == '{url}'")
+
+
+def until(browser: Browser, condition: str) -> None:
+    wait_for(lambda: browser.run(condition), condition, PATIENCE)
+
+
+def test_it_is_listed_under_its_name_and_takes_no_cpu(url: str) -> None:
+    from ray import serve
+
+    status = serve.status().applications[SERVICE]
+    assert status.status == "RUNNING"
+    assert requests.get(f"{url}/-/routes", timeout=30).json() == {"/": SERVICE}
+    import ray
+
+    assert ray.available_resources()["CPU"] == ray.cluster_resources()["CPU"]
+
+
+def test_api_and_pages_answer_through_serve(url: str, storage: Path) -> None:
+    question = {"where": "method == 'dpsgd'", "sort": "accuracy", "limit": 2}
+    found = requests.get(f"{url}/api/results", params=question, timeout=60).json()
+    assert [row["method"] for row in found["rows"]] == ["dpsgd"] * 2
+    assert requests.get(f"{url}/api/trials/nothing", timeout=30).status_code == 404
+    bad = requests.get(f"{url}/api/results", params={"where": "exec('1')"}, timeout=30)
+    assert bad.status_code == 400
+    assert "a function call" in bad.json()["error"]
+    assert "/api/results" in requests.get(f"{url}/openapi.json", timeout=30).json()["paths"]
+    assert requests.get(f"{url}/", timeout=30).headers["X-Frame-Options"] == "DENY"
+
+
+def test_it_listens_on_this_machine_only(url: str) -> None:
+    import ray
+
+    elsewhere = url.replace("127.0.0.1", ray.util.get_node_ip_address())
+    assert elsewhere != url
+    with pytest.raises(requests.ConnectionError):
+        requests.get(elsewhere, timeout=10)
+
+
+def test_a_service_of_all_may_not_lose_its_loopback(url: str, storage: Path) -> None:
+    with pytest.raises(UserError, match="set a token first"):
+        deploy.deploy(str(storage), deploy.Place("0.0.0.0", free_port()), None)
+
+
+def test_dpfp_results_asks_it(url: str, storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--where", "epsilon == 3 and method != 'rgp'", "--sort", "accuracy", "--limit", "7"]
+    for form in ([], ["--csv"], ["--json"], ["--columns", "id,epsilon,accuracy"]):
+        assert main(["results", str(storage), *flags, *form]) == 0
+        local = capsys.readouterr()
+        assert main(["results", "--address", url, *flags, *form]) == 0
+        assert capsys.readouterr() == local
+
+
+def test_dpfp_results_shows_the_services_reason(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["results", "--address", url, "--where", "evil()"]) == 2
+    assert "is a function call, which is not allowed" in capsys.readouterr().err
+
+
+@in_browser
+def test_the_page_loads_in_silence_and_only_from_here(browser: Browser, url: str) -> None:
+    visit(browser, f"{url}/")
+    until(browser, "document.querySelector('.pulse.on') !== null")
+    assert browser.errors == []
+    assert {request.startswith((url, "data:")) for request in browser.requests} == {True}
+    assert browser.run(COUNT) == 86
+
+
+@in_browser
+def test_a_press_on_a_head_sorts_and_a_question_filters(browser: Browser, url: str) -> None:
+    visit(browser, f"{url}/")
+    browser.run("document.querySelectorAll('#trials th a.sort')[2].click()")
+    until(browser, "location.search.includes('accuracy') || location.search.includes('sort')")
+    until(browser, "document.querySelector('th[aria-sort=descending]') !== null")
+    browser.run("document.querySelector('input[name=where]').focus()")
+    browser.type("method == 'rgp'")
+    browser.press("Enter")
+    until(browser, f"location.search.includes('rgp') && {COUNT} == 4")
+
+
+@in_browser
+def test_figures_are_drawn_and_shown(browser: Browser, url: str) -> None:
+    visit(browser, f"{url}/")
+    until(browser, "document.images.length >= 7")
+    widths = browser.run(
+        "Promise.all(Array.from(document.images, i => i.decode().then(() => i.naturalWidth)))"
+    )
+    assert min(widths) > 200
+
+
+@in_browser
+def test_new_records_appear_without_a_press(browser: Browser, url: str, storage: Path) -> None:
+    visit(browser, f"{url}/?where=sweep+%3D%3D+%27fresh%27")
+    assert browser.run(COUNT) == 0
+    browser.run("document.querySelector('input[name=where]').focus()")
+    store = Store(storage)
+    record: dict[str, Any] = sample("newcomer", sweep="fresh", status="running")
+    store.put(record)
+    until(browser, f"{COUNT} == 1")
+    until(browser, "document.querySelector('.state.running') !== null")
+    store.put({**record, "trial": {**record["trial"], "status": "finished"}, "finished": True})
+    until(browser, "document.querySelector('.state.finished') !== null")
+    assert browser.run("document.activeElement.name") == "where"
+    assert browser.errors == []
+
+
+@in_browser
+@pytest.mark.parametrize(("width", "phone"), [(390, True), (1280, False)])
+def test_no_page_scrolls_sideways(browser: Browser, url: str, width: int, phone: bool) -> None:
+    for path in ("/", "/trials/demo-dpfp-3.0--0"):
+        visit(browser, f"{url}{path}", width, phone)
+        time.sleep(0.2)
+        assert browser.run("document.documentElement.scrollWidth") <= width
