@@ -211,7 +211,8 @@ def whereabouts() -> dict[str, Any]:
 
 
 def trial_metrics(record: dict[str, Any]) -> dict[str, Any]:
-    """What searchers, schedulers and the live table see of a trial; `status` says how it stands."""
+    """What searchers, schedulers, trackers and the live table see of a trial; `status` says how it
+    stands."""
     trial = record["trial"]
     metrics = {"status": trial["status"], "error": trial.get("error")}
     if not record.get("history"):
@@ -224,6 +225,10 @@ def trial_metrics(record: dict[str, Any]) -> dict[str, Any]:
         "epoch": last["epoch"],
         "step": last["step"],
         "epsilon": 0.0 if spent is None else spent,
+        **{f"epsilon_{name}": value for name, value in last["epsilon"].items()},
+        "loss": last["train_loss"],
+        "sigma": record["privacy"]["sigma"],
+        "examples_per_second": record["cost"]["examples_per_second"],
         "train_seconds": last["train_seconds"],
     }
 

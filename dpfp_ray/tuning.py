@@ -43,6 +43,7 @@ class RayOptions:
     concurrency: int | None = None
     seed: int | None = None
     save_every_seconds: float = 30.0
+    tracker: str | None = None
 
 
 class Runner:
@@ -64,10 +65,15 @@ class Runner:
         self._stack = ExitStack()
         self._sweep: Sweep | None = None
         self._shared: Shared = {}
+        self._trackers: list[Any] = []
         self.resources: Resources
 
     def __enter__(self) -> "Runner":
         self._stack.enter_context(settings())
+        if self.options.tracker:
+            from dpfp_ray.trackers import make_tracker
+
+            self._trackers = [make_tracker(self.options.tracker, self.name, self.storage)]
         return self
 
     def __exit__(
@@ -192,7 +198,7 @@ class Runner:
                 name=uuid4().hex[:12],
                 storage_path=f"{self.storage.rstrip('/')}/tune",
                 verbose=0,
-                callbacks=[table, counts],
+                callbacks=[table, counts, *self._trackers],
                 failure_config=ray.tune.FailureConfig(max_failures=RETRIES),
             ),
         )

@@ -70,6 +70,12 @@ def add_ray_flags(parser: argparse.ArgumentParser, default_storage: str | None =
         help="GPUs a worker, also fractions (default: 0)",
     )
     group.add_argument("--seed", type=int, help="fix the secret seed, for tests only")
+    group.add_argument(
+        "--tracker",
+        choices=["mlflow", "wandb", "tensorboard"],
+        help="also show the trials there: MLflow (MLFLOW_TRACKING_URI, or a folder beside the "
+        "results), Weights & Biases (WANDB_API_KEY), TensorBoard (a folder beside the results)",
+    )
 
 
 def positive(text: str) -> int:
@@ -139,6 +145,7 @@ def ray_options(arguments: argparse.Namespace) -> "RayOptions":
         arguments.concurrency,
         arguments.seed,
         save_seconds(),
+        arguments.tracker,
     )
 
 
