@@ -5,7 +5,7 @@ import itertools
 import re
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ import numpy as np
 
 from dpfp_ray.errors import UserError
 from dpfp_ray.job_files import check_place
-from dpfp_ray.plan import FIELDS
+from dpfp_ray.plan import Plan
+from dpfp_ray.plan_values import make_plan
 
 NOT_JOBS = ("submit", "dashboard")
 LOOKED_AT = 200  # trials of a sweep, to say which methods it has
-PATH_FIELDS = ("train_file", "dev_file")
 
 
 @dataclass(frozen=True)
@@ -60,34 +60,44 @@ def _sweep(arguments: argparse.Namespace) -> dict[str, Any]:
         changes["samples"] = arguments.samples
     space = read_search_space(arguments.space, changes)
     chosen = itertools.islice(space.choices(np.random.default_rng(0)), LOOKED_AT)
-    plans = [space.plan_values(one) for one in chosen]
+    plans = [plan for one in chosen if (plan := _plan(space.plan_values(one)))]
     return {
         "sweep": space.name,
-        "task": _all(plans, "task"),
-        "methods": _all(plans, "method"),
-        "epsilon": _all(plans, "epsilon"),
-        "paths": [str(space.fixed[key]) for key in PATH_FIELDS if space.fixed.get(key)],
+        "task": _joined(plan.task for plan in plans),
+        "methods": _joined(plan.method for plan in plans),
+        "epsilon": _joined(f"{plan.epsilon:g}" for plan in plans if plan.epsilon is not None),
+        "paths": [path for plan in plans[:1] for path in _paths(plan)],
     }
 
 
-def _all(plans: Sequence[dict[str, Any]], field: str) -> str:
-    """Every value that the trials have for a field of the plan."""
-    values = [plan.get(field, FIELDS[field].default) for plan in plans]
-    return ",".join(dict.fromkeys(str(value) for value in values if value is not None))
+def _plan(values: dict[str, Any]) -> Plan | None:
+    """A space may have corners that are no plans; the sweep refuses those trials."""
+    try:
+        return make_plan(values)
+    except UserError:
+        return None
+
+
+def _joined(values: Iterable[str]) -> str:
+    return ",".join(dict.fromkeys(values))
+
+
+def _paths(plan: Plan) -> list[str]:
+    return [str(path) for path in (plan.train_file, plan.dev_file) if path]
 
 
 def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
     from dpfp_ray.commands.compare import parse_budgets, parse_methods
     from dpfp_ray.commands.options import plan_values
 
-    values = plan_values(arguments)
+    plan = _plan(plan_values(arguments))
     budgets = parse_budgets(arguments.budgets)
     return {
         "sweep": Path(arguments.output).name,
-        "task": values.get("task", ""),
+        "task": plan.task if plan else "",
         "methods": ",".join(parse_methods(arguments.methods)),
         "epsilon": ",".join(f"{budget:g}" for budget in budgets),
-        "paths": [str(values[key]) for key in PATH_FIELDS if values.get(key)],
+        "paths": _paths(plan) if plan else [],
     }
 
 
@@ -99,7 +109,7 @@ def _one_run(arguments: argparse.Namespace) -> dict[str, Any]:
         "task": plan.task,
         "methods": plan.method,
         "epsilon": plan.epsilon,
-        "paths": [str(path) for path in (plan.train_file, plan.dev_file) if path],
+        "paths": _paths(plan),
     }
 
 
