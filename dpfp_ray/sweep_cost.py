@@ -69,13 +69,13 @@ def _compose(records: Sequence[Mapping[str, Any]]) -> Cost:
         # The same release read again costs nothing; a run in steps is a release of its own.
         name = record["privacy"].get("release_id") or record.get("trial", {}).get("id", id(record))
         releases[str(name)] = (plan, record)
-    if any(plan.label_epsilon for plan in plans):
-        raise UserError("the cost of sweeps with label_epsilon is not known; drop label_epsilon")
     events = [_event(plan, record) for plan, record in releases.values()]
     delta = plans[0].delta
     assert delta is not None
     with accounting.unconverged_orders_left_out():
         epsilon, accountant = selection.composition_epsilon(events, delta, _relation(plans[0]))
+    # Randomised labels are pure ε-DP, and add up (basic composition).
+    epsilon += sum(plan.label_epsilon or 0.0 for plan, _ in releases.values())
     how = "composition" if len(events) > 1 else "one release"
     nominal = any(plan.method == "dpfp" and not plan.one_release for plan in plans)
     first = plans[0]
@@ -93,6 +93,8 @@ def chosen_cost(space: SearchSpace, chosen: Selection, bind: Any) -> Cost:
     """
     trials = [bind(one) for one in privacy_choices(space)]
     plan = trials[0].plan
+    if any(trial.plan.label_epsilon for trial in trials):
+        raise UserError("--selection cannot charge for label_epsilon; use composition, or drop it")
     events = [
         accounting.dp_event(accounting.mechanism(trial.plan, trial.noise_multiplier))
         for trial in trials

@@ -63,6 +63,16 @@ def test_other_releases_are_charged_for() -> None:
     assert cost.epsilon > 4.0
 
 
+def test_randomised_labels_add_up() -> None:
+    values = {"method": "dpfp", "mode": "release_once"}
+    plain = [record(name, release=name, **values) for name in "ab"]
+    with_labels = [record(name, release=name, label_epsilon=1.0, **values) for name in "ab"]
+    for one, other in zip(plain, with_labels, strict=True):  # the same noise on the texts
+        other["privacy"]["noise_multiplier"] = one["privacy"]["noise_multiplier"]
+    (without,), (cost,) = composed_cost(plain), composed_cost(with_labels)
+    assert cost.epsilon == pytest.approx(without.epsilon + 2 * 1.0)
+
+
 def test_other_records_do_not_compose() -> None:
     costs = composed_cost([record("a"), record("b", task="sst2")])
     assert [cost.trials for cost in costs] == [1, 1]
