@@ -75,10 +75,19 @@ def number(title: str, expression: str, color: str = "text", **keys: Any) -> Any
     return panel("stat", title, 4, 4, [target], options=options, field=field, **keys)
 
 
+def legend(mode: str, *numbers: str) -> Any:
+    return {
+        "calcs": list(numbers),
+        "displayMode": mode,
+        "placement": "bottom",
+        "showLegend": True,
+    }
+
+
 def curves(title: str, targets: list[Any], width: int = 12, **keys: Any) -> Any:
     field = {"custom": {"spanNulls": True, "showPoints": "auto"}, **keys.pop("field", {})}
     options = {
-        "legend": {"displayMode": "table", "placement": "bottom", "calcs": ["lastNotNull"]},
+        "legend": legend("table", "lastNotNull"),
         "tooltip": {"mode": "multi", "sort": "desc"},
     }
     return panel("timeseries", title, width, 9, targets, options=options, field=field, **keys)
@@ -167,7 +176,7 @@ def panels() -> list[list[Any]]:
                 9,
                 tables(both),
                 transformations=[*joined(titles(both), times), by_method],
-                options={"mapping": "auto", "series": [], "legend": {"displayMode": "list"}},
+                options={"mapping": "auto", "series": [], "legend": legend("list")},
                 field={"custom": {"show": "points"}},
                 unit="none",
             ),
@@ -260,7 +269,6 @@ def variable(name: str, label: str) -> Any:
         "label": label,
         "type": "query",
         "datasource": SOURCE,
-        "definition": expression,
         "query": {"query": expression, "refId": "A"},
         "refresh": 2,
         "multi": True,

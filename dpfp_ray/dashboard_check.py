@@ -60,7 +60,8 @@ def read_queries(dashboard: dict[str, Any]) -> list[Query]:
             found.append(Query(panel["title"], fill(target["expr"]), target["instant"]))
     for variable in dashboard["templating"]["list"]:
         if variable["type"] == "query":
-            metric, _, label = variable["definition"][len("label_values(") : -1].partition(", ")
+            asked = variable["query"]["query"].removeprefix("label_values(").removesuffix(")")
+            metric, _, label = asked.partition(", ")
             found.append(Query(f"${variable['name']}", f"group by ({label}) ({metric})", False))
     return found
 
