@@ -45,7 +45,8 @@ def describe(command: Sequence[str]) -> Description:
             check_place(f"--{name}", getattr(arguments, name))
     facts = {"verb": command[0], **_FACTS.get(command[0], _nothing)(arguments)}
     paths = tuple(facts.pop("paths", ()))
-    words = [facts["verb"], facts.get("sweep") or facts.get("task") or ""]
+    named = ("sweep", "task") if facts["verb"] == "sweep" else ("task", "sweep")
+    words = [facts["verb"], next((facts[key] for key in named if facts.get(key)), "")]
     name = " ".join(str(word) for word in words if word)
     shown = {key: str(value) for key, value in facts.items() if value not in (None, "")}
     return Description(name, shown, paths)

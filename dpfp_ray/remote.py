@@ -1,5 +1,6 @@
 """Asking a running `dpfp serve` for rows, given its own address or that of the Ray dashboard."""
 
+import re
 from typing import Any
 
 import requests
@@ -64,7 +65,9 @@ def get(url: str, token: str | None, question: dict[str, Any] | None = None) -> 
             url, params=asked, auth=Bearer(token), timeout=TIMEOUT, allow_redirects=False
         )
     except requests.RequestException as error:
-        reason = " ".join(str(error).split())
+        # Out of requests' and urllib3's wrappings, the operating system's own words.
+        root = re.search(r"\[Errno -?\d+\] ([^\"')]+)", str(error))
+        reason = root.group(1) if root else type(error).__name__
         raise UserError(f"cannot reach {url.partition('/api/')[0]}: {reason[:200]}") from None
 
 

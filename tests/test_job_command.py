@@ -28,6 +28,7 @@ def test_a_sweep_is_described_by_its_space() -> None:
 def test_a_comparison_is_described_by_its_flags() -> None:
     words = ["compare", "--task", "sst2", "--methods", "dpfp,rgp", "--epsilon", "3,8"]
     found = describe([*words, "--output", "s3://bucket/night"])
+    assert found.name == "compare sst2"
     assert found.metadata == {
         "verb": "compare",
         "sweep": "night",
