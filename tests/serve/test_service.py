@@ -12,10 +12,11 @@ from dpfp_ray.cli import main
 from dpfp_ray.errors import UserError
 from dpfp_ray.results import Store
 from dpfp_ray.serve import SERVICE, deploy
+from dpfp_ray.serve.app import build_app
 from tests.ray_runs import wait_for
 from tests.report.browser import PATIENCE, Browser, find_chromium
 from tests.report.samples import sample
-from tests.serve.conftest import free_port
+from tests.serve.conftest import free_port, serving
 
 CHROMIUM = find_chromium()
 in_browser = pytest.mark.skipif(
@@ -165,3 +166,16 @@ def test_no_page_scrolls_sideways(browser: Browser, url: str, width: int, phone:
         visit(browser, f"{url}{path}", width, phone)
         time.sleep(0.2)
         assert browser.run("document.documentElement.scrollWidth") <= width
+
+
+@in_browser
+def test_hostile_names_run_nothing(browser: Browser, hostile_storage: Path) -> None:
+    with serving(build_app(str(hostile_storage))) as place:
+        visit(browser, f"{place}/")
+        assert browser.run(COUNT) == 7
+        link = browser.run("document.querySelector('td.key a').href")
+        for page in (f"{place}/", link):
+            visit(browser, page)
+            assert browser.run("document.scripts.length") == 1
+            assert browser.run("document.querySelector('h1').textContent.length") > 5
+            assert browser.errors == []
