@@ -31,11 +31,11 @@ def newest(name: str, by: str, window: str, more: str = "") -> str:
     return f"max by ({by}) ({value} and on (sweep, trial, WorkerId) {furthest})"
 
 
-def count(status: str, by: str = "") -> str:
+def count(status: str, by: str = "", window: str = WHOLE) -> str:
     grouped = f" by ({by})" if by else ""
     chosen = f'{CHOSEN}, status="{status}"'
     # A sweep that is run again is another driver: the last one's count holds.
-    each = f"max by (sweep, method) (last_over_time(ray_dpfp_trials{{{chosen}}}[{WHOLE}]))"
+    each = f"max by (sweep, method) (last_over_time(ray_dpfp_trials{{{chosen}}}[{window}]))"
     return f"sum{grouped} ({each})"
 
 
@@ -143,7 +143,8 @@ def panels() -> list[list[Any]]:
             "Sweep overview",
             number("trials planned", planned),
             number("finished", count("finished"), "green"),
-            number("running", count("running"), "blue"),
+            # A driver that was killed never says that nothing runs any more.
+            number("running", count("running", window="1m"), "blue", field={"noValue": "0"}),
             number("stopped early", count("stopped")),
             number("failed", count("failed"), "red"),
             number("best dev accuracy", best, unit="none", field={"decimals": 4}),

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -91,11 +92,10 @@ def test_start_parameters_are_strings(job: Any) -> None:
 
 
 def test_pods_are_what_kubernetes_accepts(job: Any) -> None:
-    validate = pytest.importorskip("kubernetes_validate")
     for group in groups(job):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}}
         pod["spec"] = group["template"]["spec"]
-        validate.validate(pod, validate.latest_version(), strict=True)
+        kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_all_pods_see_the_same_share_and_cache(job: Any) -> None:
