@@ -20,12 +20,11 @@ from typing import Any
 
 from dpfp_ray.defaults import (
     ADJACENCIES,
-    METHOD_DEFAULTS,
     METHODS,
     MODES,
     ONE_RELEASE,
     RIDGE,
-    default_learning_rate,
+    defaults_for,
 )
 from dpfp_ray.errors import UserError, unknown
 from dpfp_ray.plan_checks import check
@@ -125,10 +124,9 @@ class Plan:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise UserError(unknown("method", self.method, METHODS))
-        defaults = METHOD_DEFAULTS[self.method]
         self._follow_mode()
-        self._fill("learning_rate", default_learning_rate(self.method, self.scope))
-        for name in ("clip", "schedule", "weight_decay", "adjacency"):
+        defaults = defaults_for(self.method, self.scope)
+        for name in ("learning_rate", "clip", "schedule", "weight_decay", "adjacency"):
             self._fill(name, getattr(defaults, name))
         if not defaults.scales_with_data and not self.one_release:
             self._fill("batch_size", defaults.batch_size)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dpfp_ray.defaults import METHOD_DEFAULTS, ONE_RELEASE, default_learning_rate
+from dpfp_ray.defaults import ONE_RELEASE, defaults_for
 from dpfp_ray.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -115,12 +115,12 @@ def _check_mode(plan: "Plan") -> None:
             f"clip is {plan.clip:g}, but scaling unit gives every representation norm 1; "
             f"drop clip, or use scaling clip"
         )
-    defaults = METHOD_DEFAULTS[plan.method]
+    defaults = defaults_for(plan.method, plan.scope)
     only = {
         "micro_batches": 1,
         "epochs": 1,
         "batch_size": plan.records,
-        "learning_rate": default_learning_rate(plan.method, plan.scope),
+        "learning_rate": defaults.learning_rate,
         "schedule": defaults.schedule,
         "weight_decay": defaults.weight_decay,
     }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpfp_ray.defaults import METHOD_DEFAULTS, SST2_RECORDS
+from dpfp_ray.defaults import METHOD_DEFAULTS, SST2_RECORDS, defaults_for
 
 
 def test_dpfp_has_the_papers_settings() -> None:
@@ -62,3 +62,16 @@ def test_dpsgd_trains_longer_on_larger_sets(records: int, epochs: int) -> None:
 
 def test_rgp_trains_equally_long_on_larger_sets() -> None:
     assert METHOD_DEFAULTS["rgp"].epochs_at(392_702) == 30
+
+
+@pytest.mark.parametrize("method", METHOD_DEFAULTS)
+def test_a_head_learns_faster_than_an_encoder(method: str) -> None:
+    head, whole = defaults_for(method, "head"), defaults_for(method, "all")
+    assert head.learning_rate > whole.learning_rate
+    assert whole == METHOD_DEFAULTS[method]
+
+
+def test_head_only_dpsgd_takes_a_quarter_of_the_records_a_step() -> None:
+    head = defaults_for("dpsgd", "head")
+    assert head.batch_size_at(1000) == 250
+    assert head.epochs_at(10**6) == 20
