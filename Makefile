@@ -9,11 +9,12 @@ PARALLEL ?= -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test lint install clean
 
-demo: install  ## a sweep, a comparison at equal ε and a report, on real reviews; about 5 minutes
+demo: install  ## a sweep, a comparison at equal ε with audits, and a report, on real reviews
 	$(BIN)/dpfp sweep search_spaces/demo.yaml --storage runs/demo/sweep
-	$(BIN)/dpfp compare --task demo --max-train 1000 --max-dev 500 --epochs 1 --epsilon 3 \
-	  --methods non_private,dpfp,dpfp:release_once,dpfp:moments,dpsgd \
-	  --set non_private.lr=2e-4 --set dpfp.lr=2e-4 --output runs/demo/compare
+	$(BIN)/dpfp compare --task demo --max-train 1000 --max-dev 500 --epsilon 3 --audit 500 \
+	  --methods non_private,dpfp,dpfp:release_once,dpfp:moments,dpsgd:head \
+	  --set non_private.lr=2e-4 --set non_private.epochs=1 --set dpfp.lr=2e-4 --set dpfp.epochs=1 \
+	  --output runs/demo/compare
 	$(BIN)/dpfp report runs/demo --output runs/demo/report
 
 test: lint  ## style, types and the test suite

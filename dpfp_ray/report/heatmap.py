@@ -21,7 +21,7 @@ AXES = {
     "clip": "clipping norm C",
     "learning_rate": "learning rate",
 }
-_FULL = 0.5  # a map needs at least this share of its cells; else the trials are no grid
+_FULL = 0.75  # a map needs at least this share of its cells; else the trials are no grid
 
 Held = tuple[Any, ...]
 

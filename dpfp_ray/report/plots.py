@@ -131,7 +131,7 @@ def plain_ticks(axis: Any, values: Sequence[float], form: str = "g") -> None:
 def short(value: float, form: str = "g") -> str:
     """5e-06 is written 5e-6 in the paper, and 0.0001 beside it is 1e-4."""
     shown = format(value, form)
-    if 0 < abs(value) < 1e-3 and "e" not in shown:
+    if 0 < abs(value) < 1e-3:
         digits, power = f"{value:.2e}".split("e")
         shown = f"{float(digits):g}e{int(power)}"
     return shown.replace("e-0", "e-").replace("e+0", "e")
