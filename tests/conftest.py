@@ -10,6 +10,8 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Hundreds of worker processes import our modules: let them keep what they have compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 
@@ -46,6 +48,17 @@ def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     cache = tmp_path / "cache"
     monkeypatch.setenv("DPFP_CACHE", str(cache))
     return cache
+
+
+@pytest.fixture(scope="session")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One tiny folder of each architecture; tests only read them."""
+    from tests.tiny_models import ENCODERS, build_tiny
+
+    root = tmp_path_factory.mktemp("zoo")
+    for architecture in (*ENCODERS, "gpt2", "t5", "bart"):
+        build_tiny(root / architecture, architecture)
+    return root
 
 
 @pytest.fixture(scope="session")

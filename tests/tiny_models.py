@@ -20,7 +20,10 @@ from tokenizers import (
     processors,
     trainers,
 )
+from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+
+from dpfp_ray.pretrained import load_tokenizer
 
 TEXTS = (
     "a warm and funny film that stays with you",
@@ -66,6 +69,7 @@ ENCODERS = (
     "deberta-v2",
     "xlm-roberta",
 )
+NO_POOLER = ("distilbert", "electra", "deberta-v2")
 
 
 def build_tiny(
@@ -207,3 +211,9 @@ def _settings(
         common |= {"position_biased_input": False, "type_vocab_size": 0}
         common |= {"position_buckets": 16, "norm_rel_ebd": "layer_norm", "share_att_key": True}
     return common
+
+
+def encode(
+    folder: Path | str, texts: list[str], pairs: list[str] | None = None
+) -> dict[str, Tensor]:
+    return dict(load_tokenizer(str(folder))(texts, pairs, padding=True, return_tensors="pt"))
