@@ -205,10 +205,9 @@ def cells_of(row: Row) -> list[str]:
 
 def print_comparison(rows: list[Row], records: list[dict[str, Any]]) -> None:
     """The table, what its marks mean, and each method's privacy in a line or two."""
-    from rich.console import Console
     from rich.table import Table
 
-    from dpfp_ray.terminal import stdout
+    from dpfp_ray.terminal import print_table, stdout
 
     table = Table(box=None, pad_edge=False)
     headings = headings_of(rows)
@@ -217,7 +216,7 @@ def print_comparison(rows: list[Row], records: list[dict[str, Any]]) -> None:
     for row in rows:
         table.add_row(*cells_of(row)[: len(headings)])
     # At its natural width (about 120 columns) also where rich, not seeing a terminal, assumes 80.
-    Console(file=stdout.file, width=max(stdout.width, 150)).print(table)
+    print_table(table, max(stdout.width, 150))
     for note in notes_of(rows):
         stdout.print(note, markup=False)
     stdout.print("\nprivacy")

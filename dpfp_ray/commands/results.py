@@ -127,12 +127,11 @@ def load(location: str) -> list[results.Row]:
 
 def show(rows: list[results.Row], chosen: list[str] | None) -> None:
     """One table; it never grows beyond the page unless the columns were asked for by name."""
-    from rich.console import Console
     from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
-    from dpfp_ray.terminal import stdout
+    from dpfp_ray.terminal import print_table, stdout
 
     names = chosen or [
         n for n in SHOWN if any(row.get(n) not in (None, "finished") for row in rows)
@@ -155,7 +154,7 @@ def show(rows: list[results.Row], chosen: list[str] | None) -> None:
     everything = stdout.options.update(width=10_000)
     needed = Measurement.get(stdout, everything, table).maximum
     page = max(stdout.width, NARROWEST) if stdout.is_terminal else WIDTH
-    Console(width=max(needed, page) if chosen else page, highlight=False).print(table)
+    print_table(table, max(needed, page) if chosen else page)
     if any("†" in _cell(row, name) for row in rows for name in names):
         stdout.print(NOMINAL)
 

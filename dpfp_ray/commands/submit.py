@@ -129,10 +129,10 @@ def send(
 
 def follow(cluster: "Cluster", identity: str, arguments: argparse.Namespace) -> int:
     from dpfp_ray.jobs import exit_code
-    from dpfp_ray.terminal import stderr
+    from dpfp_ray.terminal import KEPT, stderr
 
     def write(text: str) -> None:
-        sys.stdout.write(text)
+        sys.stdout.write(text.replace(KEPT, " "))
         sys.stdout.flush()
 
     try:
