@@ -23,6 +23,7 @@ SETTINGS = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_AIR_NEW_OUTPUT": "0",  # our table replaces Tune's
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # trials keep every core busy
     "RAY_DEDUP_LOGS": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",  # trials raise it to their own share of the cores

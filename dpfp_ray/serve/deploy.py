@@ -3,12 +3,15 @@
 import logging
 import os
 import socket
+import time
 from dataclasses import dataclass
 from typing import Any
 
 from dpfp_ray.errors import UserError
 from dpfp_ray.serve import LOOPBACK, SERVICE
 
+PATIENCE = 120.0  # seconds
+TRIES = 3
 CHATTER = ("ray.serve", "ray._private.worker")
 
 
@@ -42,11 +45,7 @@ def deploy(storage: str, place: Place, digest: str | None) -> Place:
     check_exposure(place.host, digest)
     quiet()
     check_port(place)
-    serve.start(
-        proxy_location="HeadOnly",
-        http_options={"host": place.host, "port": place.port},
-        logging_config={"enable_access_log": False},
-    )
+    start(place)
     real = listening(place)
     check_exposure(real.host, digest)
     try:
@@ -59,7 +58,31 @@ def deploy(storage: str, place: Place, digest: str | None) -> Place:
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"Ray Serve refused {SERVICE}: {reason}") from None
+    end = time.monotonic() + PATIENCE
+    while not any(status == "HEALTHY" for status in serve.status().proxies.values()):
+        if time.monotonic() > end:
+            raise UserError(f"{SERVICE} runs, but nothing listens at {real.url}; see Serve's logs")
+        time.sleep(0.5)
     return real
+
+
+def start(place: Place) -> None:
+    """Serve gives up a proxy that a busy machine is slow to start, and tries another; so do we."""
+    from ray import serve
+    from ray.exceptions import RayError
+
+    for left in reversed(range(TRIES)):
+        try:
+            serve.start(
+                proxy_location="HeadOnly",
+                http_options={"host": place.host, "port": place.port},
+                logging_config={"enable_access_log": False},
+            )
+            return
+        except (RayError, TimeoutError) as error:
+            if not left:
+                reason = " ".join(str(error).split())[-300:]
+                raise UserError(f"Ray Serve does not start: {reason}") from None
 
 
 def check_port(place: Place) -> None:
