@@ -134,14 +134,14 @@ def wait_for(holds: Callable[[], Any], what: str, seconds: float = PATIENCE) -> 
     raise AssertionError(f"waited {seconds} s for {what}")
 
 
-def run_script(name: str, *arguments: str) -> Any:
+def run_script(name: str, *arguments: str, patience: float = PATIENCE) -> Any:
     """What `tests/NAME.py` prints as JSON on its last line."""
     done = subprocess.run(
         [sys.executable, "-m", f"tests.{name}", *arguments],
         env={**os.environ, "RAY_AUTH_MODE": "disabled"},
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=patience,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -17,7 +17,7 @@ from dpfp_ray.dashboard_check import (
 )
 from dpfp_ray.errors import UserError
 from dpfp_ray.telemetry import GAUGES, TRIAL_TAGS
-from tests.ray_runs import run_script, write_space
+from tests.ray_runs import PATIENCE, run_script, write_space
 
 needs_prometheus = pytest.mark.skipif(not shutil.which("prometheus"), reason="no prometheus here")
 # Tags that Ray adds by itself; all are bounded by the number of processes and nodes.
@@ -34,7 +34,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory, tiny_task: dict[str, Any]) ->
         method="grid",
         parameters={"learning_rate": {"values": [1e-3, 3e-3]}},
     )
-    answers: dict[str, Any] = run_script("metrics_session", str(folder), str(space))
+    answers: dict[str, Any] = run_script(
+        "metrics_session", str(folder), str(space), patience=3 * PATIENCE
+    )
     return answers
 
 

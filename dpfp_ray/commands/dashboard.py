@@ -10,6 +10,7 @@ Exits with 1 if a query finds nothing. See dashboards/README.md for how to look 
 """
 
 import argparse
+import signal
 from typing import TYPE_CHECKING
 
 from dpfp_ray.files import to_json
@@ -54,8 +55,13 @@ def command(arguments: argparse.Namespace) -> int:
     if arguments.prometheus:
         answers = check(Prometheus(arguments.prometheus), queries, arguments.wait)
     else:
-        with private_prometheus(arguments.discovery) as prometheus:
-            answers = check(prometheus, queries, arguments.wait)
+        # A polite kill must not leave our Prometheus behind.
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            with private_prometheus(arguments.discovery) as prometheus:
+                answers = check(prometheus, queries, arguments.wait)
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     def row(answer: "Answer") -> dict[str, object]:
         query = answer.query

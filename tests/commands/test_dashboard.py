@@ -2,11 +2,14 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from dpfp_ray.cli import main
+from tests.ray_runs import PATIENCE, wait_for
 
 needs_prometheus = pytest.mark.skipif(not shutil.which("prometheus"), reason="no prometheus here")
 
@@ -34,6 +37,17 @@ def test_json_has_every_query(nobody: str, capsys: pytest.CaptureFixture[str]) -
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) > 15
     assert {row["series"] for row in rows} == {0}
+
+
+@needs_prometheus
+def test_a_polite_kill_leaves_no_prometheus_behind(nobody: str) -> None:
+    command = [sys.executable, "-m", "dpfp_ray.cli", "dashboard", "check", "--discovery", nobody]
+    with subprocess.Popen([*command, "--wait", "600"], stderr=subprocess.DEVNULL) as process:
+        tasks = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        child = int(wait_for(tasks.read_text, "Prometheus to start").split()[0])
+        process.terminate()
+        assert process.wait(PATIENCE) == 130
+    assert not Path(f"/proc/{child}").exists()
 
 
 def test_a_wrong_address_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
