@@ -90,9 +90,9 @@ def space_name(cell: Cell) -> str:
 def summarise(records: Iterable[dict[str, Any]]) -> list[Row]:
     """One row for each (method, ε): mean ± sd over seeds, everything relative to non-private."""
     groups: dict[tuple[str, float | None], list[dict[str, Any]]] = {}
-    for record in records:
+    for record in sorted(records, key=lambda record: _place(record["plan"])):
         groups.setdefault((label(record["plan"]), record["plan"].get("epsilon")), []).append(record)
-    order = sorted(groups, key=lambda key: (key[1] is not None, key[1] or 0.0, key[0]))
+    order = list(groups)
     base = next((groups[key] for key in order if key[1] is None), [])
     reference = _average([r for r in base if r.get("finished")])
     rows = []
@@ -111,6 +111,12 @@ def summarise(records: Iterable[dict[str, Any]]) -> list[Row]:
             row["relative_memory"] = row["peak_memory_bytes"] / reference["peak_memory_bytes"]
         rows.append(row)
     return rows
+
+
+def _place(plan: dict[str, Any]) -> tuple[bool, float, str]:
+    """Where a plan's row stands: what has no ε first, then by budget, then by name."""
+    budget = plan.get("epsilon")
+    return (budget is not None, budget or 0.0, label(plan))
 
 
 def label(plan: dict[str, Any]) -> str:
@@ -227,7 +233,7 @@ def print_comparison(rows: list[Row], records: list[dict[str, Any]]) -> None:
 def privacy_lines(records: list[dict[str, Any]]) -> list[str]:
     """One line for each (method, ε): its statement in short."""
     lines = {}
-    for record in records:
+    for record in sorted(records, key=lambda record: _place(record["plan"])):
         plan = record["plan"]
         if "statement" in record:
             budget = "" if plan.get("epsilon") is None else f" at ε = {plan['epsilon']:g}"

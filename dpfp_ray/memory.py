@@ -1,6 +1,8 @@
 """Peak memory of one run, also when several runs share a process."""
 
 import contextlib
+import ctypes
+import gc
 import resource
 import sys
 from pathlib import Path
@@ -9,10 +11,13 @@ import torch
 
 
 def reset_peak(device: torch.device) -> None:
-    """Forget the peak of what ran before."""
+    """Forget the peak of what ran before, and give back what it has left behind."""
+    gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
+    with contextlib.suppress(OSError, AttributeError):  # glibc keeps freed memory for itself
+        ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):  # elsewhere the peak is the process's, since its start
         Path("/proc/self/clear_refs").write_text("5")  # Linux: sets the high-water mark to now
 

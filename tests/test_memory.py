@@ -36,6 +36,16 @@ def test_a_reset_forgets_the_peak() -> None:
     assert memory.peak(CPU) < high - 200 * MEGABYTE
 
 
+@linux
+def test_a_reset_gives_back_what_small_tensors_have_used() -> None:
+    memory.reset_peak(CPU)
+    calm = memory.peak(CPU)
+    many = [torch.ones(1000) for _ in range(50_000)]  # 200 MB, too small to be mapped one by one
+    del many
+    memory.reset_peak(CPU)
+    assert memory.peak(CPU) < calm + 50 * MEGABYTE
+
+
 def test_the_fallback_is_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = memory.peak(CPU)
 
