@@ -20,7 +20,7 @@ from dpfp_ray.trial import Trial
 from dpfp_ray.tuning import RayOptions, Runner
 
 SEED = 5
-PATIENCE = 240  # seconds; a busy machine is no failure
+PATIENCE = 600  # seconds; a busy machine is no failure
 
 
 def run_here(
