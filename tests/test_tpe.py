@@ -104,7 +104,7 @@ def test_a_trial_that_ended_unheard_is_not_run_again(tmp_path: Path) -> None:
     trial = step(tpe, "killed")
     assert trial is not None
     history = [
-        {"epoch": 1, "step": 9, "epsilon": {}, "train_seconds": 1.0, "dev": {"dev": {}}},
+        {"epoch": 1, "step": 9, "epsilon": {}, "train_loss": 0.7, "train_seconds": 1.0},
     ]
     Store(tmp_path).put(
         {
@@ -112,6 +112,8 @@ def test_a_trial_that_ended_unheard_is_not_run_again(tmp_path: Path) -> None:
             "finished": True,
             "metrics": {"accuracy": 0.5},
             "history": history,
+            "privacy": {"sigma": 1.0},
+            "cost": {"examples_per_second": 9.0},
             "trial": {"id": trial.id, "status": "finished"},
         }
     )
