@@ -49,6 +49,7 @@ def ray_head(token: str, cpus: int = 2) -> Iterator[Head]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token,
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # else workers wait for whatever else the machine does
     }
     environment.pop("RAY_ADDRESS", None)
     arguments = [
