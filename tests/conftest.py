@@ -10,6 +10,8 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Ray starts its workers at niceness 15: beside other tests they would starve.
+os.environ.setdefault("RAY_worker_niceness", "0")
 # Hundreds of worker processes import our modules: let them keep what they have compiled.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
