@@ -35,7 +35,7 @@ def bind_cells(cells: list[Cell], seeds: int, inputs_of: Callable[[Plan], Inputs
 def differing(trials: list[Trial]) -> list[str]:
     """What tells these trials apart, for the live table."""
     configs = [{**trial.plan.to_dict(), "seed_index": trial.seed_index} for trial in trials]
-    names = ("method", "mode", "epsilon", "seed_index")
+    names = ("method", "mode", "scope", "epsilon", "seed_index")
     return [n for n in names if n == "method" or len({config[n] for config in configs}) > 1]
 
 
@@ -168,6 +168,16 @@ NOMINAL = (
 REFUTED = "✗ refuted: an audit of this method proved more than the stated ε."
 
 
+POWERLESS = "○ this audit could not have refuted the ε: more canaries, or a smaller δ, would help."
+
+
+def audit_mark(row: Row) -> str:
+    if row.get("verdict") == "refuted":
+        return " ✗"
+    powerless = row["epsilon"] is not None and row.get("audit_ceiling", math.inf) <= row["epsilon"]
+    return " ○" if powerless else ""
+
+
 def headings_of(rows: list[Row]) -> list[str]:
     return [*HEADINGS, *([AUDIT_HEADING] if any("verdict" in row for row in rows) else [])]
 
@@ -178,6 +188,8 @@ def notes_of(rows: list[Row]) -> list[str]:
         notes.append(NOMINAL)
     if any(row.get("verdict") == "refuted" for row in rows):
         notes.append(REFUTED)
+    if any(audit_mark(row) == " ○" for row in rows):
+        notes.append(POWERLESS)
     return notes
 
 
@@ -205,7 +217,7 @@ def cells_of(row: Row) -> list[str]:
         number("relative_speed", ".2f"),
         number("relative_memory", ".2f"),
         _clock(row.get("seconds")),
-        number("audit_epsilon", ".2f") + (" ✗" if row.get("verdict") == "refuted" else ""),
+        number("audit_epsilon", ".2f") + audit_mark(row),
     ]
 
 

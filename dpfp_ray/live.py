@@ -109,7 +109,7 @@ class LiveTable(Callback):
                 _state(trial),
                 str(result.get("epoch", "")),
                 f"{result['accuracy']:.4f}" if "accuracy" in result else "",
-                f"{result['epsilon']:.3f}" if result.get("epsilon") else "",
+                _spent(result),
                 style="bold" if trial is best else "",
             )
         return table
@@ -144,6 +144,8 @@ def _result(trial: Any) -> dict[str, Any]:
 def _facts(trial: Any, varied: list[str]) -> list[tuple[str, Any]]:
     config = trial.config["trial"]
     values = {**config["plan"], **config}
+    if values.get("method") != "dpfp":
+        values.pop("mode", None)  # only dpfp has several
     return [(name, values[name]) for name in varied if values.get(name) is not None]
 
 
@@ -167,8 +169,14 @@ def _outcome(trial: Any) -> str:
         return f"failed: {result.get('error') or why(trial)}"
     if "accuracy" not in result:
         return ending
-    spent = f"  ε {result['epsilon']:.3f}" if result.get("epsilon") else ""
+    spent = f"  ε {_spent(result)}" if _spent(result) else ""
     return f"{ending}  accuracy {result['accuracy']:.4f}{spent}"
+
+
+def _spent(result: dict[str, Any]) -> str:
+    """ε by the plan's accountant; with a † if it is only nominal."""
+    mark = "†" if result.get("nominal") else ""
+    return f"{result['epsilon']:.3f}{mark}" if result.get("epsilon") else ""
 
 
 def _short(value: Any) -> str:

@@ -84,7 +84,11 @@ def with_verdicts(rows: list[Record], audits: Iterable[Record]) -> list[Record]:
     for row in rows:
         audit = known.get((row["method"], row["epsilon"]))
         if audit is not None:
-            row |= {"audit_epsilon": audit["epsilon"], "verdict": audit["verdict"]}
+            row |= {
+                "audit_epsilon": audit["epsilon"],
+                "audit_ceiling": audit["ceiling"],
+                "verdict": audit["verdict"],
+            }
     return rows
 
 

@@ -225,6 +225,7 @@ def trial_metrics(record: dict[str, Any]) -> dict[str, Any]:
         "epoch": last["epoch"],
         "step": last["step"],
         "epsilon": 0.0 if spent is None else spent,
+        "nominal": record["privacy"].get("guarantee") == "nominal",
         **{f"epsilon_{name}": value for name, value in last["epsilon"].items()},
         "loss": last["train_loss"],
         "sigma": record["privacy"]["sigma"],

@@ -8,6 +8,7 @@ import pytest
 from dpfp_ray.compare import (
     AUDIT_HEADING,
     HEADINGS,
+    audit_mark,
     bind_cells,
     cells_of,
     drawn,
@@ -150,3 +151,14 @@ def test_every_method_has_a_space_to_tune_in(tiny_task: dict[str, Any], tmp_path
     cell = {k: v for k, v in tiny_task.items() if k not in free}
     for method in ("non_private", "dpsgd", "rgp"):
         assert len(drawn({**cell, "method": method}, 3, InputsOnce())) == 3
+
+
+@pytest.mark.parametrize(
+    ("verdict", "ceiling", "mark"),
+    [("refuted", 4.0, " ✗"), ("consistent", 4.0, ""), ("consistent", 2.0, " ○")],
+)
+def test_an_audits_verdict_and_its_power_are_marked(
+    verdict: str, ceiling: float, mark: str
+) -> None:
+    row = {"epsilon": 3.0, "audit_epsilon": 1.0, "audit_ceiling": ceiling, "verdict": verdict}
+    assert audit_mark(row) == mark

@@ -46,7 +46,7 @@ def table(tmp_path: Path, total: int = 4, done: int = 0) -> LiveTable:
 def test_one_line_a_trial_with_the_right_count(tmp_path: Path, output: io.StringIO) -> None:
     shown = table(tmp_path, total=4, done=1)
     with shown:
-        good = TuneTrial(1e-3, accuracy=0.5, epsilon=3.0)
+        good = TuneTrial(1e-3, accuracy=0.5, epsilon=3.0, nominal=True)
         good.last_result["status"] = "finished"
         shown.on_trial_complete(0, [good], good)
         stopped = TuneTrial(1e-4, accuracy=0.25, epsilon=1.5)
@@ -57,7 +57,7 @@ def test_one_line_a_trial_with_the_right_count(tmp_path: Path, output: io.String
         shown.on_trial_complete(0, [failed], failed)
     assert output.getvalue().splitlines() == [
         "1 of 4 trials are finished already",
-        "[2/4]  learning_rate 0.001  done  accuracy 0.5000  ε 3.000",
+        "[2/4]  learning_rate 0.001  done  accuracy 0.5000  ε 3.000†",
         "[3/4]  learning_rate 0.0001  stopped  accuracy 0.2500  ε 1.500",
         "[4/4]  learning_rate 1e-05  failed: no luck",
     ]

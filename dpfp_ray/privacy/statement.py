@@ -260,7 +260,7 @@ def brief(facts: Mapping[str, Any]) -> str:
         shown = number(facts["amplification"]["without_amplification"])
         lines.append(f"  without amplification by sampling: {word} = {shown}")
     lines.append(f"  not protected: {'; '.join(p.split(':')[0] for p in facts['not_protected'])}")
-    lines.append(f"  tuning: {facts['tuning']['text'].split('.')[0]}")
+    lines.append(f"  tuning: {facts['tuning']['text'].split('. ')[0]}")
     if facts.get("audit"):
         lines.append(f"  audit: {_audit(facts['audit'])}")
     return "\n".join(lines)
