@@ -97,7 +97,7 @@ class GroupComm(TorchComm):
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         try:
             super().sum_(tensors)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # ValueError: Ray has taken the group down
             raise PeerLost(str(error)) from error
 
 
