@@ -90,7 +90,7 @@ def _epsilon_axes(axes: Any, plain: Sequence[Cell], cells: Sequence[Cell], accou
     legend(axes)
     if len(budgets) == 1:
         places = [names.index(cell.key.method) for cell in cells]
-        axes.set_xticks(places, labels=[clean(cell.name, 24) for cell in cells])
+        axes.set_xticks(places, labels=[_two_lines(cell.name) for cell in cells])
         axes.margins(x=0.2)
         axes.set_xlabel("method")
         return
@@ -186,3 +186,8 @@ def micro_figures(runs: Sequence[Run], command: str) -> Iterator[Drawing]:
             claim = paper.FIGURE_CLAIMS["micro"]
             caption = f"Bars: standard deviation over seeds. {claim}"
             yield finish(figure, f"micro-batches-{number}", title, caption, command)
+
+
+def _two_lines(name: str) -> str:
+    """DP-FP (release once) as two lines: neighbours' labels must not touch."""
+    return clean(name, 24).replace(" (", "\n(", 1)

@@ -71,8 +71,7 @@ class Run:
         if plan.get("train_file"):
             shown += f": {str(plan['train_file']).replace(chr(92), '/').rsplit('/', 1)[-1]}"
         if plan.get("max_train") is not None:
-            # An audit's canaries are no part of the task.
-            records = self.part("audit").get("real_records", self.row["records"])
+            records = self.row["records"]  # of an audit too: its canaries take records' places
             shown += f" ({records:,} records)" if isinstance(records, int) else " (subset)"
         return shown
 
