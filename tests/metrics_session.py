@@ -26,7 +26,7 @@ def main(folder: Path, space: Path) -> None:
     with settings(), tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as session:
         import ray
 
-        from dpfp_ray.dashboard_check import free_port
+        from tests.ports import free_port
 
         ray.init(
             address="local",

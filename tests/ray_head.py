@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import requests
 
+from tests.ports import free_ports
 from tests.ray_runs import wait_for
 
 
@@ -24,16 +24,6 @@ class Head:
     token: str
     token_file: str
     environment: dict[str, str]
-
-
-def free_ports(count: int) -> list[int]:
-    with_sockets = [socket.socket() for _ in range(count)]
-    for one in with_sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [int(one.getsockname()[1]) for one in with_sockets]
-    for one in with_sockets:
-        one.close()
-    return ports
 
 
 @contextmanager

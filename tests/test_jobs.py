@@ -17,7 +17,8 @@ from dpfp_ray.cli import main
 from dpfp_ray.jobs import Cluster
 from dpfp_ray.results import Store
 from tests.flaky_link import Link
-from tests.ray_head import Head, free_ports, ray_head
+from tests.ports import free_ports
+from tests.ray_head import Head, ray_head
 from tests.ray_runs import wait_for, write_space
 from tests.report.samples import comparison
 

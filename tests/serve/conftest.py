@@ -1,6 +1,5 @@
 """Records to serve, and the application on a plain server: fast, and over real HTTP."""
 
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from dpfp_ray.results import Store
+from tests.ports import free_port
 from tests.report.samples import HOSTILE, everything_small, hostile
 
 
@@ -32,12 +32,6 @@ def hostile_storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
         record["trial"]["id"] = f"{HOSTILE}/../{number}"
         store.put(record)
     return folder
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -13,10 +13,11 @@ from dpfp_ray.errors import UserError
 from dpfp_ray.results import Store
 from dpfp_ray.serve import SERVICE, deploy
 from dpfp_ray.serve.app import build_app
+from tests.ports import free_port
 from tests.ray_runs import wait_for
 from tests.report.browser import Browser, find_chromium
 from tests.report.samples import comparison, sample, with_statement
-from tests.serve.conftest import free_port, serving
+from tests.serve.conftest import serving
 
 CHROMIUM = find_chromium()
 in_browser = pytest.mark.skipif(
