@@ -3,11 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-# Three at a time on two cores: tests of Ray mostly wait. A file's tests share fixtures, so they stay
-# together; files keep their order, in which the slow ones come early.
-PARALLEL ?= -n 3 --dist loadfile --no-loadscope-reorder
+# Three at a time on two cores: one of them has all tests that use Ray, which mostly wait; of the
+# others, a file's tests share fixtures, so they stay together (tests/conftest.py makes the groups).
+PARALLEL ?= -n 3 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test lint install clean
+.PHONY: demo check quick-tests test lint install clean
 
 demo: install  ## a sweep, a comparison at equal ε with audits, and a report, on real reviews
 	$(BIN)/dpfp sweep search_spaces/demo.yaml --storage runs/demo/sweep
@@ -17,7 +17,13 @@ demo: install  ## a sweep, a comparison at equal ε with audits, and a report, o
 	  --output runs/demo/compare
 	$(BIN)/dpfp report runs/demo --output runs/demo/report
 
-test: lint  ## style, types and the test suite
+check: install  ## style, types, and the tests without Ray, a browser or much time; two minutes
+	@$(MAKE) --no-print-directory -j2 --output-sync=target lint quick-tests
+
+quick-tests: install
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not ray and not browser and not slow"
+
+test: lint  ## style, types and the whole test suite
 	$(BIN)/pytest $(PARALLEL)
 
 lint: install  ## style and types only

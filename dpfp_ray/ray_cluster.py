@@ -3,10 +3,13 @@
 import json
 import logging
 import os
+import shutil
 import socket
+import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from dpfp_ray.errors import UserError
@@ -70,18 +73,83 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
         options |= {"address": address, "runtime_env": {"env_vars": env}}
         # Through Ray Client, Tune and its lines of progress are on the other side.
         options["log_to_driver"] = str(address).startswith("ray://")
+    local = address in (None, "local")
     try:
         knock(address)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ray.init(**options)
+        session = start_local(options) if local else init(options)
     except (OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"cannot reach Ray at {address or 'local'}: {reason}") from None
+        raise UserError(f"cannot reach Ray at {address or 'local'}: {one_line(error)}") from None
+    failed = False
     try:
         yield
+    except UserError:
+        raise
+    except Exception:
+        failed = True  # the logs stay, for whoever looks for the reason
+        raise
     finally:
         ray.shutdown()
+        if local and not failed:
+            forget_session(session)
+
+
+def init(options: dict[str, Any]) -> Path:
+    """`ray.init` in silence; the folder of the session's logs and sockets."""
+    import ray
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        context: Any = ray.init(**options)
+        return Path(context["session_dir"])
+
+
+def start_local(options: dict[str, Any]) -> Path:
+    """Ray on this machine, started again once: it allows its own start 30 seconds, whatever else
+    the machine does, and no setting changes that (`raylet_start_wait_time_s`)."""
+    import ray
+
+    started_before = descendants()
+    for last in (False, True):
+        try:
+            return init(options)
+        except Exception as error:  # Ray raises a bare Exception here
+            ray.shutdown()
+            for process in descendants() - started_before:  # what the failed start left running
+                with suppress(Exception):
+                    process.kill()
+            if last:
+                raise UserError(
+                    f"Ray did not start on this machine, twice: {one_line(error).rstrip('.')}. "
+                    "If the machine is busy, run the same command when it is less so, or start Ray "
+                    "once with `ray start --head` and add --address auto; Ray's logs are in "
+                    f"{ray_folder()}/session_latest/logs"
+                ) from None
+            print("Ray did not start in time; starting it again", file=sys.stderr)
+    raise AssertionError("unreachable")
+
+
+def ray_folder() -> Path:
+    """Where Ray keeps its sessions on this machine."""
+    return Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray"
+
+
+def descendants() -> set[Any]:
+    """All processes below this one."""
+    import psutil  # Ray brings it, and makes it importable
+
+    return set(psutil.Process().children(recursive=True))
+
+
+def forget_session(session: Path) -> None:
+    """Remove the folder of a session that was started here and has ended."""
+    latest = session.parent / "session_latest"
+    if latest.is_symlink() and latest.resolve() == session.resolve():
+        latest.unlink(missing_ok=True)
+    shutil.rmtree(session, ignore_errors=True)
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def default_address() -> str:

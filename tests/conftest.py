@@ -1,4 +1,8 @@
-"""One cache for the test session, and no surprises from the machine: network, threads."""
+"""One cache for the test session, and no surprises from the machine: network, threads, leftovers.
+
+Tests that use Ray are marked `ray`. They run one after the other in one process (an xdist group),
+beside the others, and share one Ray where they can.
+"""
 
 import logging
 import os
@@ -17,8 +21,49 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 
+from tests import scratch
+from tests.ray_logs import ray_logs
+from tests.ray_start import start_patiently
+
 # Downloads are checked by hash on every use, so the machine's own copies may serve.
 DOWNLOADS = ("demo", "models")
+
+
+def is_controller(config: pytest.Config) -> bool:
+    """Whether this process started the run, and is none of its xdist workers."""
+    return not hasattr(config, "workerinput")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if is_controller(config):
+        scratch.begin()
+
+
+@pytest.hookimpl(trylast=True)  # after the temporary folders' own goodbye
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if is_controller(config):
+        scratch.end()
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Ray tests first, since they take longest, as one group; of the others, each file is one."""
+    for item in items:
+        for fixture, marker in (("ray_turn", "ray"), ("browser", "browser")):
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(marker)
+        uses_ray = item.get_closest_marker("ray") is not None
+        item.add_marker(pytest.mark.xdist_group("ray" if uses_ray else str(item.path)))
+    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    """A Ray test that fails shows the ends of Ray's own logs."""
+    report = yield
+    if report.failed and item.get_closest_marker("ray"):
+        report.sections += ray_logs(scratch.folder())
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -86,7 +131,12 @@ def tiny_task(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def ray_session(session_cache: Path) -> Iterator[None]:
+def ray_turn() -> None:
+    """Asked for by whatever starts or uses Ray: no other test does at the same time."""
+
+
+@pytest.fixture(scope="session")
+def ray_session(ray_turn: None, session_cache: Path) -> Iterator[None]:
     """One Ray for all tests of this session; started by the first that asks for it."""
     from dpfp_ray.ray_cluster import settings
 
@@ -94,13 +144,15 @@ def ray_session(session_cache: Path) -> Iterator[None]:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         import ray
 
-        ray.init(
-            address="local",
-            num_cpus=3,
-            include_dashboard=False,
-            object_store_memory=150 * 2**20,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
+        start_patiently(
+            lambda: ray.init(
+                address="local",
+                num_cpus=3,
+                include_dashboard=False,
+                object_store_memory=150 * 2**20,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
         )
         try:
             yield

@@ -23,7 +23,7 @@ def main(folder: Path, space: Path) -> None:
     from dpfp_ray.ray_cluster import settings
 
     # Not in `folder`: paths of Ray's sockets must be short.
-    with settings(), tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as session:
+    with settings(), tempfile.TemporaryDirectory(prefix="ray") as session:
         import ray
 
         from tests.ports import free_port

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import requests
 
 from tests.ports import free_ports
 from tests.ray_runs import wait_for
+from tests.ray_start import start_patiently
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,22 @@ class Head:
     token: str
     token_file: str
     environment: dict[str, str]
+    process: "subprocess.Popen[bytes]"
+    folder: Path
 
 
 @contextmanager
 def ray_head(token: str, cpus: int = 2) -> Iterator[Head]:
-    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # sockets' paths must be short
+    head = start_patiently(lambda: start(token, cpus))
+    try:
+        yield head
+    finally:
+        end(head)
+
+
+def start(token: str, cpus: int) -> Head:
+    """A head that has run a job: its node is alive, and the agent that starts jobs too."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))
     port, dashboard, client, agent, agent_grpc, metrics = free_ports(6)
     token_file = folder / "token"
     token_file.write_text(token)
@@ -55,22 +68,39 @@ def ray_head(token: str, cpus: int = 2) -> Iterator[Head]:
             arguments, env=environment, stdout=log, stderr=log, start_new_session=True
         )
     url = f"http://127.0.0.1:{dashboard}"
-
-    def up() -> bool:
-        assert process.poll() is None, (folder / "head.log").read_text()[-2000:]
-        with suppress(requests.RequestException):
-            headers = {"Authorization": f"Bearer {token}"}
-            return requests.get(f"{url}/api/version", headers=headers, timeout=5).ok
-        return False
-
+    head = Head(f"127.0.0.1:{port}", url, token, str(token_file), environment, process, folder)
     try:
-        wait_for(up, "the head's dashboard")
-        yield Head(f"127.0.0.1:{port}", url, token, str(token_file), environment)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(5)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
-        shutil.rmtree(folder, ignore_errors=True)
+        wait_for(lambda: has_run_a_job(head), "the head to run a job")
+    except BaseException:
+        end(head)
+        raise
+    return head
+
+
+def has_run_a_job(head: Head) -> bool:
+    """The dashboard answers before the node is alive; only a job shows that all is there."""
+    running = head.process.poll() is None
+    assert running, (head.folder / "head.log").read_text()[-2000:]
+    name = "is-the-head-alive"
+    with suppress(requests.RequestException):
+        known = ask(head, "GET", f"/api/jobs/{name}")
+        if known.ok:
+            return bool(known.json()["status"] == "SUCCEEDED")
+        ask(head, "POST", "/api/jobs/", json={"entrypoint": "true", "submission_id": name})
+    return False
+
+
+def ask(head: Head, verb: str, path: str, **options: Any) -> requests.Response:
+    headers = {"Authorization": f"Bearer {head.token}"}
+    return requests.request(verb, f"{head.dashboard}{path}", headers=headers, timeout=30, **options)
+
+
+def end(head: Head) -> None:
+    """Ask it to end, insist after a while, and leave nothing behind."""
+    head.process.send_signal(signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        head.process.wait(5)
+    with suppress(ProcessLookupError):
+        os.killpg(head.process.pid, signal.SIGKILL)
+    head.process.wait(10)
+    shutil.rmtree(head.folder, ignore_errors=True)

@@ -92,8 +92,10 @@ class Command:
         )
 
     def kill(self) -> None:
-        """SIGKILL to the driver; Ray's processes notice and follow."""
-        os.kill(self.process.pid, signal.SIGKILL)
+        """SIGKILL to the driver, and to all that it started: what losing the machine is like."""
+        for process in (self.process.pid, *self.others()):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         self.process.communicate()
         wait_for(lambda: not self.others(), "Ray's processes to end")
 

@@ -16,6 +16,8 @@ from dpfp_ray import assets
 from dpfp_ray.cache import cache_dir
 from dpfp_ray.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 
 def make_wheel(folder: Path, project: str, members: dict[str, bytes]) -> assets.Wheel:
     """A file as `pip download` would leave it, and the pin that fits it."""

@@ -25,7 +25,9 @@ RAYS_OWN = {"Component", "NodeAddress", "SessionName", "Version", "WorkerId", "J
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory, tiny_task: dict[str, Any]) -> dict[str, Any]:
+def seen(
+    ray_turn: None, tmp_path_factory: pytest.TempPathFactory, tiny_task: dict[str, Any]
+) -> dict[str, Any]:
     """What `dpfp dashboard check` and Ray's metrics page say during a small sweep."""
     folder = tmp_path_factory.mktemp("metrics")
     space = write_space(

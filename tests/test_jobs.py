@@ -27,7 +27,7 @@ COUNTING = "for i in 1 2 3 4 5 6 7 8; do echo line $i; sleep 0.7; done"
 
 
 @pytest.fixture(scope="module")
-def head(session_cache: Path) -> Iterator[Head]:
+def head(ray_turn: None, session_cache: Path) -> Iterator[Head]:
     with ray_head(TOKEN) as started:
         yield started
 

@@ -8,6 +8,8 @@ import torch
 
 from dpfp_ray import memory
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 MEGABYTE = 2**20
 linux = pytest.mark.skipif(

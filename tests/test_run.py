@@ -117,6 +117,7 @@ def assert_same_end(folder: Path, unbroken: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == [run.RESULT, run.WEIGHTS]
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_with_the_same_weights(
     world: Path, unbroken: Path, tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_killed_process_ends_with_the_same_weights(
     assert_same_end(tmp_path, unbroken)
 
 
+@pytest.mark.slow
 def test_an_interrupted_process_saves_itself_and_goes_on_without_its_seed_given(
     world: Path, unbroken: Path, tmp_path: Path
 ) -> None:

@@ -104,6 +104,7 @@ KILLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kill_after"), [(name, step) for name in KILLS for step in KILLS[name]]
 )
@@ -335,6 +336,7 @@ def gloo_run(model_folder: str, plan: Plan) -> tuple[dict[str, Any], Weights]:
     return vars(progress), weights
 
 
+@pytest.mark.slow
 def test_real_processes_train_as_one(tmp_path: Path, model_folder: str) -> None:
     """Three workers and two expected rows, with gloo."""
     plan = tiny_plan(batch_size=2, micro_batches=2, epochs=1)

@@ -34,7 +34,9 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(tiny_task: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Story:
+def story(
+    ray_turn: None, tiny_task: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Story:
     """Killed before anything was saved, killed in the middle of a trial, Ctrl-C, then let go on."""
     folder = tmp_path_factory.mktemp("killed")
     parameters = {"learning_rate": {"values": RATES}}

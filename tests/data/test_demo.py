@@ -11,6 +11,8 @@ from dpfp_ray.data.tasks import load_task
 from dpfp_ray.errors import UserError
 from dpfp_ray.plan import Plan
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="session")
 def archive() -> Path:

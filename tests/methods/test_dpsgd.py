@@ -144,6 +144,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 # --- the clipped sum ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("representation", ["mean", "cls", "pooler"])
 @pytest.mark.parametrize("architecture", ENCODERS)
 def test_ghost_hooks_and_naive_loop_agree(
@@ -487,6 +488,7 @@ def test_a_step_that_was_broken_off_does_not_spoil_the_next_method(
     assert traces(model) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clipping", CLIPPINGS)
 def test_steps_and_evaluations_leave_no_tensors_behind(
     tiny: Callable[[str], str], clipping: str

@@ -30,6 +30,8 @@ from dpfp_ray.run import Inputs, Prepared, save_state
 from dpfp_ray.train import Data, State
 from tests.tiny_runs import Killed, tiny_split, tiny_world
 
+pytestmark = pytest.mark.slow
+
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 

@@ -91,6 +91,7 @@ CASES: list[tuple[float, int, str, float, float, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_noise_is_on_budget_and_hardly_more(
     case: tuple[float, int, str, float, float, str],

@@ -44,6 +44,7 @@ def theirs(
 # Against dp-accounting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjacency", RELATIONS)
 @pytest.mark.parametrize("name", PLANS)
 def test_equal_grids_give_dp_accountings_epsilon(name: str, adjacency: str) -> None:
@@ -53,6 +54,7 @@ def test_equal_grids_give_dp_accountings_epsilon(name: str, adjacency: str) -> N
     assert ours == pytest.approx(theirs(p, n, sigma, delta, interval, adjacency), rel=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjacency", RELATIONS)
 @pytest.mark.parametrize("name", PLANS)
 def test_epsilon_is_an_upper_bound_within_two_permille(name: str, adjacency: str) -> None:

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import pytest
+
 from dpfp_ray.report.curves import averaged, curve_of
 from dpfp_ray.report.figures import all_figures
 from dpfp_ray.report.heatmap import heat_maps
@@ -12,6 +14,8 @@ from dpfp_ray.report.page import Report
 from dpfp_ray.report.plots import Drawing, short, styles
 from dpfp_ray.report.runs import cells_of, read_runs
 from tests.report import samples
+
+pytestmark = pytest.mark.slow
 
 SVG = "{http://www.w3.org/2000/svg}"
 

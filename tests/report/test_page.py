@@ -12,6 +12,8 @@ from dpfp_ray.errors import UserError
 from dpfp_ray.report.page import MANIFEST, Report, make_report, render, write_report
 from tests.report import samples
 
+pytestmark = pytest.mark.slow
+
 
 class Tags(HTMLParser):
     """Every start tag with its attributes."""
