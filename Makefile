@@ -26,10 +26,11 @@ quick-tests: install
 test: lint  ## style, types and the whole test suite
 	$(BIN)/pytest $(PARALLEL)
 
-lint: install  ## style and types only
+lint: install  ## style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 install: $(STAMP)  ## the package and its tools, at the versions of constraints.txt
 

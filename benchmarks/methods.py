@@ -23,9 +23,9 @@ def measure(model_name: str, cell: str, batch_size: int, steps: int) -> dict[str
     """Median seconds of a step, and the process's peak memory, for one cell."""
     import torch
 
-    from dpfp_ray import memory
-    from dpfp_ray.plan_values import make_plan
-    from dpfp_ray.run import build_model, prepare
+    from dpfp_ray.plan.values import make_plan
+    from dpfp_ray.training import memory
+    from dpfp_ray.training.run import build_model, prepare
 
     torch.set_num_threads(2)
     name, _, clipping = cell.partition(" ")
@@ -54,7 +54,7 @@ def measure(model_name: str, cell: str, batch_size: int, steps: int) -> dict[str
 
 def rows_of(prepared: Any, number: int) -> Any:
     """The same fixed-size batch of demo rows for every method."""
-    from dpfp_ray.sampling import ShuffleSampler
+    from dpfp_ray.privacy.sampling import ShuffleSampler
 
     return ShuffleSampler(prepared.plan.D, prepared.plan.B, seed=1).draw(number)
 
@@ -63,9 +63,9 @@ def ours(prepared: Any, model: Any) -> Any:
     import numpy as np
     import torch
 
-    from dpfp_ray.batching import cut
-    from dpfp_ray.methods.base import make_method
-    from dpfp_ray.train import take
+    from dpfp_ray.data.batches import cut
+    from dpfp_ray.methods.parts.base import make_method
+    from dpfp_ray.training.loop import take
 
     plan, table, device = prepared.plan, prepared.data.train, torch.device("cpu")
     method = make_method(plan, model, prepared.noise_multiplier * plan.C, seed=0)

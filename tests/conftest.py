@@ -21,9 +21,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 
-from tests import scratch
-from tests.ray_logs import ray_logs
-from tests.ray_start import start_patiently
+from tests.support import scratch
+from tests.support.ray_logs import ray_logs
+from tests.support.ray_start import start_patiently
 
 # Downloads are checked by hash on every use, so the machine's own copies may serve.
 DOWNLOADS = ("demo", "models")
@@ -69,7 +69,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
 @pytest.fixture(scope="session", autouse=True)
 def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An empty cache, so that no test sees a number that older code has computed."""
-    from dpfp_ray.cache import cache_dir
+    from dpfp_ray.data.cache import cache_dir
 
     kept, cache = cache_dir(), tmp_path_factory.mktemp("cache")
     for name in DOWNLOADS:
@@ -100,7 +100,7 @@ def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One tiny folder of each architecture; tests only read them."""
-    from tests.tiny_models import ENCODERS, build_tiny
+    from tests.support.tiny_models import ENCODERS, build_tiny
 
     root = tmp_path_factory.mktemp("zoo")
     for architecture in (*ENCODERS, "gpt2", "t5", "bart"):
@@ -111,8 +111,8 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_task(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Plan values of a task that trains in a second: a tiny BERT on 120 rows of two classes."""
-    from tests.tiny_models import build_tiny
-    from tests.tiny_runs import tiny_split, write_csv
+    from tests.support.tiny_models import build_tiny
+    from tests.support.tiny_runs import tiny_split, write_csv
 
     folder = tmp_path_factory.mktemp("task")
     return {
@@ -138,7 +138,7 @@ def ray_turn() -> None:
 @pytest.fixture(scope="session")
 def ray_session(ray_turn: None, session_cache: Path) -> Iterator[None]:
     """One Ray for all tests of this session; started by the first that asks for it."""
-    from dpfp_ray.ray_cluster import settings
+    from dpfp_ray.sweeps.cluster import settings
 
     with settings(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")

@@ -8,9 +8,9 @@ from typing import Protocol
 import numpy as np
 
 from dpfp_ray.data import Split
-from dpfp_ray.data.files import BadRows, Table, find_column, open_table, shorten, text_problem
 from dpfp_ray.data.glue import Glue
-from dpfp_ray.errors import UserError
+from dpfp_ray.data.readers import BadRows, Table, find_column, open_table, shorten, text_problem
+from dpfp_ray.plan.errors import UserError
 
 # Column names in use, best first. A GLUE task takes the best that is there; for the user's own
 # files two candidates are a question only the user can answer.

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dpfp_ray.cache import cache_dir
-from dpfp_ray.errors import UserError
+from dpfp_ray.data.cache import cache_dir
+from dpfp_ray.plan.errors import UserError
 
 REQUIREMENT = "vaderSentiment==3.3.2"
 SDIST = "vaderSentiment-3.3.2.tar.gz"

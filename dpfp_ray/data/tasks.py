@@ -10,9 +10,9 @@ from typing import Any
 from dpfp_ray.data import Split, Task, hold_out, subset
 from dpfp_ray.data.columns import DataChoice, open_split, read_split, require_all_classes
 from dpfp_ray.data.demo import DEMO_DEV_ROWS, DEMO_LABELS, demo_rows
-from dpfp_ray.data.files import SUFFIXES, Row, Table, shorten
 from dpfp_ray.data.glue import GLUE, Glue
-from dpfp_ray.errors import UserError, unknown
+from dpfp_ray.data.readers import SUFFIXES, Row, Table, shorten
+from dpfp_ray.plan.errors import UserError, unknown
 
 DEV_STEMS = ("dev", "validation", "valid", "val")
 

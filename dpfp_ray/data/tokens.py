@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dpfp_ray.cache import cache_dir
 from dpfp_ray.data import Split
-from dpfp_ray.errors import UserError
+from dpfp_ray.data.cache import cache_dir
+from dpfp_ray.plan.errors import UserError
 
 if TYPE_CHECKING:
     import torch

@@ -1,0 +1,1 @@
+"""How a model is trained: one file a method; `parts` has what several of them share."""

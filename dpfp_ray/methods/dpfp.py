@@ -12,8 +12,8 @@ noisy rows shows who is in it, which the amplification by sampling assumes hidde
 import torch
 from torch import Tensor
 
-from dpfp_ray.methods.base import Method, Rows
-from dpfp_ray.sampling import keyed_generator
+from dpfp_ray.methods.parts.base import Method, Rows
+from dpfp_ray.privacy.sampling import keyed_generator
 
 
 class DpFp(Method):

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import Module, functional
 
-from dpfp_ray.errors import UserError
-from dpfp_ray.methods.base import Method, Rows
-from dpfp_ray.methods.ghost import GhostClipping, squared_norms
-from dpfp_ray.methods.noise import add_noise
-from dpfp_ray.methods.per_example import Clipping, HooksClipping, gradient
-from dpfp_ray.model import Classifier, trainable_parameters
-from dpfp_ray.plan import Plan
-from dpfp_ray.representations import HeadClassifier
+from dpfp_ray.methods.parts.base import Method, Rows
+from dpfp_ray.methods.parts.ghost import GhostClipping, squared_norms
+from dpfp_ray.methods.parts.per_example import Clipping, HooksClipping, gradient
+from dpfp_ray.models.classifier import Classifier, trainable_parameters
+from dpfp_ray.models.representations import HeadClassifier
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.noise import add_noise
 
 CLIPPINGS: dict[str, type[Clipping]] = {"ghost": GhostClipping, "hooks": HooksClipping}
 HOOKS_BYTES = 2 * 2**30  # per-example gradients in memory at once

@@ -20,11 +20,11 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfp_ray.methods.discriminant import ClassStatistics
-from dpfp_ray.methods.one_release import Recent, add_up, bounded_rows, release_id
-from dpfp_ray.plan import Plan
-from dpfp_ray.representations import RepresentationTable
-from dpfp_ray.sampling import keyed_generator
+from dpfp_ray.methods.parts.discriminant import ClassStatistics
+from dpfp_ray.methods.parts.one_release import Recent, add_up, bounded_rows, release_id
+from dpfp_ray.models.representations import RepresentationTable
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.sampling import keyed_generator
 
 Floats = NDArray[np.float64]
 # a², b², c²: shares of the squared sensitivity, chosen once and for all without any private data.

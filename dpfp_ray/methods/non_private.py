@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from dpfp_ray.methods.base import Method, Rows
+from dpfp_ray.methods.parts.base import Method, Rows
 
 
 class NonPrivate(Method):

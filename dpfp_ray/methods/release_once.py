@@ -14,12 +14,12 @@ exactly n σ² I too much, which is taken off.
 
 import numpy as np
 
-from dpfp_ray.methods.discriminant import ClassStatistics
-from dpfp_ray.methods.one_release import Recent, Rows, add_up, bounded_rows, release_id
-from dpfp_ray.plan import Plan
+from dpfp_ray.methods.parts.discriminant import ClassStatistics
+from dpfp_ray.methods.parts.one_release import Recent, Rows, add_up, bounded_rows, release_id
+from dpfp_ray.models.representations import RepresentationTable
+from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.labels import keep_probability, randomise
-from dpfp_ray.representations import RepresentationTable
-from dpfp_ray.sampling import keyed_generator
+from dpfp_ray.privacy.sampling import keyed_generator
 
 _summaries = Recent()  # of noisy rows: not private
 

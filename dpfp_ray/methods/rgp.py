@@ -38,12 +38,12 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module, functional
 
-from dpfp_ray.errors import UserError
-from dpfp_ray.methods.base import Method, Rows
-from dpfp_ray.methods.noise import add_noise
-from dpfp_ray.model import Classifier
-from dpfp_ray.plan import Plan
-from dpfp_ray.sampling import keyed_generator
+from dpfp_ray.methods.parts.base import Method, Rows
+from dpfp_ray.models.classifier import Classifier
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.noise import add_noise
+from dpfp_ray.privacy.sampling import keyed_generator
 
 HEAD_SHARE = 0.1  # the authors' constant, the same for all of their tasks
 # Numbers in the gradients of all rows of one pass: half a GB, 50 rows of BERT-base at rank 16.

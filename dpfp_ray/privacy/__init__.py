@@ -1,0 +1,1 @@
+"""What a run costs, and the randomness it costs that with: sampling, accounting, statements."""

@@ -24,8 +24,8 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
-from dpfp_ray.cache import cached_number
-from dpfp_ray.plan import ACCOUNTANTS, Plan
+from dpfp_ray.data.cache import cached_number
+from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
 from dpfp_ray.privacy import pld
 
 # A larger ε than this protects nobody and would make the numerics slow.

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from scipy.optimize import brentq
 
-from dpfp_ray.cache import cached_number
-from dpfp_ray.errors import UserError
-from dpfp_ray.plan import Plan
+from dpfp_ray.data.cache import cached_number
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting, pld
 from dpfp_ray.privacy.accounting import Mechanism
 from dpfp_ray.privacy.labels import joint_mu

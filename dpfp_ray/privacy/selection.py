@@ -30,7 +30,7 @@ from dp_accounting import dp_event, pld, rdp
 from dp_accounting.rdp import rdp_privacy_accountant
 from scipy import optimize
 
-from dpfp_ray.errors import UserError
+from dpfp_ray.plan.errors import UserError
 
 # dp-accounting's shape of the truncated negative binomial; Poisson is its limit.
 _SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}

@@ -11,7 +11,7 @@ few lines. `verdict` is the one word that tables show:
 from collections.abc import Mapping
 from typing import Any
 
-from dpfp_ray.plan import ACCOUNTANTS, Plan
+from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
 from dpfp_ray.privacy import accounting, participation
 
 SCHEMA = 1

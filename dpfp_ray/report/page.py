@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from dpfp_ray import __version__
-from dpfp_ray.assets import PRETRAINING_OVERLAP
-from dpfp_ray.errors import UserError
-from dpfp_ray.files import to_json
-from dpfp_ray.report import formats, verdict
+from dpfp_ray.data.whole_files import to_json
+from dpfp_ray.models.download import PRETRAINING_OVERLAP
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.report import formats, winners
 from dpfp_ray.report.main_table import main_table
 from dpfp_ray.report.plots import Drawing
 from dpfp_ray.report.runs import Cell, Run, cells_of, read_runs
@@ -59,7 +59,7 @@ class Report:
     title: str
     command: str
     headline: str
-    verdicts: Sequence[verdict.Verdict]
+    verdicts: Sequence[winners.Verdict]
     tables: Mapping[str, Table]
     figures: Sequence[Drawing]
     statements: Sequence[Statement]
@@ -74,10 +74,10 @@ def make_report(
 
     runs = read_runs(records)
     cells = cells_of(runs)
-    found = verdict.verdicts(cells)
+    found = winners.verdicts(cells)
     refuted = [run for run in runs if run.refuted]
     tables = [
-        verdict.summary_table(found),
+        winners.summary_table(found),
         main_table(cells),
         cost_table(cells),
         noise_table(cells),
@@ -89,7 +89,7 @@ def make_report(
     return Report(
         title or TITLE,
         command,
-        verdict.headline(found, refuted),
+        winners.headline(found, refuted),
         found,
         {table.name: table for table in tables if table.rows},
         all_figures(cells, runs, command),

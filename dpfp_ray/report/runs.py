@@ -12,7 +12,7 @@ from functools import cached_property
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from dpfp_ray.results import flatten
+from dpfp_ray.results.store import flatten
 
 METHOD_NAMES = {"non_private": "Non-DP", "dpsgd": "DP-SGD", "rgp": "RGP", "dpfp": "DP-FP"}
 TASK_NAMES = {"mnli": "MNLI", "qqp": "QQP", "qnli": "QNLI", "sst2": "SST-2"}

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dpfp_ray.files import to_json
+from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.report.runs import Run
 
 

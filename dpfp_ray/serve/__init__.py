@@ -4,4 +4,3 @@ Only `deploy.py` knows Ray. The rest is an ASGI application that any server can 
 """
 
 SERVICE = "dpfp-results"
-LOOPBACK = ("localhost", "127.0.0.1", "::1")

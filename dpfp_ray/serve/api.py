@@ -7,12 +7,13 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dpfp_ray import __version__, query
-from dpfp_ray.errors import UserError
-from dpfp_ray.files import to_json
+from dpfp_ray import __version__
+from dpfp_ray.data.whole_files import to_json
+from dpfp_ray.plan.errors import UserError
 from dpfp_ray.report.runs import Run
 from dpfp_ray.report.statements import statement_text
 from dpfp_ray.report.tables import MARKS
+from dpfp_ray.results import query
 from dpfp_ray.serve import SERVICE
 from dpfp_ray.serve.asking import LARGEST, PAGE, answer, known_parameters, question
 from dpfp_ray.serve.figures import Figures

@@ -3,14 +3,14 @@
 from typing import Any
 
 from dpfp_ray import __version__
-from dpfp_ray.errors import UserError
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.results.storage import public
 from dpfp_ray.serve import SERVICE
 from dpfp_ray.serve.api import NotThere, problem, routes
 from dpfp_ray.serve.figures import Figures, TrialCurves
 from dpfp_ray.serve.guard import Guard
 from dpfp_ray.serve.pages import error_page, page_routes, wants_page
 from dpfp_ray.serve.snapshot import LiveRecords
-from dpfp_ray.storage import public
 
 
 def build_app(storage: str, digest: str | None = None) -> Any:

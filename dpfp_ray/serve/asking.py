@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from dpfp_ray import query
-from dpfp_ray.errors import UserError
+from dpfp_ray.plan.errors import UserError
 from dpfp_ray.report.runs import Run
+from dpfp_ray.results import query
 from dpfp_ray.serve.snapshot import Snapshot
 
 PAGE, LARGEST = 100, 1000

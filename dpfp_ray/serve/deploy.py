@@ -7,8 +7,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from dpfp_ray.errors import UserError
-from dpfp_ray.serve import LOOPBACK, SERVICE
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.serve import SERVICE
+from dpfp_ray.sweeps.tokens import LOOPBACK
 
 PATIENCE = 120.0  # seconds
 TRIES = 3

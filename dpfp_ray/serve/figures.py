@@ -8,7 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 
-from dpfp_ray.files import to_json
+from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.report.curves import curve_of
 from dpfp_ray.report.figures import all_figures
 from dpfp_ray.report.plots import Drawing, canvas, clean, finish, styles

@@ -14,9 +14,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from dpfp_ray import __version__, bearer
-from dpfp_ray.errors import UserError
-from dpfp_ray.report import verdict
+from dpfp_ray import __version__
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.report import winners
 from dpfp_ray.report.tables import MARKS
 from dpfp_ray.serve.api import NotThere, find, version_facts
 from dpfp_ray.serve.asking import PAGE, Question, answer, known_parameters, question
@@ -24,6 +24,7 @@ from dpfp_ray.serve.figures import Figures, TrialCurves
 from dpfp_ray.serve.guard import COOKIE, SESSION_SECONDS
 from dpfp_ray.serve.snapshot import LiveRecords, Snapshot
 from dpfp_ray.serve.trials import CHOICES, QUERY_NAMES, choices, trial_facts, trials_table
+from dpfp_ray.sweeps import tokens
 
 FOLDER = Path(__file__).parent
 STATIC = {
@@ -49,7 +50,7 @@ def page_routes(
         except UserError as error:
             complaint, asked, found = str(error), Question(), None
         cells = now.cells
-        verdicts = verdict.verdicts(cells)
+        verdicts = winners.verdicts(cells)
         refuted = [run for run in now.runs if run.refuted]
         return page(
             request,
@@ -64,7 +65,7 @@ def page_routes(
             found=found,
             asked=asked,
             table=trials_table(found.runs) if found else None,
-            headline=verdict.headline(verdicts, refuted) if cells else "No finished trial yet",
+            headline=winners.headline(verdicts, refuted) if cells else "No finished trial yet",
             refuted=refuted,
             cards=verdicts[:CARDS],
             counts=_counts(now),
@@ -131,12 +132,12 @@ def page_routes(
             if len(body) > LONGEST_FORM:
                 raise UserError("the form is too long")
         given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip()
-        if digest is None or not bearer.opens(f"Bearer {given}", digest):
+        if digest is None or not tokens.opens(f"Bearer {given}", digest):
             return page(request, "login.html", 401, wrong=True)
         response = RedirectResponse(f"{_base(request)}/", 303)
         response.set_cookie(
             COOKIE,
-            bearer.session(digest, int(time.time()) + SESSION_SECONDS),
+            tokens.session(digest, int(time.time()) + SESSION_SECONDS),
             max_age=SESSION_SECONDS,
             path=f"{_base(request)}/",
             httponly=True,

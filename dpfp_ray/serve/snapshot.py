@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from uuid import uuid4
 
-from dpfp_ray import results
 from dpfp_ray.report.runs import Cell, Run, cells_of, read_runs
-from dpfp_ray.storage import Found
+from dpfp_ray.results import store
+from dpfp_ray.results.storage import Found
 
 # Object stores tell times in seconds: a file that is as young as this may change and look the same.
 YOUNG = 3.0
@@ -27,12 +27,12 @@ class Snapshot:
     broken: Sequence[str] = ()
 
     @cached_property
-    def rows(self) -> list[results.Row]:
+    def rows(self) -> list[store.Row]:
         return [dict(run.row) for run in self.runs]
 
     @cached_property
     def columns(self) -> list[str]:
-        return results.columns(self.rows)
+        return store.columns(self.rows)
 
     @cached_property
     def by_id(self) -> Mapping[str, Run]:
@@ -47,10 +47,10 @@ class Snapshot:
 class _Known:
     modified: float
     firm: bool  # a change would show in `modified`
-    record: results.Record
+    record: store.Record
 
 
-class CachedStore(results.Store):
+class CachedStore(store.Store):
     """A store that keeps what it has read, for as long as the file is the same."""
 
     def __init__(self, location: str) -> None:
@@ -58,7 +58,7 @@ class CachedStore(results.Store):
         self.known: dict[str, _Known] = {}
         self.read_count = self.changes = 0
 
-    def records(self) -> list[results.Record]:
+    def records(self) -> list[store.Record]:
         self._seen: set[str] = set()
         found = super().records()
         for path in set(self.known) - self._seen:
@@ -66,7 +66,7 @@ class CachedStore(results.Store):
             self.changes += 1
         return found
 
-    def _read(self, file: Found) -> results.Record | None:
+    def _read(self, file: Found) -> store.Record | None:
         self._seen.add(file.path)
         known = self.known.get(file.path)
         if known is None or not known.firm or known.modified != file.modified:

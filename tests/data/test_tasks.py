@@ -13,8 +13,8 @@ import pytest
 from dpfp_ray.data import Split, Task, hold_out, public_order, subset
 from dpfp_ray.data.glue import GLUE, PAPER_RECORDS
 from dpfp_ray.data.tasks import load_task, task_from_hub, task_names
-from dpfp_ray.errors import UserError
-from dpfp_ray.plan import Plan
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
 

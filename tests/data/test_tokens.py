@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from dpfp_ray.data import Split
 from dpfp_ray.data import tokens as tokens_module
 from dpfp_ray.data.tokens import TokenTable, tokenise
-from dpfp_ray.errors import UserError
+from dpfp_ray.plan.errors import UserError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(50))]
 

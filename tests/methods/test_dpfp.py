@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from dpfp_ray.data.tokens import TokenTable
-from dpfp_ray.methods.base import Rows, make_method
 from dpfp_ray.methods.dpfp import DpFp, clip_rows
-from dpfp_ray.model import Classifier, trainable_parameters
-from dpfp_ray.plan import Plan
-from dpfp_ray.sampling import PoissonSampler, keyed_generator
-from tests.tiny_runs import tiny_classifier, tiny_data, tiny_plan, tiny_world
+from dpfp_ray.methods.parts.base import Rows, make_method
+from dpfp_ray.models.classifier import Classifier, trainable_parameters
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.sampling import PoissonSampler, keyed_generator
+from tests.support.tiny_runs import tiny_classifier, tiny_data, tiny_plan, tiny_world
 
 SEED = 2**100 + 7
 SIGMA = 0.7

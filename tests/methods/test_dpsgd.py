@@ -17,19 +17,19 @@ from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientCli
 from torch import Tensor
 from torch.nn import functional
 
-from dpfp_ray.comm import SoloComm
 from dpfp_ray.data.tokens import TokenTable
-from dpfp_ray.evaluate import evaluate
-from dpfp_ray.methods import dpsgd, noise
-from dpfp_ray.methods.base import Rows
+from dpfp_ray.methods import dpsgd
 from dpfp_ray.methods.dpsgd import DpSgd, unsplittable
-from dpfp_ray.methods.noise import add_noise
-from dpfp_ray.model import Classifier, trainable_parameters
-from dpfp_ray.plan import Plan
-from dpfp_ray.pretrained import build_classifier, load_tokenizer
-from dpfp_ray.privacy import accounting
-from dpfp_ray.train import Data, State, take, train
-from tests.tiny_models import ENCODERS, TEXTS, build_tiny
+from dpfp_ray.methods.parts.base import Rows
+from dpfp_ray.models.classifier import Classifier, trainable_parameters
+from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy import accounting, noise
+from dpfp_ray.privacy.noise import add_noise
+from dpfp_ray.training.comm import SoloComm
+from dpfp_ray.training.evaluate import evaluate
+from dpfp_ray.training.loop import Data, State, take, train
+from tests.support.tiny_models import ENCODERS, TEXTS, build_tiny
 
 CLIPPINGS = ("ghost", "hooks")
 SHARED = ("mpnet", "deberta-v2")  # have weights that act on a whole batch at once
@@ -306,7 +306,7 @@ def test_hooks_take_fewer_rows_at_once_the_larger_the_model(
 def test_ghost_norms_do_not_depend_on_the_way_they_are_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from dpfp_ray.methods import ghost
+    from dpfp_ray.methods.parts import ghost
 
     generator = torch.Generator().manual_seed(0)
     for length, width in [(3, 40), (40, 3)]:  # Gram matrices; the gradient itself

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 
 from dpfp_ray.methods import moments
-from dpfp_ray.methods.discriminant import ClassStatistics, discriminant
-from dpfp_ray.methods.one_release import add_up, bounded_rows
+from dpfp_ray.methods.parts.discriminant import ClassStatistics, discriminant
+from dpfp_ray.methods.parts.one_release import add_up, bounded_rows
+from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.privacy.calibration import noise_multiplier
-from dpfp_ray.representations import RepresentationTable
-from tests.methods.one_release import (
+from tests.support.one_release import (
     Floats,
     make_plan,
     make_table,

@@ -8,10 +8,10 @@ import torch
 from torch.nn import functional
 
 from dpfp_ray.data.tokens import TokenTable
-from dpfp_ray.methods.base import make_method
 from dpfp_ray.methods.non_private import NonPrivate
+from dpfp_ray.methods.parts.base import make_method
 from tests.methods.test_dpfp import assert_same, gradients, rows_of
-from tests.tiny_runs import tiny_classifier, tiny_data, tiny_plan, tiny_world
+from tests.support.tiny_runs import tiny_classifier, tiny_data, tiny_plan, tiny_world
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 
 from dpfp_ray.methods import release_once
-from dpfp_ray.methods.discriminant import discriminant
-from dpfp_ray.methods.one_release import bounded_rows, release_id
+from dpfp_ray.methods.parts.discriminant import discriminant
+from dpfp_ray.methods.parts.one_release import bounded_rows, release_id
+from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.labels import keep_probability, randomise
-from dpfp_ray.representations import RepresentationTable
-from tests.methods.one_release import Floats, make_plan, make_table, measured_epsilon
+from tests.support.one_release import Floats, make_plan, make_table, measured_epsilon
 
 
 def bounded(h: Floats, scaling: str, clip: float) -> Floats:

@@ -12,19 +12,19 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
-from dpfp_ray.comm import SoloComm
 from dpfp_ray.data import Split
 from dpfp_ray.data.tokens import TokenTable, tokenise
-from dpfp_ray.errors import UserError
-from dpfp_ray.evaluate import evaluate
-from dpfp_ray.methods.base import Rows
+from dpfp_ray.methods.parts.base import Rows
 from dpfp_ray.methods.rgp import HEAD_SHARE, METHOD, Carried, Direct, Rgp, orthonormal
-from dpfp_ray.model import Classifier, trainable_parameters
-from dpfp_ray.plan import Plan
-from dpfp_ray.pretrained import build_classifier, load_tokenizer
-from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.train import Data, train
-from tests.tiny_models import ENCODERS, TEXTS, build_tiny
+from dpfp_ray.models.classifier import Classifier, trainable_parameters
+from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.spending import Ledger
+from dpfp_ray.training.comm import SoloComm
+from dpfp_ray.training.evaluate import evaluate
+from dpfp_ray.training.loop import Data, train
+from tests.support.tiny_models import ENCODERS, TEXTS, build_tiny
 
 LOOSE = 1e9  # a clip that no row reaches
 SEED = 3**80

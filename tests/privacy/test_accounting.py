@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from dpfp_ray.plan import ACCOUNTANTS, Plan
+from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.accounting import (
     Mechanism,

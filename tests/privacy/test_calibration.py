@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.errors import UserError
-from dpfp_ray.plan import Plan
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting, calibration, pld
 from dpfp_ray.privacy.accounting import Mechanism, epsilon
 from dpfp_ray.privacy.calibration import calibrate, noise_multiplier

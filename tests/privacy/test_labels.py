@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dpfp_ray.plan import Plan
+from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.accounting import gdp_delta, gdp_epsilon
 from dpfp_ray.privacy.calibration import noise_multiplier

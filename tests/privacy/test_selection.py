@@ -10,7 +10,7 @@ from dp_accounting import rdp
 from dp_accounting.rdp import rdp_privacy_accountant
 from scipy import stats
 
-from dpfp_ray.errors import UserError
+from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.accounting import gdp_epsilon
 from dpfp_ray.privacy.selection import (
     Selection,

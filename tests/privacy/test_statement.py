@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfp_ray.files import to_json
-from dpfp_ray.plan import Plan
+from dpfp_ray.data.whole_files import to_json
+from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import participation
 from dpfp_ray.privacy.accounting import Mechanism, gdp_delta, gdp_epsilon
 from dpfp_ray.privacy.calibration import noise_multiplier

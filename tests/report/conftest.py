@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpfp_ray.report.page import Report, make_report, write_report
-from tests.report import samples
+from tests.support import samples
 
 COMMAND = "dpfp report runs/compare --output report"
 

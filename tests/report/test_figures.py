@@ -13,7 +13,7 @@ from dpfp_ray.report.heatmap import heat_maps
 from dpfp_ray.report.page import Report
 from dpfp_ray.report.plots import Drawing, short, styles
 from dpfp_ray.report.runs import cells_of, read_runs
-from tests.report import samples
+from tests.support import samples
 
 pytestmark = pytest.mark.slow
 

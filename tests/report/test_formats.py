@@ -11,7 +11,7 @@ import pytest
 
 from dpfp_ray.report.formats import latex_text, markdown_text, to_csv, to_latex, to_markdown
 from dpfp_ray.report.table import Column, Row, Table, number, percent, text
-from tests.report.samples import HOSTILE
+from tests.support.samples import HOSTILE
 
 
 def small(name: str = "sst2", rows: int = 1) -> Table:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.errors import UserError
+from dpfp_ray.plan.errors import UserError
 from dpfp_ray.report.page import MANIFEST, Report, make_report, render, write_report
-from tests.report import samples
+from tests.support import samples
 
 pytestmark = pytest.mark.slow
 

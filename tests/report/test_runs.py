@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from dpfp_ray.report.runs import Budget, budgets_of, cells_of, read_runs
-from tests.report.samples import audited, comparison, failed, sample
+from tests.support.samples import audited, comparison, failed, sample
 
 
 def test_seeds_of_one_setting_are_averaged_with_their_spread() -> None:

@@ -1,10 +1,10 @@
 """The statement's words and numbers reach the report, whatever version wrote them."""
 
-from dpfp_ray.plan import Plan
+from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.statement import render, statement
 from dpfp_ray.report import statements
 from dpfp_ray.report.runs import read_runs
-from tests.report.samples import sample
+from tests.support.samples import sample
 
 
 def test_a_statement_is_worded_by_its_own_module_and_its_numbers_are_found() -> None:

@@ -15,7 +15,7 @@ from dpfp_ray.report.tables import (
     paper_table,
     runs_table,
 )
-from tests.report.samples import audited, comparison, failed, sample, with_statement
+from tests.support.samples import audited, comparison, failed, sample, with_statement
 
 FOUR = ("mnli", "qqp", "qnli", "sst2")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.results import Store
-from tests.ports import free_port
-from tests.report.samples import HOSTILE, everything_small, hostile
+from dpfp_ray.results.store import Store
+from tests.support.ports import free_port
+from tests.support.samples import HOSTILE, everything_small, hostile
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ from urllib.parse import quote
 import pytest
 import requests
 
-from dpfp_ray.results import Store
+from dpfp_ray.results.store import Store
 from dpfp_ray.serve.app import build_app
-from tests.report.samples import HOSTILE
 from tests.serve.conftest import serving
+from tests.support.samples import HOSTILE
 
 HTML = {"Accept": "text/html"}
 

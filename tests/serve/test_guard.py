@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import requests
 
-from dpfp_ray import bearer
-from dpfp_ray.errors import UserError
+from dpfp_ray.plan.errors import UserError
 from dpfp_ray.serve.app import build_app
 from dpfp_ray.serve.deploy import check_exposure
+from dpfp_ray.sweeps import tokens
 from tests.serve.conftest import serving
 
 TOKEN = "a-token-for-tests-0123456789"
@@ -27,7 +27,7 @@ PATHS = (
 
 @pytest.fixture(scope="module")
 def url(storage: Path) -> Iterator[str]:
-    with serving(build_app(str(storage), bearer.digest(TOKEN))) as address:
+    with serving(build_app(str(storage), tokens.digest(TOKEN))) as address:
         yield address
 
 
@@ -42,7 +42,7 @@ def test_without_the_token_there_is_nothing(url: str, path: str, header: str | N
 
 
 def test_the_header_opens(url: str) -> None:
-    answer = requests.get(f"{url}/api/results", headers=bearer.header(TOKEN), timeout=30)
+    answer = requests.get(f"{url}/api/results", headers=tokens.header(TOKEN), timeout=30)
     assert answer.json()["total"] == 86
 
 
@@ -73,7 +73,7 @@ def test_a_browser_is_asked_for_the_token_and_gets_a_cookie_that_is_not_it(url: 
 
 
 def test_a_forged_cookie_opens_nothing(url: str) -> None:
-    for value in ("9999999999.00", bearer.session(bearer.digest("other"), 9_999_999_999), "x"):
+    for value in ("9999999999.00", tokens.session(tokens.digest("other"), 9_999_999_999), "x"):
         answer = requests.get(f"{url}/api/results", cookies={"dpfp_session": value}, timeout=30)
         assert answer.status_code == 401
 
@@ -87,4 +87,4 @@ def test_an_endless_form_is_cut_off(url: str) -> None:
 def test_others_are_let_in_only_with_a_token(host: str) -> None:
     with pytest.raises(UserError, match="set a token first"):
         check_exposure(host, None)
-    check_exposure(host, bearer.digest(TOKEN))
+    check_exposure(host, tokens.digest(TOKEN))

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import requests
 
-from dpfp_ray.cli import main
-from dpfp_ray.errors import UserError
-from dpfp_ray.results import Store
+from dpfp_ray.cli.main import main
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.results.store import Store
 from dpfp_ray.serve import SERVICE, deploy
 from dpfp_ray.serve.app import build_app
-from tests.ports import free_port
-from tests.ray_runs import wait_for
-from tests.report.browser import Browser, find_chromium
-from tests.report.samples import comparison, sample, with_statement
 from tests.serve.conftest import serving
+from tests.support.browser import Browser, find_chromium
+from tests.support.ports import free_port
+from tests.support.ray_runs import wait_for
+from tests.support.samples import comparison, sample, with_statement
 
 CHROMIUM = find_chromium()
 in_browser = pytest.mark.skipif(

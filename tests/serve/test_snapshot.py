@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dpfp_ray.results import Store
+from dpfp_ray.results.store import Store
 from dpfp_ray.serve import snapshot
 from dpfp_ray.serve.snapshot import CachedStore, LiveRecords
-from tests.report.samples import comparison, sample
+from tests.support.samples import comparison, sample
 
 
 def filled(folder: Path) -> Store:
@@ -64,7 +64,7 @@ def test_runs_that_share_a_plan_keep_their_ids_when_read_from_memory(tmp_path: P
         record = sample("x", accuracy=0.5 + number / 10)
         del record["trial"]
         (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "result.json").write_text(snapshot.results.to_json(record))
+        (tmp_path / str(number) / "result.json").write_text(snapshot.store.to_json(record))
     cached = CachedStore(str(tmp_path))
     first = [record["trial"]["id"] for record in cached.records()]
     assert len(set(first)) == 2

@@ -1,0 +1,1 @@
+"""What a trained model leaks, measured: canaries, scores, bounds."""

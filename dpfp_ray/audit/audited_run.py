@@ -1,0 +1,223 @@
+"""The one-run audit: train once with canaries by the ordinary loop, guess who was in, and hold what
+the guesses prove against what the plan states.
+
+DIR/result.json   the ordinary result, and under `audit` the bound and the verdict
+DIR/audit.json    the same `audit` and the two seeds, which repeat it to the bit; owner-only
+DIR/unfinished/   resume.pt while it runs; not in DIR, where `dpfp train` would take it for its own
+
+No weights are kept: a model that was trained on canaries, with seeds on record, is no release.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from dpfp_ray.audit.canaries import FAMILIES, Bools, Canaries, flip_coins, make_canaries
+from dpfp_ray.audit.outcome import judge
+from dpfp_ray.audit.scores import (
+    ACCESS,
+    IN_ONLY,
+    WATCHED,
+    Floats,
+    Trained,
+    score,
+    score_name,
+    snapshot,
+    strongest_family,
+)
+from dpfp_ray.audit.tables import hide_empty, insert
+from dpfp_ray.audit.watch import Watcher
+from dpfp_ray.data import Table, Task
+from dpfp_ray.data.tasks import load_task
+from dpfp_ray.data.tokens import TokenTable
+from dpfp_ray.data.whole_files import read_json, write_json
+from dpfp_ray.models.pretrained import load_tokenizer
+from dpfp_ray.models.representations import RepresentationTable, represent
+from dpfp_ray.plan.errors import UserError, unknown
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.calibration import noise_multiplier
+from dpfp_ray.privacy.sampling import fresh_seed, keyed_generator
+from dpfp_ray.training import run
+from dpfp_ray.training.loop import Data, Reporter, State
+
+AUDIT, UNFINISHED = "audit.json", "unfinished"
+Record = dict[str, Any]
+# Who listens to the run of a plan with a seed, and saves its state in a folder.
+Listen = Callable[[run.Prepared, int, Path], AbstractContextManager[Reporter]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is asked of an audit. `family` None: the one that the plan's method shows most of."""
+
+    canaries: int = 1000
+    family: str | None = None
+    access: str = "white_box"
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        if self.access not in ACCESS:
+            raise UserError(unknown("access", self.access, ACCESS))
+        if self.family not in (None, *FAMILIES):
+            raise UserError(unknown("family", str(self.family), FAMILIES))
+        if not 0.5 <= self.confidence < 1:
+            raise UserError(f"confidence is {self.confidence}; give 0.5 or more, below 1")
+
+    def for_plan(self, plan: Plan) -> "Settings":
+        return replace(self, family=self.family or strongest_family(plan, self.access))
+
+
+@dataclass
+class Audit:
+    """A plan bound to data in which each canary is in or out; ready to be trained."""
+
+    settings: Settings
+    prepared: run.Prepared
+    real: Table
+    canaries: Canaries
+    members: Bools
+    membership_seed: int
+
+    @property
+    def score_name(self) -> str:
+        return score_name(self.prepared.plan, self.canaries.family, self.settings.access)
+
+
+def set_up(plan: Plan, settings: Settings, membership_seed: int, task: Task | None = None) -> Audit:
+    """Load the plan's data, put the canaries in, calibrate. D is the plan's own."""
+    settings = settings.for_plan(plan)
+    task = task or load_task(plan)
+    inputs = run.load_inputs(plan, task)
+    real = inputs.data.train
+    bound = plan.bind(records=len(real), representation=inputs.representation)
+    canaries = make_canaries(
+        str(settings.family), settings.canaries, task, load_tokenizer(plan.model), plan.max_length
+    )
+    if isinstance(real, RepresentationTable):
+        tokens = cast(TokenTable, canaries.table)
+        h = represent(tokens, plan.model, inputs.representation, plan.precision, "canaries")
+        canaries = replace(canaries, table=h)
+    members = flip_coins(len(canaries), membership_seed)
+    train = insert(real, canaries, members, absence(bound))
+    inputs = replace(inputs, data=Data(train, inputs.data.dev))
+    prepared = run.Prepared(bound, inputs, noise_multiplier(bound))
+    return Audit(settings, prepared, real, canaries, members, membership_seed)
+
+
+def absence(plan: Plan) -> str:
+    """What "out" means, see `canaries`."""
+    if plan.one_release and plan.adjacency == "add_remove":
+        return "left_out"
+    return str(plan.adjacency)
+
+
+def conduct(
+    audit: Audit, reporter: Reporter, *, seed: int, state: State | None = None
+) -> tuple[Record, Floats]:
+    """Train by the ordinary loop, score, judge: the record with its `audit`, and the scores."""
+    prepared, plan = audit.prepared, audit.prepared.plan
+    device = run.default_device()
+    model = hide_empty(run.build_model(prepared, seed, device))
+    initial = snapshot(model)
+    watched = np.zeros(0)
+    if audit.score_name == WATCHED:
+        reporter = Watcher(reporter, prepared, model, audit.canaries, state)
+        watched = reporter.evidence
+    record, model = run.run(
+        prepared, reporter, seed=seed, state=state, device=device, model=model, seed_known=True
+    )
+    trained = Trained(prepared, audit.real, audit.canaries, initial, model, seed, watched)
+    scores = score(audit.score_name, trained)
+    verdict = judge(
+        plan,
+        scores,
+        audit.members,
+        confidence=audit.settings.confidence,
+        rng=keyed_generator(audit.membership_seed, "ties", 0),
+        in_only=audit.score_name in IN_ONLY,
+    )
+    record["audit"] = {
+        **verdict,
+        "family": audit.canaries.family,
+        "access": audit.settings.access,
+        "score": audit.score_name,
+        "real_records": plan.D - len(audit.canaries),
+    }
+    record["statement"]["audit"] = record["audit"]
+    return record, scores
+
+
+def audit_in(
+    folder: Path,
+    plan: Plan,
+    settings: Settings,
+    listen: Listen,
+    *,
+    seed: int | None = None,
+    membership_seed: int | None = None,
+    task: Task | None = None,
+    say: Callable[[str], None] = lambda message: None,
+) -> Record:
+    """The audit in `folder`: found finished, continued, or run from the start; its record."""
+    begun = read_json(folder / AUDIT) if (folder / AUDIT).exists() else {}
+    for name, given in (("seed", seed), ("membership_seed", membership_seed)):
+        if begun and given not in (None, begun[name]):
+            raise UserError(f"{folder} holds an audit with another {name}; drop it or --overwrite")
+    seeds = {
+        "seed": begun.get("seed", fresh_seed() if seed is None else seed),
+        "membership_seed": begun.get(
+            "membership_seed", fresh_seed() if membership_seed is None else membership_seed
+        ),
+    }
+    audit = set_up(plan, settings, seeds["membership_seed"], task)
+    prepared = audit.prepared
+    asked = {"plan_hash": prepared.plan.hash, "settings": asdict(audit.settings)}
+    if begun and {key: begun.get(key) for key in asked} != asked:
+        raise UserError(f"{folder} holds another audit; use another --output, or --overwrite")
+    known = run.finished_result(folder, prepared.plan, with_audit=True)
+    if known is not None and not begun:
+        raise UserError(f"{folder} holds a run without canaries; use another --output")
+    if known is not None:
+        say(f"{folder} already holds this audit; --overwrite runs it again")
+        return known
+    scratch = run.make_folder(str(folder / UNFINISHED))
+    state = run.load_state(scratch, prepared.plan)
+    if state is not None:
+        say(f"continuing after step {state['progress']['step']:,} of {prepared.plan.steps:,}")
+    keep(folder, {**asked, **seeds})
+    with listen(prepared, seeds["seed"], scratch) as reporter:
+        record, scores = conduct(audit, reporter, seed=seeds["seed"], state=state)
+    keep(folder, {**record["audit"], **asked, **seeds, **evidence(audit, scores)})
+    run.write_result(folder, record, None, prepared.plan)
+    shutil.rmtree(scratch)
+    return record
+
+
+def evidence(audit: Audit, scores: Floats) -> Record:
+    """Enough to check the guesses by hand."""
+    return {
+        "places": audit.canaries.places.tolist(),
+        "members": audit.members.tolist(),
+        "scores": [float(f"{value:.9g}") for value in scores],
+    }
+
+
+def keep(folder: Path, facts: Record) -> None:
+    """Owner-only from the first byte: with the seeds one could take the noise off again."""
+    before = os.umask(0o077)
+    try:
+        write_json(folder / AUDIT, facts)
+    finally:
+        os.umask(before)
+
+
+def discard(folder: Path) -> None:
+    run.discard(folder)
+    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
+    (folder / AUDIT).unlink(missing_ok=True)

@@ -1,0 +1,85 @@
+"""From scores and coins to a verdict: what the right guesses prove, beside what the plan states."""
+
+from typing import Any
+
+import numpy as np
+
+from dpfp_ray.audit.bounds import guess_grid
+from dpfp_ray.audit.canaries import Bools
+from dpfp_ray.audit.claims import claim_of
+from dpfp_ray.audit.scores import Floats
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.statement import verdict as guarantee
+
+# Where "in" shows for sure but "out" looks like "in and never drawn", only the highest scores are
+# guessed, all of them "in". About half of the canaries are in, and a few of those never drawn.
+IN_ONLY_FRACTIONS = (0.45, 0.4, 0.3, 0.2, 0.1, 0.05)
+
+
+def judge(
+    plan: Plan,
+    scores: Floats,
+    members: Bools,
+    *,
+    confidence: float,
+    rng: np.random.Generator,
+    in_only: bool = False,
+) -> dict[str, Any]:
+    """The bound at `confidence`, corrected for all looks, and `verdict`:
+
+    refuted     the data contradict the stated ε: it is wrong, unless a chance of 1 − confidence
+    consistent  they do not. This proves nothing; `ceiling` is the most that could have been shown
+    no claim    the method states no ε
+    """
+    claim = claim_of(plan)
+    m, counts = len(scores), count_correct(scores, members, rng, in_only)
+    each = 1 - (1 - confidence) / len(counts)
+    # The share of right guesses decides between looks that show nothing.
+    bounds = [(claim.bound(m, r, v, each), v / r, r, v) for r, v in counts]
+    epsilon, _, guesses, correct = max(bounds)
+    verdict = "consistent"
+    if plan.epsilon is None:
+        verdict = "no claim"
+    elif any(claim.refuted(m, r, v, each) for r, v in counts):
+        verdict = "refuted"
+    return {
+        "verdict": verdict,
+        "epsilon": epsilon,
+        "stated_epsilon": plan.epsilon,
+        "guesses": guesses,
+        "correct": correct,
+        "canaries": m,
+        "canaries_in": int(members.sum()),
+        "confidence": confidence,
+        "looks": len(counts),
+        "ceiling": max(claim.bound(m, r, r, each) for r, _ in counts),
+        "delta": claim.delta,
+        "accountant": plan.accountant if plan.private else None,
+        "adjacency": plan.adjacency,
+        "guarantee": guarantee(plan),
+        "claim": claim.kind,
+    }
+
+
+def count_correct(
+    scores: Floats, members: Bools, rng: np.random.Generator, in_only: bool
+) -> list[tuple[int, int]]:
+    """(guesses, correct) for numbers of guesses that depend on m alone.
+
+    Half of the guesses say "in" (the highest scores), half "out" (the lowest), or with `in_only`
+    all say "in". Ties fall in an order drawn from `rng`, without regard to membership.
+    """
+    if np.isnan(scores).any():
+        raise ValueError("scores must not contain NaN")
+    m = len(scores)
+    shuffled = rng.permutation(m)
+    was_in = members[shuffled[np.argsort(scores[shuffled], kind="stable")]]
+    grid = guess_grid(m)
+    if in_only:
+        grid = tuple(sorted({max(1, int(m * fraction)) for fraction in IN_ONLY_FRACTIONS}))
+    found = []
+    for guesses in grid:
+        lowest = 0 if in_only else guesses // 2
+        right = np.sum(~was_in[:lowest]) + np.sum(was_in[m - (guesses - lowest) :])
+        found.append((guesses, int(right)))
+    return found

@@ -1,0 +1,222 @@
+"""How much a trained model looks as if a canary had been in: one number each, higher means "in".
+
+Which score is used follows from plan, family and access, never from how well it does. A score may
+use all that the auditor knows: the records, the canaries, the initial weights; not the coins.
+
+    loss            black box: by how much training lowered the canary's loss
+    row_movement    white box: how far the word-embedding row moved that only this canary has. Exact
+                    where gradients get no noise: such a row stays unless its canary was drawn
+    row_releases    white box: what all noisy gradients together say of that row, for a method that
+                    puts noise on every row (`watch`)
+    alignment       white box: how far all weights moved against the canary's gradient
+    released_row, released_moments    the release itself, see `release_scores`
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dpfp_ray.audit.canaries import Canaries
+from dpfp_ray.data import Table
+from dpfp_ray.data.batches import PART_COST, cut
+from dpfp_ray.models.classifier import Classifier, trainable_parameters
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.training.run import Prepared
+
+ACCESS = ("black_box", "white_box")
+WATCHED = "row_releases"  # the one score that is gathered while training goes on
+# A row that moved had its canary in; one that did not may have a canary that was never drawn.
+IN_ONLY = ("row_movement",)
+ROWS = 128  # in memory at once, with gradients
+# A step along the movement that is small for the weights and large for fp32.
+PROBE_LENGTH = 0.01
+
+Floats = npt.NDArray[np.float64]
+Weights = dict[str, Tensor]
+
+
+def trains_embeddings(plan: Plan) -> bool:
+    """RGP trains linear layers only; a frozen encoder has nothing to show but its head."""
+    return plan.scope == "all" and plan.method != "rgp" and not plan.one_release
+
+
+def strongest_family(plan: Plan, access: str) -> str:
+    """A token of its own gives a canary a weight of its own; where none trains, diverse texts."""
+    return "unused_token" if access == "white_box" and trains_embeddings(plan) else "mislabelled"
+
+
+def score_name(plan: Plan, family: str, access: str) -> str:
+    """The strongest score there is for this access."""
+    if access == "black_box":
+        return "loss"
+    if plan.one_release:
+        return {"release_once": "released_row", "moments": "released_moments"}[plan.mode]
+    if family == "unused_token" and trains_embeddings(plan):
+        return WATCHED if plan.method == "dpsgd" else "row_movement"
+    return "alignment"
+
+
+def snapshot(model: Classifier) -> Weights:
+    """A copy of the weights that training may change; taken before it does."""
+    return {name: p.detach().clone() for name, p in trainable_parameters(model)}
+
+
+@dataclass
+class Trained:
+    """What the auditor has when training is over. `real` is the training set without canaries.
+
+    `seed` is there because a release is not stored: it is a function of the seed, made again.
+    `watched` is what was seen while training went on, if anybody looked.
+    """
+
+    prepared: Prepared
+    real: Table
+    canaries: Canaries
+    initial: Weights
+    model: Classifier
+    seed: int
+    watched: Floats
+
+    @property
+    def plan(self) -> Plan:
+        return self.prepared.plan
+
+
+def score(name: str, trained: Trained) -> Floats:
+    """Scores of all canaries; leaves the model's weights as they are."""
+    from dpfp_ray.audit.release_scores import released_moments, released_row
+
+    scorers: dict[str, Callable[[Trained], Floats]] = {
+        "loss": loss_reduction,
+        "row_movement": row_movement,
+        WATCHED: lambda trained: trained.watched,
+        "alignment": alignment,
+        "released_row": released_row,
+        "released_moments": released_moments,
+    }
+    trained.model.eval()
+    return scorers[name](trained)
+
+
+def loss_reduction(trained: Trained) -> Floats:
+    """The initial loss tells how hard the canary is by itself; what is left is training's doing."""
+    model, table = trained.model, trained.canaries.table
+    after = losses(model, table)
+    if trained.plan.one_release:  # the head is solved, not trained: its random start says nothing
+        return centred(-after, table.labels)
+    with weights_of(model, trained.initial):
+        return centred(losses(model, table) - after, table.labels)
+
+
+def row_movement(trained: Trained) -> Floats:
+    return row_changes(trained).norm(dim=1).numpy()
+
+
+def alignment(trained: Trained) -> Floats:
+    """−⟨θ_T − θ_0, ∇ℓ(θ_0)⟩ for each canary's loss ℓ, as a central difference along θ_T − θ_0.
+
+    Two forward passes for all canaries together; a gradient each would take a model's memory each.
+    Unlike the loss itself it is linear in the movement, so noise does not distort it.
+    """
+    model, initial, table = trained.model, trained.initial, trained.canaries.table
+    final = snapshot(model)
+    moved = {name: weight - initial[name] for name, weight in final.items()}
+    size = math.sqrt(sum(float(m.double().square().sum()) for m in moved.values()))
+    if size == 0:
+        return np.zeros(len(table))
+    scale = math.sqrt(sum(float(w.double().square().sum()) for w in final.values()))
+    step = PROBE_LENGTH * scale / size
+    sides = []
+    for sign in (1, -1):
+        shifted = {name: initial[name] + sign * step * moved[name] for name in moved}
+        with weights_of(model, shifted):
+            sides.append(losses(model, table))
+    return centred((sides[1] - sides[0]) / (2 * step), table.labels)
+
+
+def centred(scores: Floats, labels: npt.NDArray[np.int64]) -> Floats:
+    """Scores less their class's median: training moves a whole class at once, in or out."""
+    medians = {label: np.median(scores[labels == label]) for label in np.unique(labels)}
+    return scores - np.array([medians[label] for label in labels])
+
+
+def row_changes(trained: Trained) -> Tensor:
+    """What training did to each canary's word-embedding row, besides weight decay."""
+    name, weight = word_embedding(trained.model)
+    rows = own_tokens(trained.canaries)
+    decayed = trained.initial[name][rows].double() * decay(trained.plan)
+    return (weight.detach()[rows].double() - decayed).cpu()
+
+
+def row_gradients(model: Classifier, canaries: Canaries) -> Tensor:
+    """Each canary's gradient in its own row: no other canary reaches it, so one pass gives many."""
+    _, weight = word_embedding(model)
+    rows = own_tokens(canaries)
+    found = torch.zeros(len(canaries), weight.shape[1], dtype=torch.float64)
+    for part in cut(canaries.table.lengths, ROWS, PART_COST[weight.device.type]):
+        logits, labels = forward(model, canaries.table, part)
+        loss = functional.cross_entropy(logits, labels, reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, [weight])
+        found[part] = gradient[rows[part]].double().cpu()
+    return found
+
+
+def decay(plan: Plan) -> float:
+    """What AdamW's weight decay alone leaves of a weight that never gets a gradient."""
+    strength = (plan.learning_rate or 0.0) * (plan.weight_decay or 0.0)
+    rates = 1 - np.arange(plan.steps) / plan.steps if plan.schedule == "linear" else 1.0
+    return float(np.prod(1 - strength * np.broadcast_to(rates, plan.steps)))
+
+
+def word_embedding(model: Classifier) -> tuple[str, Tensor]:
+    """The name and the weight of the table that token ids are looked up in."""
+    encoder: Any = model.encoder
+    weight = encoder.get_input_embeddings().weight
+    for name, parameter in trainable_parameters(model):
+        if parameter is weight:
+            return name, parameter
+    raise UserError("the word embeddings are not trained; use --family mislabelled")
+
+
+def own_tokens(canaries: Canaries) -> Tensor:
+    assert canaries.tokens is not None, "only unused-token canaries have a row of their own"
+    return torch.from_numpy(canaries.tokens)
+
+
+@torch.no_grad()
+def losses(model: Classifier, table: Table) -> Floats:
+    """Every row's own loss, without clipping and noise."""
+    device = next(model.parameters()).device
+    found = np.empty(len(table))
+    for part in cut(table.lengths, ROWS, PART_COST[device.type]):
+        logits, labels = forward(model, table, part)
+        each = functional.cross_entropy(logits.double(), labels, reduction="none")
+        found[part] = each.cpu().numpy()
+    return found
+
+
+def forward(model: Classifier, table: Table, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    device = next(model.parameters()).device
+    batch = {name: tensor.to(device) for name, tensor in table.collate(rows).items()}
+    labels = torch.from_numpy(np.asarray(table.labels)[rows]).to(device)
+    return model(batch), labels
+
+
+@contextmanager
+def weights_of(model: Classifier, weights: Weights) -> Iterator[None]:
+    """In here `model` has other weights."""
+    kept = snapshot(model)
+    try:
+        model.load_state_dict({name: weights[name] for name in kept}, strict=False)
+        yield
+    finally:
+        model.load_state_dict(kept, strict=False)

@@ -1,0 +1,112 @@
+"""Measure what a trained model leaks, and hold it against the stated ε.
+
+Examples:
+
+  dpfp audit --task demo --method dpfp --epsilon 3 --canaries 1000 --output runs/audit-dpfp
+  dpfp audit --task demo --method dpsgd --family mislabelled --access black_box --output runs/audit
+
+Canaries take the places of so many records, each is in or out by a fair coin, the model is trained
+once by the ordinary loop, and the coins are guessed from it. The bound is what the right guesses
+prove, at the given confidence. `refuted`: the stated ε is wrong. `consistent`: this audit found no
+contradiction, which proves nothing. See docs/auditing.md.
+
+Stop it with Ctrl-C at any time: the same command continues. The model is not kept.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from dpfp_ray.cli.options import add_plan_flags, add_seed_flags, plan_from
+from dpfp_ray.data.whole_files import to_json
+
+FAMILIES = ("mislabelled", "unused_token")
+ACCESS = ("black_box", "white_box")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("audit")
+    group.add_argument("--canaries", type=int, default=1000, metavar="N", help="default: 1000")
+    group.add_argument(
+        "--family", choices=FAMILIES, help="kind of canary (default: the method's most telling)"
+    )
+    group.add_argument(
+        "--access",
+        choices=ACCESS,
+        default="white_box",
+        help="what the auditor sees: the model's outputs, or all that is released (the default)",
+    )
+    group.add_argument("--confidence", type=float, default=0.95, metavar="X", help="default: 0.95")
+    group.add_argument("--membership-seed", type=int, help="fix the canaries' coins, for tests")
+    group.add_argument("--output", metavar="DIR", required=True, help="folder for the result")
+    group.add_argument("--overwrite", action="store_true", help="discard what is in DIR")
+    group.add_argument("--json", action="store_true", help="print the audit as one JSON object")
+    add_plan_flags(parser)
+    add_seed_flags(parser)
+
+
+def command(arguments: argparse.Namespace) -> int:
+    plan = plan_from(arguments)
+
+    from dpfp_ray.audit import audited_run
+    from dpfp_ray.data.terminal import stderr
+    from dpfp_ray.training import run
+    from dpfp_ray.training.console import ConsoleReporter, Interrupted
+    from dpfp_ray.training.threads import use_threads
+
+    settings = audited_run.Settings(
+        arguments.canaries, arguments.family, arguments.access, arguments.confidence
+    )
+    use_threads(arguments.threads)
+    folder = run.make_folder(arguments.output)
+    if arguments.overwrite:
+        audited_run.discard(folder)
+
+    def listen(prepared: run.Prepared, seed: int, scratch: Path) -> ConsoleReporter:
+        noise, label = prepared.noise_multiplier, f"audit {plan.method}"
+        return ConsoleReporter(prepared.plan, noise, label, scratch, seed, seed_known=True)
+
+    try:
+        record = audited_run.audit_in(
+            folder,
+            plan,
+            settings,
+            listen,
+            seed=arguments.seed,
+            membership_seed=arguments.membership_seed,
+            say=lambda message: stderr.print(message, markup=False),
+        )
+    except Interrupted:
+        stderr.print(f"stopped; saved in {folder}. The same command continues it.", markup=False)
+        return 130
+    if arguments.json:
+        print(to_json(record["audit"]))
+    else:
+        show(record)
+    return 0
+
+
+def show(record: dict[str, Any]) -> None:
+    from dpfp_ray.data.terminal import stdout
+
+    plan, audit = record["plan"], record["audit"]
+    colour = {"refuted": "bold red", "consistent": "green"}.get(audit["verdict"], "yellow")
+    method = plan["method"] + (f" {plan['mode']}" if plan["method"] == "dpfp" else "")
+    stdout.print(
+        f"\n[bold]{method} on {plan['task']}[/bold]: {audit['correct']} of {audit['guesses']} "
+        f"guesses right, {audit['canaries']} canaries "
+        f"({audit['family']}, {audit['access']}: {audit['score']})"
+    )
+    stdout.print(
+        f"ε ≥ {audit['epsilon']:.3f} at {audit['confidence']:.0%} confidence, δ = "
+        f"{audit['delta']:.3g}; the most that this audit could show is {audit['ceiling']:.2f}"
+    )
+    stated = audit["stated_epsilon"]
+    if stated is not None:
+        stdout.print(
+            f"stated: ε = {stated:g} ({audit['guarantee']}, {audit['accountant']}, "
+            f"{audit['adjacency']})"
+        )
+    stdout.print(f"verdict: [{colour}]{audit['verdict']}[/{colour}]")
+    if stated is not None and audit["ceiling"] <= stated:
+        stdout.print("no outcome could have refuted this ε; more canaries would help")

@@ -1,0 +1,81 @@
+"""`dpfp VERB --flag value`: parses, dispatches, and turns a user's mistake into one line.
+
+Results go to stdout, progress to stderr. Bad input exits with 2, an interrupted run with 130.
+"""
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from dpfp_ray import __version__
+from dpfp_ray.plan.errors import UserError
+
+VERBS = {
+    "calibrate": "the noise that a privacy budget asks for, without any data",
+    "train": "one run: one method, one budget, one task",
+    "compare": "several methods at equal ε on one task, and one table",
+    "results": "query the records of runs, comparisons and sweeps",
+    "report": "tables, figures and one page to publish, from any number of results",
+    "audit": "measure what a trained model leaks, and hold it against the stated ε",
+    "sweep": "explore hyperparameters under one privacy budget, on Ray",
+    "submit": "run any of these on a Ray cluster, as a job",
+    "serve": "live results: a page and a JSON API, on Ray Serve",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with errors in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="dpfp", description="Differentially private fine-tuning, measured honestly."
+    )
+    parser.add_argument("--version", action="version", version=f"dpfp-ray {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb, summary in VERBS.items():
+        module = import_module(f"dpfp_ray.cli.{verb}")
+        sub = verbs.add_parser(
+            verb,
+            help=summary,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(sub)
+        sub.set_defaults(command=module.command)
+    return parser
+
+
+def show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """One line, without the file and line of our code that Python would show."""
+    print(f"dpfp: warning: {message}", file=sys.stderr)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = build_parser().parse_args(argv)
+    warnings.showwarning = show_warning
+    try:
+        code = int(arguments.command(arguments) or 0)
+        sys.stdout.flush()  # a closed pipe shows here, not when Python exits
+        return code
+    except UserError as error:
+        print(f"dpfp: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `dpfp … | head`: nobody reads on, and that is fine
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("dpfp: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,196 @@
+"""Query the results of runs, compares and sweeps: which trials, in what order, which columns.
+
+Examples:
+
+  dpfp results runs
+  dpfp results runs/sweep --where "method == 'dpfp' and epsilon <= 3" --sort accuracy --limit 10
+  dpfp results runs --where "task in ['sst2', 'demo'] and not (accuracy < 0.6 or scope == 'head')"
+  dpfp results s3://bucket/sweep --where "error is not None" --columns id,node,error
+  dpfp results runs --columns id,B,M,C,lr,accuracy --csv > trials.csv
+  dpfp results --address http://head:8265 --where "status == 'running'"
+
+--address asks a running `dpfp serve`, given its own address or that of the cluster's dashboard.
+
+--where knows the columns, numbers, 'text', lists, None, == != < <= > >= in, is None, and, or, not.
+An order (<, >=, …) with a missing value is false. B, M, C, E and lr name their columns.
+
+--sort takes columns with commas between. A plain name puts the best first for accuracy and
+examples_per_second, else the smallest; +name is ascending, -name descending (--sort=-epsilon).
+Trials without a value come last.
+
+epsilon is the budget; epsilon_gdp, epsilon_rdp and epsilon_pld are what was spent, by each
+accountant.
+"""
+
+import argparse
+import sys
+import textwrap
+import warnings
+from typing import Any
+
+from dpfp_ray.data.whole_files import to_json
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.results import query
+from dpfp_ray.results import store as results
+
+SHOWN = (
+    *("id", "status", "method", "mode", "task", "epsilon", "accuracy"),
+    *("batch_size", "micro_batches", "clip", "learning_rate", "examples_per_second"),
+)
+HEADERS = {
+    "epsilon": "ε",
+    "batch_size": "B",
+    "micro_batches": "M",
+    "clip": "C",
+    "learning_rate": "lr",
+    "examples_per_second": "ex/s",
+    "peak_memory_bytes": "peak MiB",
+    "train_seconds": "train s",
+    "delta": "δ",
+    "sigma": "σ",
+    "noise_multiplier": "σ/C",
+}
+WIDTH, NARROWEST = 100, 80  # of a page: in a file or pipe, and on the smallest terminal
+NOMINAL = (
+    "† nominal ε: what the paper's accounting says; it is no guarantee for this mode "
+    "(docs/privacy.md)"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    names = f"columns: {', '.join(results.COLUMNS)}, and accuracy_SPLIT for each dev split"
+    parser.epilog = textwrap.fill(names, width=98)
+    parser.add_argument(
+        "location", nargs="?", metavar="DIR_OR_URI", help="a folder, s3://, gs:// or file://"
+    )
+    parser.add_argument(
+        "--address", metavar="URL", help="ask the service there, such as http://head:8265"
+    )
+    parser.add_argument(
+        "--token-file", metavar="FILE", help="holds the service's token; or set DPFP_TOKEN"
+    )
+    parser.add_argument("--where", metavar="CONDITION", help="only the trials for which it holds")
+    parser.add_argument("--sort", metavar="COLUMNS", help="e.g. accuracy, or task,-epsilon")
+    parser.add_argument("--columns", metavar="COLUMNS", help="e.g. id,accuracy,lr")
+    parser.add_argument("--limit", metavar="N", help="at most N trials")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print a list, one object per trial")
+    form.add_argument("--csv", action="store_true", help="print comma-separated values")
+
+
+def command(arguments: argparse.Namespace) -> int:
+    limit = _limit(arguments.limit)
+    if (arguments.location is None) == (arguments.address is None):
+        raise UserError("give either a folder or URI, or --address of a running service")
+    if arguments.address is not None:
+        from dpfp_ray.serve import client
+        from dpfp_ray.sweeps import tokens
+
+        token = tokens.read_token(arguments.token_file)
+        where, sort = arguments.where, arguments.sort
+        found, known, total = client.ask(arguments.address, token, where, sort, limit)
+    else:
+        rows = load(arguments.location)
+        known = results.columns(rows)
+        found = query.filter_rows(rows, arguments.where, known)
+        found = query.sort_rows(found, arguments.sort, known)
+        total, found = len(found), found[:limit]
+    chosen = (
+        query.select_columns(arguments.columns, known) if arguments.columns is not None else None
+    )
+
+    if arguments.json:
+        print(to_json([{name: row.get(name) for name in chosen or known} for row in found]))
+    elif arguments.csv:
+        print(results.to_csv(found, chosen or known), end="")
+    elif found:
+        show(found, chosen)
+    if total == 0:
+        print("no trial matches", file=sys.stderr)
+    elif len(found) < total:
+        print(f"{len(found):,} of {total:,} trials", file=sys.stderr)
+    return 0
+
+
+def load(location: str) -> list[results.Row]:
+    """The flat rows at `location`; a place without any is a mistake worth saying."""
+    store = results.Store(location)
+    if not store.exists():
+        raise UserError(f"there is no folder {store.name}; give the --output of a run or sweep")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rows = store.rows()
+    for warning in caught:
+        print(f"dpfp: {warning.message}", file=sys.stderr)
+    if not rows:
+        raise UserError(f"{store.name} holds no records; give the --output of a run or sweep")
+    return rows
+
+
+def show(rows: list[results.Row], chosen: list[str] | None) -> None:
+    """One table; it never grows beyond the page unless the columns were asked for by name."""
+    from rich.measure import Measurement
+    from rich.table import Table
+    from rich.text import Text
+
+    from dpfp_ray.data.terminal import print_table, stdout
+
+    names = chosen or [
+        n for n in SHOWN if any(row.get(n) not in (None, "finished") for row in rows)
+    ]
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for name in names:
+        number = results.COLUMNS.get(name, float) is not str
+        table.add_column(
+            Text(_printable(HEADERS.get(name, name))),
+            justify="right" if number else "left",
+            no_wrap=number,
+            overflow="fold",
+        )
+    for row in rows:
+        refuted = row.get("verdict") == "refuted"
+        # Text, not str: a task called "[red]" is a name and no markup.
+        cells = [Text(_cell(row, name)) for name in names]
+        table.add_row(*cells, style="red" if refuted else None)
+    # Columns asked for by name are never cut off, whatever the width; the default ones fit a page.
+    everything = stdout.options.update(width=10_000)
+    needed = Measurement.get(stdout, everything, table).maximum
+    page = max(stdout.width, NARROWEST) if stdout.is_terminal else WIDTH
+    print_table(table, max(needed, page) if chosen else page)
+    if any("†" in _cell(row, name) for row in rows for name in names):
+        stdout.print(NOMINAL)
+
+
+def _cell(row: results.Row, name: str) -> str:
+    value = row.get(name)
+    if value is None:
+        return "—"
+    mark = "†" if name.startswith("epsilon") and row.get("guarantee") == "nominal" else ""
+    return _printable(_formatted(value, name)) + mark
+
+
+def _formatted(value: Any, name: str) -> str:
+    if isinstance(value, str):
+        return value
+    if name.startswith("accuracy"):
+        return f"{value:.4f}"
+    if name == "peak_memory_bytes":
+        return f"{value / 2**20:,.0f}"
+    if name == "examples_per_second":
+        return f"{value:,.0f}"
+    if name == "train_seconds":
+        return f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _printable(text: str) -> str:
+    """Names and errors come from data and other machines: no control codes reach the terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _limit(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise UserError(f"limit is {text!r}; give a whole number of 1 or more")
+    return int(text)

@@ -1,0 +1,257 @@
+"""Rows of the user's files: TSV, CSV, Parquet and JSONL behind one interface that knows where every
+row stands, so that each complaint can name the file, the line and the fix.
+
+A line ends at `\\n` (or `\\r\\n`) and nowhere else: Python's own `splitlines` would also cut at
+U+2028, U+0085, `\\x0b` and others, which real texts contain.
+"""
+
+import csv
+import difflib
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dpfp_ray.plan.errors import UserError
+
+# The order is also the preference when a folder holds the same split in several formats.
+TSV, CSV = (".tsv", ".tab", ".txt"), (".csv",)
+JSONL, PARQUET = (".jsonl", ".ndjson", ".json"), (".parquet", ".pq")
+SUFFIXES = (*TSV, *CSV, *JSONL, *PARQUET)
+
+
+class Row(NamedTuple):
+    """The wanted fields of one row, or what is wrong with it."""
+
+    line: int
+    fields: list[Any]
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A file with named columns. `rows(wanted)` reads it from the start, wanted columns only.
+
+    `unit` is "line" for text files (1-based, the header is line 1) and "row" for Parquet
+    (1-based, there are no lines to look at).
+    """
+
+    path: Path
+    columns: tuple[str, ...]
+    rows: Callable[[Sequence[int]], Iterator[Row]]
+    unit: str = "line"
+
+    @property
+    def header(self) -> str:
+        """Where the column names stand, for messages about them."""
+        named_in_line_1 = self.path.suffix.lower() in (*TSV, *CSV)
+        return f"{self.path}: line 1" if named_in_line_1 else f"{self.path}"
+
+    def listed(self) -> str:
+        return "the columns are " + ", ".join(shorten(name) for name in self.columns[:40])
+
+
+def open_table(path: Path, names: tuple[str, ...] | None = None) -> Table:
+    """The file's columns, known before its rows are read. `names` are for a file without header."""
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UserError(f"{path}: unknown file type {suffix!r}; use one of {', '.join(SUFFIXES)}")
+    if not path.is_file():
+        what = "is a folder, not a file" if path.is_dir() else "there is no such file"
+        raise UserError(f"{path}: {what}; check the path")
+    try:
+        if path.stat().st_size == 0:
+            raise UserError(f"{path}: the file is empty; give one with a header and rows")
+        if suffix in PARQUET:
+            return _open_parquet(path)
+        if suffix in JSONL:
+            return _open_jsonl(path)
+        return _open_delimited(path, _split_csv if suffix in CSV else _split_tsv, names)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def shorten(value: object, limit: int = 60) -> str:
+    """A value as it appears in messages: quoted, on one line, never long."""
+    shown = repr(value)
+    return shown if len(shown) <= limit else f"{shown[: limit - 2]}…{shown[-1]}"
+
+
+@dataclass
+class BadRows:
+    """What happens to rows that cannot be used: the first is an error, or all are counted."""
+
+    table: Table
+    skip: bool
+    found: list[str] = field(default_factory=list)
+
+    def add(self, line: int, what: str) -> None:
+        place = f"{self.table.path}: {self.table.unit} {line}: {what}"
+        if not self.skip:
+            raise UserError(f"{place}; correct the row, or pass --bad-rows skip")
+        self.found.append(place)
+
+    def warn(self, kept: int) -> None:
+        """Say once per file how much was left out; nothing left is an error in any case."""
+        if not self.found:
+            return
+        if not kept:
+            raise UserError(f"{self.found[0]}; no usable row is left (all {len(self.found)} bad)")
+        warnings.warn(
+            f"{len(self.found)} of {kept + len(self.found)} rows skipped; the first: "
+            f"{self.found[0]}",
+            stacklevel=2,
+        )
+
+
+def find_column(table: Table, wanted: str, flag: str) -> int:
+    """The column that the user named: exactly, else ignoring case."""
+    for same in (str, str.casefold):
+        hits = [i for i, name in enumerate(table.columns) if same(name) == same(wanted)]
+        if len(hits) == 1:
+            return hits[0]
+        if hits:
+            raise UserError(
+                f"{table.header}: {len(hits)} columns are called {wanted!r}; rename all but one"
+            )
+    nearest = difflib.get_close_matches(wanted, table.columns, n=1)
+    hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+    raise UserError(
+        f"{table.header}: no column {wanted!r}{hint}; {table.listed()}; give another {flag}"
+    )
+
+
+def _decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(number, text without its line end); bytes that are not UTF-8 name their line."""
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            if number == 1:
+                raw = raw.removeprefix(b"\xef\xbb\xbf")
+            try:
+                text = raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{path}: line {number}: byte {error.start + 1} is not UTF-8; "
+                    f"convert it, e.g. iconv -f latin1 -t utf-8"
+                ) from None
+            yield number, text.removesuffix("\n").removesuffix("\r")
+
+
+def _split_tsv(path: Path) -> Iterator[Row]:
+    """Quotes are literal, as in GLUE: a lone one must not swallow the lines after it."""
+    for number, text in _decoded_lines(path):
+        if text:
+            yield Row(number, text.split("\t"))
+
+
+def _split_csv(path: Path) -> Iterator[Row]:
+    """Ordinary quoting; a quoted field may run over lines, the row is named by its first."""
+    reader = csv.reader((text + "\n" for _, text in _decoded_lines(path)), strict=True)
+    while True:
+        first = reader.line_num + 1
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if reader.line_num > first or "end of data" in str(error):
+                # Skipping here would lose an unknown number of rows, so it is never a bad row.
+                raise UserError(
+                    f"{path}: line {first}: a quote that opens here is not closed properly "
+                    f"({error}); write a quote inside a quoted field as two"
+                ) from None
+            yield Row(first, [], f"not valid CSV ({error})")
+            continue
+        if fields:
+            yield Row(first, fields)
+
+
+def _open_delimited(
+    path: Path, split: Callable[[Path], Iterator[Row]], names: tuple[str, ...] | None
+) -> Table:
+    header = next(split(path), None)
+    if header is None:
+        raise UserError(f"{path}: the file is empty; give one with a header and rows")
+    if header.problem:
+        raise UserError(f"{path}: line {header.line}: {header.problem}; correct the header")
+    columns = names or tuple(name.strip() for name in header.fields)
+    first_row = header.line if names else header.line + 1
+
+    def rows(wanted: Sequence[int]) -> Iterator[Row]:
+        for row in split(path):
+            if row.line < first_row:
+                continue
+            if row.problem:
+                yield row
+            elif len(row.fields) != len(columns):
+                yield Row(row.line, [], f"{len(row.fields)} fields, expected {len(columns)}")
+            else:
+                yield Row(row.line, [row.fields[i] for i in wanted])
+
+    return Table(path, columns, rows)
+
+
+def _open_jsonl(path: Path) -> Table:
+    parsed = [_parse_json(number, text) for number, text in _decoded_lines(path) if text.strip()]
+    # Keys may be left out of single rows, so no one row can say what the columns are.
+    columns = tuple(dict.fromkeys(key for _, value, _ in parsed for key in value))
+    if not columns:
+        line, _, problem = parsed[0] if parsed else (1, {}, "no rows")
+        raise UserError(
+            f"{path}: line {line}: {problem or 'no keys'}; give one JSON object in each line"
+        )
+
+    def rows(wanted: Sequence[int]) -> Iterator[Row]:
+        for line, value, problem in parsed:
+            yield Row(line, [value.get(columns[i]) for i in wanted], problem)
+
+    return Table(path, columns, rows)
+
+
+def _parse_json(number: int, text: str) -> tuple[int, dict[str, Any], str]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return number, {}, f"not valid JSON ({error})"
+    if not isinstance(value, dict):
+        return number, {}, f"{shorten(value)} is not a JSON object"
+    return number, value, ""
+
+
+def _open_parquet(path: Path) -> Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        names = tuple(pq.read_schema(path).names)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: not a readable Parquet file ({shorten(str(error))})") from None
+
+    def rows(wanted: Sequence[int]) -> Iterator[Row]:
+        try:
+            with pq.ParquetFile(path) as file:
+                table = file.read(columns=[names[i] for i in wanted])
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{path}: damaged Parquet file ({shorten(str(error))})") from None
+        columns = [table.column(names[i]).to_pylist() for i in wanted]
+        for number, fields in enumerate(zip(*columns, strict=True), start=1):
+            yield Row(number, list(fields))
+
+    return Table(path, names, rows, unit="row")
+
+
+def text_problem(value: object, column: str) -> str:
+    """Why a value cannot be trained on as text; empty if it can."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return f"no {column!r}"
+    if not isinstance(value, str):
+        return f"{column!r} is {shorten(value)}, which is not text"
+    if not value.strip():
+        return f"empty {column!r}"
+    # JSON can spell half a surrogate pair, which no tokenizer takes.
+    if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+        return f"{column!r} is not valid Unicode ({shorten(value)})"
+    return ""

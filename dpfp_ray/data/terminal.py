@@ -1,0 +1,41 @@
+"""The two streams: results on stdout, everything for the person who waits on stderr."""
+
+import os
+import re
+from typing import IO, Any, cast
+
+from rich.console import Console
+
+JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it, and RAY_ADDRESS, for whatever a job runs
+KEPT = "\u00a0"  # a space that HTML does not fold
+
+
+class PipeConsole(Console):
+    """Leaves a closed pipe to `cli.main`; rich would exit with 1 at once."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+stdout = PipeConsole(soft_wrap=True, highlight=False)
+stderr = PipeConsole(stderr=True, soft_wrap=True, highlight=False)
+
+
+class _KeptSpaces:
+    """A stream whose columns stay columns in the Ray dashboard's log viewer."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self.file = file
+
+    def write(self, text: str) -> int:
+        text = re.sub(r" +$", "", text, flags=re.MULTILINE)
+        return self.file.write(re.sub(" {2,}", lambda run: KEPT * len(run[0]), text))
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def print_table(table: Any, width: int) -> None:
+    """A table on stdout, of this width even where the terminal is narrower."""
+    file = cast(IO[str], _KeptSpaces(stdout.file)) if JOB in os.environ else stdout.file
+    Console(file=file, width=width, highlight=False).print(table)

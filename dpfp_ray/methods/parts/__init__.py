@@ -1,0 +1,1 @@
+"""What several methods share: the interface, clipping, closed-form heads."""

@@ -1,0 +1,151 @@
+"""Ghost clipping: the norms of per-example gradients without the gradients.
+
+A linear layer's gradient from one row is Σₜ gₜ aₜᵀ over its tokens, so its squared norm is
+Σₛₜ (gₛ·gₜ)(aₛ·aₜ): two small Gram matrices instead of one of the weight's size (Li et al. 2022).
+
+Opacus then runs a second backward pass with rescaled losses. We keep the first pass's (a, g) pairs
+instead and rescale those: Σᵢ cᵢ Σₜ gₜ aₜᵀ is one matrix product a layer ("book-keeping", Bu et al.
+2023). A step costs what plain training costs plus the norms, and what is summed is to the bit what
+was measured, also in bf16.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import Embedding, Linear, Module
+
+from dpfp_ray.methods.parts.per_example import (
+    Clipping,
+    add_weighted,
+    clip_factors,
+    gradient,
+    per_example_gradients,
+)
+
+Use = tuple[Tensor, Tensor]  # a module's input and the gradient at its output, one row per example
+Squares = dict[Tensor, Tensor]  # by weight
+CHUNK = 2**25  # numbers in a temporary: rows are taken in groups that keep it within 128 MiB
+
+
+class GhostClipping(Clipping):
+    def __init__(self, model: Module) -> None:
+        super().__init__(model)
+        self.uses: dict[Module, list[Use]] = {}
+
+    def take(self, module: Module, inputs: Tensor, backprops: Tensor) -> None:
+        self.uses.setdefault(module, []).append((inputs, backprops))
+
+    def add_clipped(self, losses: Tensor, clip: float) -> None:
+        self.run_hooks(losses)
+        squares = [
+            square
+            for module, uses in self.uses.items()
+            for square in squared_norms(module, uses).values()
+        ]
+        scale = clip_factors(torch.stack(squares).sum(0), clip)
+        while self.uses:
+            add_scaled(*self.uses.popitem(), scale)
+
+
+def squared_norms(module: Module, uses: list[Use]) -> Squares:
+    """Each row's squared gradient norm, for each of the module's trainable weights."""
+    if type(module) is Linear:
+        inputs = _side_by_side([tokens(inputs) for inputs, _ in uses])
+        outputs = _side_by_side([tokens(outputs) for _, outputs in uses])
+        squares = {}
+        if module.weight.requires_grad:
+            squares[module.weight] = _linear_squares(inputs, outputs)
+        if module.bias is not None and module.bias.requires_grad:
+            squares[module.bias] = outputs.sum(1).square().sum(1)
+        return squares
+    if type(module) is Embedding:
+        pairs = [_without_padding(module, use) for use in uses]
+        ids = _side_by_side([ids for ids, _ in pairs])
+        outputs = _side_by_side([outputs for _, outputs in pairs])
+        return {module.weight: _embedding_squares(ids, outputs)}
+    parts = [
+        {p: sample.flatten(1).square().sum(1) for p, sample in samples.items()}
+        for _, samples in _whole_gradients(module, uses)
+    ]
+    return {p: torch.cat([part[p] for part in parts]) for p in parts[0]}
+
+
+def add_scaled(module: Module, uses: list[Use], scale: Tensor) -> None:
+    """Add Σᵢ scaleᵢ · (row i's gradient) to `.grad` of the module's trainable weights."""
+    if type(module) is Linear:
+        for inputs, outputs in uses:
+            scaled = (tokens(outputs) * scale[:, None, None]).flatten(0, 1)
+            if module.weight.requires_grad:
+                gradient(module.weight).addmm_(scaled.T, tokens(inputs).flatten(0, 1))
+            if module.bias is not None and module.bias.requires_grad:
+                gradient(module.bias).add_(scaled.sum(0))
+    elif type(module) is Embedding:
+        for use in uses:
+            ids, outputs = _without_padding(module, use)
+            scaled = (outputs * scale[:, None, None]).flatten(0, 1)
+            gradient(module.weight).index_add_(0, ids.flatten(), scaled)
+    else:
+        for rows, samples in _whole_gradients(module, uses):
+            for parameter, sample in samples.items():
+                add_weighted(parameter, sample, scale[rows])
+
+
+def _whole_gradients(
+    module: Module, uses: list[Use]
+) -> Iterator[tuple[slice, dict[Tensor, Tensor]]]:
+    """Of modules that have no ghost, LayerNorm and rarer ones: gradients, a few rows at a time."""
+    group = max(1, CHUNK // sum(p.numel() for p in module.parameters()))
+    for start in range(0, len(uses[0][0]), group):
+        rows = slice(start, start + group)
+        total: dict[Tensor, Tensor] = {}
+        for inputs, backprops in uses:
+            samples = per_example_gradients(module, inputs[rows], backprops[rows])
+            for parameter, sample in samples.items():
+                total[parameter] = total[parameter] + sample if parameter in total else sample
+        yield rows, total
+
+
+def tokens(value: Tensor) -> Tensor:
+    """(rows, …, width) as (rows, tokens, width)."""
+    return value.reshape(value.shape[0], -1, value.shape[-1])
+
+
+def _side_by_side(uses: list[Tensor]) -> Tensor:
+    """Several uses of a module as one of so many more tokens: gradients add up just the same."""
+    return uses[0] if len(uses) == 1 else torch.cat(uses, 1)
+
+
+def _linear_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
+    length, width_in, width_out = inputs.shape[1], inputs.shape[2], outputs.shape[2]
+    if length == 1:
+        return inputs.square().sum((1, 2)) * outputs.square().sum((1, 2))
+    # Many tokens and narrow layers: the gradient itself is the cheaper way.
+    ghost = length * (width_in + width_out) <= width_in * width_out
+    group = max(1, CHUNK // (2 * length**2 if ghost else width_in * width_out))
+    squares = []
+    for a, g in zip(inputs.split(group), outputs.split(group), strict=True):
+        if ghost:
+            squares.append(((a @ a.mT) * (g @ g.mT)).sum((1, 2)).clamp(min=0))
+        else:
+            squares.append(torch.linalg.vector_norm((g.mT @ a).flatten(1), dim=1).square())
+    return torch.cat(squares)
+
+
+def _embedding_squares(ids: Tensor, outputs: Tensor) -> Tensor:
+    """‖Σ over equal ids of g‖², summed over ids: the products of all tokens with equal ids."""
+    length = ids.shape[1]
+    group = max(1, CHUNK // (2 * length**2))
+    squares = []
+    for i, g in zip(ids.split(group), outputs.split(group), strict=True):
+        equal = i[:, :, None] == i[:, None, :]
+        squares.append((g @ g.mT).mul_(equal).sum((1, 2)).clamp(min=0))
+    return torch.cat(squares)
+
+
+def _without_padding(module: Embedding, use: Use) -> Use:
+    """(rows, tokens) ids and (rows, tokens, width) gradients; padding has none, as in torch."""
+    ids, outputs = use[0].reshape(use[0].shape[0], -1), tokens(use[1])
+    if module.padding_idx is not None:
+        outputs = outputs.masked_fill((ids == module.padding_idx).unsqueeze(-1), 0)
+    return ids, outputs

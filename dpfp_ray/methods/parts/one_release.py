@@ -1,0 +1,91 @@
+"""Modes that use the private records once: a release, and a head that is computed from it alone.
+
+    release (private rows → noisy statistics)  →  discriminant (noisy statistics → head)
+
+Only the left side sees private data, and it is a Gaussian mechanism whose cost `docs/privacy.md`
+proves. The right side is post-processing: other ridges and other trials on a release cost nothing.
+
+A release is named by `release_id`. Its noise is a pure function of the secret seed and of *all*
+that the release depends on, the records included. So the same release made again is the same
+numbers and costs nothing more; and two releases that differ in anything (C, σ, a record) have
+independent noise, so that their costs compose. With noise keyed by the seed alone, the difference
+of two releases would be free of noise.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpfp_ray.models.classifier import bound_rows
+from dpfp_ray.models.representations import RepresentationTable
+from dpfp_ray.plan.plan import Plan
+
+CHUNK = 8192  # rows in memory at once; part of what a seed means for `release_once`
+KEPT = 4  # releases kept in memory, for the trials that follow
+
+Rows = Iterator[tuple[NDArray[np.floating[Any]], NDArray[np.int64]]]
+
+
+def bounded_rows(table: RepresentationTable, plan: Plan) -> Rows:
+    """u = h/C of all records in order, ‖u‖ ≤ 1, with their labels, a chunk at a time."""
+    for start in range(0, len(table), CHUNK):
+        h = torch.from_numpy(np.asarray(table.h[start : start + CHUNK], dtype=np.float64))
+        yield (
+            bound_rows(h, plan.scaling, plan.C).numpy() / plan.C,
+            np.asarray(table.labels[start : start + CHUNK]),
+        )
+
+
+def add_up(
+    rows: Rows, width: int, classes: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Class counts (K,), class sums (K, k) and second moment (k, k) of `rows`."""
+    counts, sums = np.zeros(classes), np.zeros((classes, width))
+    second = np.zeros((width, width))
+    for u, labels in rows:
+        member = np.zeros((classes, len(u)), u.dtype)
+        member[labels, np.arange(len(u))] = 1.0
+        counts += member.sum(1)
+        sums += member @ u
+        second += u.T @ u
+    return counts, sums, second
+
+
+def release_id(plan: Plan, noise_multiplier: float, table: RepresentationTable, seed: int) -> str:
+    """32 hex digits; equal for equal releases, and without the seed they tell nothing.
+
+    The records are part of it, so an unkeyed hash could confirm a guess of them.
+    """
+    labels = hashlib.blake2b(np.ascontiguousarray(table.labels, dtype=np.int64).data).hexdigest()
+    facts: dict[str, Any] = {
+        "mode": plan.mode,
+        "representations": table.key,
+        "labels": labels,
+        "scaling": plan.scaling,
+        "clip": plan.C,
+        "noise_multiplier": noise_multiplier,
+        "label_epsilon": plan.label_epsilon,
+    }
+    key = hashlib.blake2b(str(seed).encode(), digest_size=32).digest()
+    return hashlib.blake2b(repr(facts).encode(), key=key, digest_size=16).hexdigest()
+
+
+class Recent:
+    """The last few results of an expensive function, by key."""
+
+    def __init__(self, size: int = KEPT) -> None:
+        self.size = size
+        self.known: OrderedDict[Any, Any] = OrderedDict()
+
+    def get(self, key: Any, compute: Callable[[], Any]) -> Any:
+        if key not in self.known:
+            self.known[key] = compute()
+            while len(self.known) > self.size:
+                self.known.popitem(last=False)
+        self.known.move_to_end(key)
+        return self.known[key]

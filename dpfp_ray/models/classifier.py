@@ -1,0 +1,165 @@
+"""An encoder, the one vector it gives for each row, and a linear head on that vector.
+
+Everything private happens at that vector, so this file is careful about one thing: a row's vector
+comes from that row alone. Nothing in it is random by default and nothing is shared by a batch, so
+padding, grouping and splitting rows over workers change it by rounding at most.
+"""
+
+import inspect
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import Embedding, Linear, Module, Parameter
+
+from dpfp_ray.plan.errors import UserError
+
+HEAD_STD = 0.02  # BERT's own initializer_range
+_POSITION_TABLES = ("position_embeddings", "position_embedding", "embed_positions", "wpe")
+
+
+class Classifier(Module):
+    """`forward(batch)`: logits of shape (rows, classes); `represent(batch)`: (rows, width).
+
+    A batch is what the tokenizer gives: `input_ids`, `attention_mask` and, where there are any,
+    `token_type_ids`, each of shape (rows, length). Zero rows are a normal batch.
+    """
+
+    def __init__(
+        self,
+        encoder: Module,
+        representation: str,
+        classes: int,
+        *,
+        frozen: bool = False,
+        head_seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.representation = representation
+        self.classes = classes
+        self.frozen = frozen
+        self._accepted = frozenset(inspect.signature(encoder.forward).parameters)
+        self._token_types: int | None = getattr(encoder.config, "type_vocab_size", None)
+        self._position_padding, self._longest = _position_table(encoder)
+        self._position_rule: str | None = None
+        self.width = 0
+        self._probe()
+        self.head = torch.nn.utils.skip_init(Linear, self.width, classes)
+        initialise_head(self, head_seed)
+        if frozen:  # never the other way round: RoFormer's sine table, for one, must stay fixed
+            encoder.requires_grad_(False)
+        pooler = getattr(encoder, "pooler", None)
+        if representation != "pooler" and isinstance(pooler, Module):
+            pooler.requires_grad_(False)  # an architecture that always builds one: h ignores it
+
+    # (scaling, C) where the head was made for bounded rows: inference then bounds them too.
+    bounded: tuple[str, float] | None = None
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        return self.classify(self.represent(batch))
+
+    def classify(self, h: Tensor) -> Tensor:
+        """Logits for representations, as inference computes them."""
+        logits: Tensor = self.head(h if self.bounded is None else bound_rows(h, *self.bounded))
+        return logits
+
+    def represent(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """h(x): one fp32 vector for each row; without a graph if the encoder is frozen."""
+        rows, length = batch["input_ids"].shape
+        if rows == 0:
+            # No row, no encoder; but backward still works, through an empty slice of a weight.
+            weight = next(self.encoder.parameters())
+            return weight.reshape(-1)[:0].reshape(0, self.width).float()
+        if self._longest is not None and length > self._longest:
+            raise UserError(f"rows of {length} tokens; this encoder reads at most {self._longest}")
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            output = self.encoder(**self._inputs(batch))
+            if self.representation == "pooler":
+                pooled: Tensor = output.pooler_output.float()
+                return pooled
+            hidden: Tensor = output.last_hidden_state.float()
+            if self.representation == "cls":
+                return hidden[:, 0]
+            mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
+            weights = mask.unsqueeze(-1).to(hidden.dtype)
+            return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+    def _inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the encoder's forward takes, with what it would fill in by itself spelt out.
+
+        Left alone, encoders look up one row of positions (and of token types) for the whole batch.
+        Opacus cannot split the gradient of such a row by example, and its ghost norms are wrong on
+        an expanded one; so every row gets its own, contiguous in memory.
+        """
+        inputs = {key: value for key, value in batch.items() if key in self._accepted}
+        ids = inputs["input_ids"]
+        if "token_type_ids" in self._accepted and self._token_types is not None:
+            if self._token_types == 0:
+                inputs.pop("token_type_ids", None)
+            elif self._token_types == 1 or "token_type_ids" not in inputs:
+                inputs["token_type_ids"] = torch.zeros_like(ids)
+        if self._position_rule == "count":
+            positions = torch.arange(ids.shape[1], device=ids.device)
+            inputs["position_ids"] = positions.repeat(ids.shape[0], 1)
+        elif self._position_rule == "skip_padding":
+            assert self._position_padding is not None
+            real = ids.ne(self._position_padding).long()
+            inputs["position_ids"] = real.cumsum(1) * real + self._position_padding
+        return inputs
+
+    @torch.no_grad()
+    def _probe(self) -> None:
+        """Ask the encoder itself how it numbers positions and how wide h is.
+
+        Architectures count from 0, from after the padding id, or from elsewhere. No rule is trusted
+        before it reproduces the encoder's own output; with none, the encoder fills in its own.
+        """
+        padding = getattr(self.encoder.config, "pad_token_id", None) or 0
+        real = [number for number in range(3, 8) if number != padding][:4]
+        ids = torch.tensor([real, [*real[:2], padding, padding]])
+        mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+        batch = {"input_ids": ids, "attention_mask": mask}
+        plain = {key: value for key, value in batch.items() if key in self._accepted}
+        default = self.encoder(**plain).last_hidden_state
+        rules: list[str | None] = ["count", None] if "position_ids" in self._accepted else [None]
+        if self._position_padding is not None:
+            rules.insert(0, "skip_padding")
+        for self._position_rule in rules:
+            output = self.encoder(**self._inputs(batch)).last_hidden_state
+            if torch.allclose(output[mask.bool()], default[mask.bool()], atol=1e-5):
+                break
+        self.width = self.represent(batch).shape[-1]
+
+
+def bound_rows(h: Tensor, scaling: str, C: float) -> Tensor:
+    """Rows of norm at most C ("clip": h min(1, C/‖h‖)) or of norm C ("unit"); 0 stays 0."""
+    norms = torch.linalg.vector_norm(h, dim=1, keepdim=True)
+    floor = C if scaling == "clip" else torch.finfo(h.dtype).tiny
+    return h * (C / norms.clamp(min=floor))
+
+
+def initialise_head(model: Classifier, head_seed: int) -> None:
+    """New head weights from a generator of their own; the global one is not touched."""
+    generator = torch.Generator().manual_seed(head_seed)
+    torch.nn.init.normal_(model.head.weight, std=HEAD_STD, generator=generator)
+    torch.nn.init.zeros_(model.head.bias)
+
+
+def trainable_parameters(classifier: Module) -> list[tuple[str, Parameter]]:
+    """Names and weights that an optimizer should get, in a fixed order."""
+    return [(name, p) for name, p in classifier.named_parameters() if p.requires_grad]
+
+
+def count_parameters(classifier: Module, *, trainable_only: bool = False) -> int:
+    """How many numbers the classifier holds, or how many of them training may change."""
+    return sum(p.numel() for p in classifier.parameters() if p.requires_grad or not trainable_only)
+
+
+def _position_table(encoder: Module) -> tuple[int | None, int | None]:
+    """The padding id that positions are offset by, and the longest row; None where unlimited."""
+    for name, module in encoder.named_modules():
+        if name.rpartition(".")[2] in _POSITION_TABLES and isinstance(module, Embedding):
+            padding = module.padding_idx
+            return padding, module.num_embeddings - (0 if padding is None else padding + 1)
+    return None, None

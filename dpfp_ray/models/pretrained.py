@@ -1,0 +1,213 @@
+"""Pretrained encoders: found, checked, loaded, and given the pooling that suits them."""
+
+import inspect
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch.nn import Module
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.models.auto import modeling_auto as auto
+from transformers.utils import logging as log
+
+from dpfp_ray.models import download
+from dpfp_ray.models.classifier import Classifier
+from dpfp_ray.plan.errors import UserError
+
+REPRESENTATIONS = ("pooler", "cls", "mean")
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+# Have a causal-LM class and no masked-LM class, yet AutoModel runs them in both directions.
+_BOTH_WAYS = ("xlnet", "bert-generation")
+
+
+def build_classifier(
+    model: str,
+    representation: str,
+    classes: int,
+    *,
+    dropout: float = 0.0,
+    head_seed: int = 0,
+    scope: str = "all",
+) -> Classifier:
+    """Load an encoder in fp32 and put a new head on it; the same arguments give the same weights.
+
+    Dropout is off unless asked for: its masks would depend on how rows are split over workers.
+    `scope="head"` freezes the encoder. The global random state is neither read nor changed.
+    """
+    if scope not in ("all", "head"):
+        raise UserError(f"scope must be all or head, not {scope!r}")
+    representation = resolve_representation(model, representation)
+    config, kind = _load_config(model)
+    for key, value in config.to_dict().items():
+        if "drop" in key and isinstance(value, int | float) and not isinstance(value, bool):
+            setattr(config, key, dropout)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False  # keys and values for generation: memory for nothing
+    options: dict[str, Any] = {"attn_implementation": "eager"}
+    if getattr(kind, "_supports_sdpa", False):
+        options["attn_implementation"] = "sdpa"
+    if "add_pooling_layer" in inspect.signature(kind.__init__).parameters:
+        options["add_pooling_layer"] = representation == "pooler"
+    folder = download.local_folder(model)
+    if not download.weight_files(folder):
+        raise UserError(f"model {model!r}: no weights (model.safetensors) in {folder}")
+    with torch.random.fork_rng(devices=[]):
+        # transformers draws the weights that a checkpoint lacks from this generator.
+        torch.default_generator.manual_seed(head_seed)
+        with _quiet(), _one_line(f"model {model!r}: cannot load the weights in {folder}"):
+            encoder, report = AutoModel.from_pretrained(
+                folder, config=config, dtype=torch.float32, output_loading_info=True, **options
+            )
+        _check_missing(model, encoder, set(report["missing_keys"]), head_seed)
+        for module in encoder.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = dropout
+        silent = f"model {model!r}: {config.model_type} gives no hidden states for tokens"
+        with _quiet(), _one_line(silent):
+            return Classifier(
+                encoder, representation, classes, frozen=scope == "head", head_seed=head_seed
+            )
+
+
+def resolve_representation(model: str, representation: str) -> str:
+    """`pooler`, `cls` or `mean`: "auto" decided, and what the encoder cannot give refused.
+
+    "auto" takes what the weights were trained for: the known models' own choice, the pooling that a
+    sentence-transformers folder declares, `mean` for left-to-right models, `pooler` (the paper's
+    choice) where the checkpoint really holds one, else `cls`.
+    """
+    if representation not in ("auto", *REPRESENTATIONS):
+        choices = ", ".join(("auto", *REPRESENTATIONS))
+        raise UserError(f"representation must be one of {choices}, not {representation!r}")
+    config, kind = _load_config(model)
+    causal = getattr(config, "is_decoder", False) or (
+        config.model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        and config.model_type not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        and config.model_type not in _BOTH_WAYS
+    )
+    refused = f"representation {representation!r} with {model!r}: {config.model_type}"
+    if representation == "cls" and causal:
+        raise UserError(
+            f"{refused} reads left to right, so its first position sees only the first token; "
+            "use mean"
+        )
+    if representation == "pooler" and not _builds_pooler(config, kind):
+        raise UserError(f"{refused} has no pooler; use {'mean' if causal else 'cls or mean'}")
+    if representation != "auto":
+        return representation
+    if trained_for := download.default_representation(model) or _declared_pooling(model):
+        return trained_for
+    if causal:
+        return "mean"
+    return "pooler" if _builds_pooler(config, kind) and _holds_pooler(model) else "cls"
+
+
+def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
+    """The model's tokenizer, which always has a padding token."""
+    folder = download.local_folder(model)
+    # transformers makes an empty tokenizer of a folder that has none: every word would be unknown.
+    if not any(True for pattern in _TOKENIZER_FILES for _ in folder.glob(pattern)):
+        raise UserError(f"model {model!r}: no tokenizer (tokenizer.json, vocab.txt) in {folder}")
+    with _quiet(), _one_line(f"model {model!r}: cannot load the tokenizer in {folder}"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False
+        )
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise UserError(f"model {model!r}: its tokenizer has no pad_token; add one")
+        # Padding is masked out everywhere, so any token will do.
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _load_config(model: str) -> tuple[Any, type[Any]]:
+    """The encoder's config and the class that AutoModel makes of it."""
+    folder = download.local_folder(model)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"model {model!r}: no config.json in {folder}")
+    with _quiet(), _one_line(f"model {model!r}: cannot read {folder / 'config.json'}"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if config.is_encoder_decoder:
+        raise UserError(
+            f"model {model!r}: {config.model_type} is an encoder-decoder; "
+            "use an encoder (BERT, RoBERTa, MPNet, DistilBERT…)"
+        )
+    with _one_line(f"model {model!r}: transformers has no plain encoder for {config.model_type}"):
+        found: Any = auto.MODEL_MAPPING[type(config)]
+    kind = found[0] if isinstance(found, tuple) else found
+    if "input_ids" not in inspect.signature(kind.forward).parameters:
+        raise UserError(f"model {model!r}: {config.model_type} does not read text")
+    return config, kind
+
+
+def _builds_pooler(config: Any, kind: type[Any]) -> bool:
+    if "add_pooling_layer" in inspect.signature(kind.__init__).parameters:
+        return True
+    with torch.device("meta"), _quiet():
+        return getattr(kind(config), "pooler", None) is not None
+
+
+def _holds_pooler(model: str) -> bool:
+    """Whether the checkpoint has trained pooler weights (roberta-base, for one, has not)."""
+    for file in download.weight_files(download.local_folder(model)):
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as weights:
+                names = list(weights.keys())
+        else:
+            names = list(torch.load(file, map_location="meta", mmap=True, weights_only=True))
+        if any("pooler." in name for name in names):
+            return True
+    return False
+
+
+def _declared_pooling(model: str) -> str | None:
+    """The pooling that a sentence-transformers folder was trained with, if it is one of ours."""
+    file = download.local_folder(model) / "1_Pooling" / "config.json"
+    declared = json.loads(file.read_text()) if file.is_file() else {}
+    keys = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
+    return next((name for name, key in keys.items() if declared.get(key)), None)
+
+
+def _check_missing(model: str, encoder: Module, missing: set[str], head_seed: int) -> None:
+    """Say which weights are random; an encoder that is mostly random is an error."""
+    pooler = {name for name in missing if "pooler" in name}
+    if pooler:
+        warnings.warn(
+            f"{model}: the checkpoint has no pooler; it starts random (seed {head_seed})",
+            stacklevel=3,
+        )
+    others = sorted(missing - pooler)
+    if len(others) > len(encoder.state_dict()) / 2:
+        raise UserError(f"model {model!r}: its weights file lacks {others[0]} and most others")
+    if others:
+        warnings.warn(f"{model}: random weights for {', '.join(others)}", stacklevel=3)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No loading bars, reports or advice from transformers."""
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Turn whatever a library raises into one line that says what was being done."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise UserError(f"{what} ({type(error).__name__}: {reason})") from error

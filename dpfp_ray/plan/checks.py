@@ -1,0 +1,137 @@
+"""What makes a plan valid: each value by itself, and all of them together."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dpfp_ray.plan.defaults import ONE_RELEASE, defaults_for
+from dpfp_ray.plan.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from dpfp_ray.plan.plan import Plan
+
+_COUNTS = (
+    "batch_size",
+    "micro_batches",
+    "max_train",
+    "max_dev",
+    "max_physical_batch",
+    "rank",
+    "power_iterations",
+)
+
+
+def check(plan: "Plan") -> None:
+    """Raise a `UserError` for the first value that makes no sense, by itself or with the others."""
+    for spec in dataclasses.fields(plan):
+        choices = spec.metadata["choices"]
+        value = getattr(plan, spec.name)
+        if choices and value is not None and spec.name != "adjacency" and value not in choices:
+            raise UserError(unknown(spec.name, value, choices))
+    if plan.adjacency not in plan.adjacencies:
+        mode = f" mode {plan.mode}" if plan.one_release else ""
+        raise UserError(
+            f"adjacency {plan.adjacency!r} is not one that {plan.method}{mode} can promise; "
+            f"use {' or '.join(plan.adjacencies)}"
+        )
+    for name in _COUNTS:
+        _require(
+            getattr(plan, name),
+            name,
+            lambda v: isinstance(v, int) and v >= 1,
+            "a whole number of 1 or more",
+        )
+    _require(plan.epsilon, "epsilon", lambda v: 0 < v <= 1000, "a number above 0, at most 1000")
+    for name in ("clip", "learning_rate", "epochs"):
+        _require(getattr(plan, name), name, lambda v: 0 < v < math.inf, "a number above 0")
+    _require(plan.delta, "delta", lambda v: 0 < v < 1, "a number between 0 and 1")
+    _require(plan.max_length, "max_length", lambda v: v >= 3, "3 or more")
+    _require(plan.weight_decay, "weight_decay", lambda v: 0 <= v < math.inf, "0 or more")
+    _require(plan.dropout, "dropout", lambda v: 0 <= v < 1, "from 0 to below 1")
+    for name in ("ridge", "shrinkage"):
+        _require(getattr(plan, name), name, lambda v: 0 <= v < math.inf, "0 or more")
+    _check_mode(plan)
+    if not plan.private and (plan.epsilon is not None or plan.delta is not None):
+        raise UserError("non_private spends no budget; drop epsilon and delta")
+    if plan.method != "dpfp" and plan.M != 1:
+        raise UserError(f"micro_batches is {plan.M}, but {plan.method} has none; drop it")
+    if plan.task == "custom" and not plan.train_file:
+        raise UserError("task custom needs train_file; give --train-file FILE")
+    if plan.batch_size is None:
+        return
+    if plan.batch_size < plan.M:
+        raise UserError(
+            f"micro_batches M = {plan.M} is more than batch_size B = {plan.batch_size}; "
+            f"each micro-batch needs an expected size of 1 or more, so use M <= B"
+        )
+    if plan.records is not None:
+        if plan.p > 1:
+            raise UserError(
+                f"sampling probability p = B/(M D) = {plan.p:.4g} is above 1 with "
+                f"B = {plan.batch_size}, M = {plan.M}, D = {plan.records}; "
+                f"use a batch_size of {plan.M * plan.records} or less"
+            )
+        if plan.steps < 1:
+            raise UserError(
+                f"epochs E = {plan.epochs} of D = {plan.records} records make no whole step "
+                f"of B = {plan.batch_size}; use a smaller batch_size or more epochs"
+            )
+
+
+def _check_mode(plan: "Plan") -> None:
+    if plan.method != "dpfp" and plan.mode != "paper":
+        raise UserError(f"mode {plan.mode} belongs to method dpfp, not to {plan.method}")
+    if plan.scope == "head" and plan.dropout:
+        raise UserError("dropout acts in the encoder, which scope head freezes; drop it")
+    if plan.label_epsilon is not None:
+        if plan.mode != "release_once":
+            raise UserError(
+                "label_epsilon belongs to mode release_once; dpsgd, rgp and mode moments "
+                "protect labels without it, mode paper does not protect them"
+            )
+        _require(
+            plan.label_epsilon,
+            "label_epsilon",
+            lambda v: 0 < v < (plan.epsilon or math.inf),
+            f"a number above 0 and below epsilon = {plan.epsilon}, of which it is a share",
+        )
+        if plan.accountant == "rdp":
+            raise UserError("accountant rdp has no bound with label_epsilon; use pld or gdp")
+    if not plan.one_release:
+        for name in ("ridge", "shrinkage"):
+            if getattr(plan, name) is not None:
+                raise UserError(f"{name} belongs to modes {' and '.join(ONE_RELEASE)}; drop it")
+        for name, usual in {"scaling": "clip", "prior": "none"}.items():
+            if getattr(plan, name) != usual:
+                raise UserError(
+                    f"{name} {getattr(plan, name)} belongs to modes {' and '.join(ONE_RELEASE)}"
+                )
+        return
+    if plan.scope != "head":
+        raise UserError(f"mode {plan.mode} freezes the encoder; use scope head, or drop scope")
+    if plan.scaling == "unit" and plan.clip != 1:
+        raise UserError(
+            f"clip is {plan.clip:g}, but scaling unit gives every representation norm 1; "
+            f"drop clip, or use scaling clip"
+        )
+    defaults = defaults_for(plan.method, plan.scope)
+    only = {
+        "micro_batches": 1,
+        "epochs": 1,
+        "batch_size": plan.records,
+        "learning_rate": defaults.learning_rate,
+        "schedule": defaults.schedule,
+        "weight_decay": defaults.weight_decay,
+    }
+    for name, value in only.items():
+        if getattr(plan, name) != value:
+            raise UserError(
+                f"mode {plan.mode} makes one release of all records and solves its head in "
+                f"closed form; drop {name}"
+            )
+
+
+def _require(value: Any, name: str, holds: Callable[[Any], bool], need: str) -> None:
+    if value is not None and not (isinstance(value, (int, float)) and holds(value)):
+        raise UserError(f"{name} is {value}; give {need}")

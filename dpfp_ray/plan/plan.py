@@ -1,0 +1,245 @@
+"""The frozen, public description of a run; sampler and accounting are both derived from it.
+
+Symbols, defined once here and used as in the paper:
+
+    D  records in the training set            B  expected rows a step
+    M  micro-batches a step                   C  clipping norm
+    E  epochs                                 p  = B / (M D), chance to be in a micro-batch
+    T  = floor(E D / B), steps                n  = T M, micro-batches drawn in all
+
+Secrets (seeds, data) are never in a plan: they are arguments of the functions that need them.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpfp_ray.plan.checks import check
+from dpfp_ray.plan.defaults import ADJACENCIES, METHODS, MODES, ONE_RELEASE, RIDGE, defaults_for
+from dpfp_ray.plan.errors import UserError, unknown
+
+CLIPPINGS = ("ghost", "hooks")
+CARRIERS = ("weight", "history")
+ACCOUNTANTS = ("gdp", "rdp", "pld")
+# Where the data lie and how a step is cut for memory do not change what is computed.
+NOT_HASHED = frozenset({"data_dir", "max_physical_batch"})
+
+
+def option(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
+    """A plan field with the help text and choices that the command line shows for it."""
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One run. `None` means "the method's own default"; `bind` fills what depends on the data.
+
+    >>> plan = Plan(task="sst2", method="dpfp").bind(records=67_349)
+    >>> plan.steps, plan.draws
+    (6313, 202016)
+    """
+
+    task: str = option("demo", "demo, a GLUE task (sst2, qnli, qqp, mnli, …), or custom")
+    data_dir: str | None = option(None, "folder of GLUE-layout TSV files; default: the hub")
+    train_file: str | None = option(None, "your own CSV, TSV, Parquet or JSONL training file")
+    dev_file: str | None = option(None, "your own dev file; default: a tenth is held out")
+    text_column: str | None = option(None, "column of the text in your own files")
+    pair_column: str | None = option(None, "column of the second text, for sentence pairs")
+    label_column: str | None = option(None, "column of the label in your own files")
+    labels: tuple[str, ...] | None = option(None, "class names in order, comma-separated")
+    max_train: int | None = option(None, "use a fixed subset of N training records (D = N)")
+    max_dev: int | None = option(None, "use a fixed subset of N dev records")
+    bad_rows: str = option("error", "what to do with malformed rows", ("error", "skip"))
+
+    model: str = option("minilm", "minilm, mpnet, a local folder or a hub id")
+    representation: str = option(
+        "auto", "what is clipped and noised", ("auto", "pooler", "cls", "mean")
+    )
+    max_length: int = option(128, "tokens a record is cut to")
+    dropout: float = option(0.0, "0 makes a run independent of how its rows are split")
+
+    method: str = option("dpfp", "how to train", METHODS)
+    mode: str = option("paper", "dpfp: which variant", MODES)
+    scope: str = option(
+        "auto",
+        "train all weights, or the head on a frozen encoder; auto: what the mode needs, else all",
+        ("auto", "all", "head"),
+    )
+    scaling: str = option(
+        "auto",
+        "how a representation is bounded: clipped to C; release_once, moments: scaled to norm 1",
+        ("auto", "clip", "unit"),
+    )
+    ridge: float | None = option(
+        None, "release_once, moments: ridge, in units of the noise's known size (default: 2, 0.5)"
+    )
+    shrinkage: float | None = option(
+        None, "release_once, moments: ridge, in units of the mean variance (default: 0.01)"
+    )
+    prior: str = option(
+        "none",
+        "release_once, moments: dev lets the unlabelled dev texts, which must then be public, "
+        "say in which directions classes are likely to differ",
+        ("none", "dev"),
+    )
+    clipping: str = option("ghost", "dpsgd: how per-example gradients are clipped", CLIPPINGS)
+    rank: int = option(1, "rgp: rank r of the gradient carriers")
+    power_iterations: int = option(1, "rgp: power iterations K that find the carriers")
+    carriers: str = option("weight", "rgp: what the carriers decompose", CARRIERS)
+    batch_size: int | None = option(None, "B: expected rows a step")
+    micro_batches: int | None = option(None, "M: independent draws that make up a step")
+    clip: float | None = option(None, "C: norm to which each record is clipped")
+    learning_rate: float | None = option(None, "AdamW's peak learning rate")
+    schedule: str | None = option(None, "learning rate over time", ("linear", "constant"))
+    weight_decay: float | None = option(None, "AdamW's weight decay")
+    epochs: float | None = option(None, "E: expected passes over the data")
+
+    epsilon: float | None = option(None, "privacy budget; default 3 for private methods")
+    delta: float | None = option(None, "default 1/(2D)")
+    label_epsilon: float | None = option(
+        None, "release_once: share of epsilon spent on randomising labels; default: labels public"
+    )
+    accountant: str = option("pld", "which accountant the noise is calibrated by", ACCOUNTANTS)
+    adjacency: str | None = option(
+        None,
+        "what neighbouring data sets differ in; default: the method's",
+        ("zero_out", "add_remove", "replace_one"),
+    )
+
+    precision: str = option("fp32", "bf16 autocasts the encoder", ("fp32", "bf16"))
+    max_physical_batch: int = option(256, "rows in memory at once; does not change the result")
+    records: int | None = option(None, "D; taken from the data, given only for calibrate")
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise UserError(unknown("method", self.method, METHODS))
+        self._follow_mode()
+        defaults = defaults_for(self.method, self.scope)
+        for name in ("learning_rate", "clip", "schedule", "weight_decay", "adjacency"):
+            self._fill(name, getattr(defaults, name))
+        if not defaults.scales_with_data and not self.one_release:
+            self._fill("batch_size", defaults.batch_size)
+            self._fill("epochs", defaults.epochs)
+        # A smaller B than the paper's keeps M valid: at most one expected row a micro-batch.
+        self._fill("micro_batches", min(defaults.micro_batches, self.batch_size or 1))
+        if self.private:
+            self._fill("epsilon", 3.0)
+        if self.train_file and self.task == "demo":
+            object.__setattr__(self, "task", "custom")
+        if self.records is not None:
+            if self.records < 1:
+                raise UserError(f"records is {self.records}; give a whole number of 1 or more")
+            self._fill("batch_size", defaults.batch_size_at(self.records))
+            self._fill("epochs", defaults.epochs_at(self.records))
+            if self.private:
+                self._fill("delta", 1 / (2 * self.records))
+        for name, wanted in TYPES.items():  # 3 and 3.0 are one plan, and must have one hash
+            if float in kinds_of(wanted) and isinstance(value := getattr(self, name), int):
+                object.__setattr__(self, name, float(value))
+        check(self)
+
+    def _follow_mode(self) -> None:
+        """What a mode decides. One release of all records is B = D, M = 1, E = 1: p = n = 1."""
+        if self.scope == "auto":
+            object.__setattr__(self, "scope", "head" if self.one_release else "all")
+        if self.scaling == "auto":
+            object.__setattr__(self, "scaling", "unit" if self.one_release else "clip")
+        if self.one_release:
+            self._fill("adjacency", self.adjacencies[0])
+            self._fill("batch_size", self.records)
+            self._fill("micro_batches", 1)
+            self._fill("epochs", 1.0)
+            self._fill("ridge", RIDGE[self.mode])
+            self._fill("shrinkage", 0.01)
+
+    def _fill(self, name: str, value: Any) -> None:
+        if getattr(self, name) is None:
+            object.__setattr__(self, name, value)
+
+    def bind(self, *, records: int, representation: str | None = None) -> "Plan":
+        """The same plan with D, and all that follows from it, filled in."""
+        if self.records not in (None, records):
+            raise UserError(f"the plan says D = {self.records} records, the data have {records}")
+        return dataclasses.replace(
+            self, records=records, representation=representation or self.representation
+        )
+
+    @property
+    def one_release(self) -> bool:
+        """Whether the private data are used once, for a release from which all else follows."""
+        return self.method == "dpfp" and self.mode in ONE_RELEASE
+
+    @property
+    def adjacencies(self) -> tuple[str, ...]:
+        """Those that this method and mode can promise, the default first."""
+        return ADJACENCIES[self.mode if self.mode in ADJACENCIES else self.method]
+
+    @property
+    def private(self) -> bool:
+        return self.method != "non_private"
+
+    @property
+    def D(self) -> int:
+        return self._bound("records")
+
+    @property
+    def B(self) -> int:
+        return self._bound("batch_size")
+
+    @property
+    def M(self) -> int:
+        return typing.cast(int, self.micro_batches)
+
+    @property
+    def C(self) -> float:
+        return typing.cast(float, self.clip)
+
+    @property
+    def p(self) -> float:
+        return self.B / (self.M * self.D)
+
+    @property
+    def steps(self) -> int:
+        """T."""
+        return math.floor(self._bound("epochs") * self.D / self.B)
+
+    @property
+    def draws(self) -> int:
+        """n = T M."""
+        return self.steps * self.M
+
+    def epoch_ends(self) -> list[int]:
+        """Step counts after which an epoch's worth of records has been drawn; the last is T."""
+        whole = [
+            math.floor(e * self.D / self.B) for e in range(1, math.ceil(self._bound("epochs")))
+        ]
+        return sorted({end for end in whole if 0 < end < self.steps} | {self.steps})
+
+    def _bound(self, name: str) -> Any:
+        value = getattr(self, name)
+        if value is None:
+            raise ValueError(f"{name} is not known before the plan is bound to its data")
+        return value
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @property
+    def hash(self) -> str:
+        """16 hex digits; equal for equal runs on any machine."""
+        facts = {key: value for key, value in self.to_dict().items() if key not in NOT_HASHED}
+        text = json.dumps(facts, sort_keys=True, ensure_ascii=True)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+FIELDS = {spec.name: spec for spec in dataclasses.fields(Plan)}
+TYPES = typing.get_type_hints(Plan)
+
+
+def kinds_of(annotation: Any) -> tuple[Any, ...]:
+    """`int | None` → (int, NoneType); `int` → (int,)."""
+    return typing.get_args(annotation) or (annotation,)

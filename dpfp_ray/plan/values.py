@@ -1,0 +1,84 @@
+"""Plans from what people write: YAML files and flags, with every key checked."""
+
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpfp_ray.plan.errors import UserError, unknown
+from dpfp_ray.plan.plan import FIELDS, TYPES, Plan, kinds_of
+
+ALIASES = {
+    "B": "batch_size",
+    "M": "micro_batches",
+    "C": "clip",
+    "E": "epochs",
+    "lr": "learning_rate",
+}
+
+
+def make_plan(values: Mapping[str, Any]) -> Plan:
+    """A plan from untrusted values (YAML, flags): keys checked, numbers in strings accepted.
+
+    YAML 1.1 reads `5e-6` as a string; it is a number here. A key without a value is not given.
+    """
+    clean: dict[str, Any] = {}
+    for key, value in values.items():
+        name = field_name(key)
+        if name not in FIELDS:
+            raise UserError(unknown("key", str(key), tuple(FIELDS)))
+        if name in clean:
+            raise UserError(f"{name} is given twice (also as {key!r})")
+        clean[name] = _coerce(name, value)
+    return Plan(**{name: value for name, value in clean.items() if value is not None})
+
+
+def field_name(key: Any) -> str:
+    """The field that a key of a plan file means: `B`, `batch-size` and `batch_size` are one."""
+    return ALIASES.get(key, str(key).replace("-", "_"))
+
+
+def read_plan_file(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML plan file."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read plan {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must hold `key: value` lines, not a {type(content).__name__}")
+    return content
+
+
+def _coerce(name: str, value: Any) -> Any:
+    if value is None:
+        return None
+    wanted = next(kind for kind in kinds_of(TYPES[name]) if kind is not type(None))
+    if typing.get_origin(wanted) is tuple or wanted is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)) or not items:
+            raise UserError(f"{name} is {value!r}; give a list such as negative,positive")
+        return tuple(_text(name, item).strip() for item in items)
+    if wanted is str:
+        return _text(name, value)
+    try:
+        number = float(value)
+        if isinstance(value, bool) or (wanted is int and number != int(number)):
+            raise ValueError
+        return int(number) if wanted is int else number
+    except (TypeError, ValueError, OverflowError):
+        kind = "a whole number" if wanted is int else "a number"
+        raise UserError(f"{name} is {value!r}; give {kind}") from None
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, bool):  # YAML 1.1 reads yes, no, on and off so: the word is lost
+        raise UserError(f"{name} is the boolean {value} in YAML; put the word in quotes")
+    if not isinstance(value, (str, int, float)):
+        raise UserError(f"{name} is {value!r}; give one word or path")
+    return str(value)

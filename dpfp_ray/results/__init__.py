@@ -1,0 +1,1 @@
+"""Records of runs on storage, and questions about them."""

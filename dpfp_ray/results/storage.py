@@ -1,0 +1,198 @@
+"""The few things that records need of storage, on a local folder or behind a URI.
+
+A file that is written appears whole or not at all: by a rename where there are folders, by nature
+on object stores. Scratch files never end in .json, so no reader takes one for a record.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import uuid4
+
+from dpfp_ray.plan.errors import UserError
+
+RECORDS = "records"
+RESULT = "result.json"
+OBJECT_STORES = {"s3", "gcs", "abfs"}  # pyarrow's names; an upload shows only when complete
+# Ray Tune leaves a result.json of its own (JSON lines) in each trial's folder, always beside this.
+TUNE_MARK = "params.json"
+
+
+@dataclass(frozen=True)
+class Found:
+    path: str
+    modified: float  # seconds since the epoch
+
+
+class Files(Protocol):
+    name: str
+    local: bool
+
+    def exists(self) -> bool: ...
+
+    def find(self) -> list[Found]:
+        """Files that should hold a record, by path."""
+        ...
+
+    def read(self, path: str) -> bytes:
+        """The content of a file that `find` gave; OSError if it cannot be had."""
+        ...
+
+    def read_name(self, name: str) -> bytes:
+        """The content under `name` (relative); OSError if it cannot be had."""
+        ...
+
+    def write(self, name: str, content: bytes) -> None:
+        """Put `content` under `name` (relative), replacing what was there in one step."""
+        ...
+
+
+def open_files(location: str | Path) -> Files:
+    """The storage at a path or URI; nothing is created or read yet."""
+    text = str(location)
+    if "://" not in text:
+        return LocalFiles(Path(text).expanduser())
+    import pyarrow as pa
+    from pyarrow import fs
+
+    with reachable(text):
+        try:
+            filesystem, path = fs.FileSystem.from_uri(text)
+        except pa.ArrowException as error:
+            raise UserError(f"{public(text)} is no usable URI: {one_line(error)}") from None
+    if isinstance(filesystem, fs.LocalFileSystem):
+        return LocalFiles(Path(path))
+    if not path:
+        raise UserError(f"{public(text)} names no bucket; give a URI such as s3://bucket/folder")
+    return RemoteFiles(filesystem, path, public(text))
+
+
+class LocalFiles:
+    """A folder, searched to the bottom: runs, compares and sweeps below it are found."""
+
+    local = True
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.name = str(root)
+
+    def exists(self) -> bool:
+        return self.root.is_dir()
+
+    def find(self) -> list[Found]:
+        found = []
+        for folder, subfolders, names in os.walk(self.root):
+            subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+            if os.path.basename(os.path.abspath(folder)) == RECORDS:
+                chosen = [name for name in names if is_record(name)]
+            else:
+                chosen = [RESULT] if RESULT in names and TUNE_MARK not in names else []
+            for name in chosen:
+                path = os.path.join(folder, name)
+                with suppress(FileNotFoundError):  # a run that is being overwritten
+                    found.append(Found(path, os.lstat(path).st_mtime))
+        return sorted(found, key=lambda file: file.path)
+
+    def read(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    def read_name(self, name: str) -> bytes:
+        return self.read(str(self.root / name))
+
+    def write(self, name: str, content: bytes) -> None:
+        path = self.root / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            scratch = path.with_name(f".{path.name}.{uuid4().hex}")
+            try:
+                with open(scratch, "xb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())  # else a power cut may leave the new name empty
+                os.replace(scratch, path)
+            finally:
+                scratch.unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
+class RemoteFiles:
+    """A pyarrow file system below `root`; only its records/ is looked at, never all of a bucket."""
+
+    local = False
+
+    def __init__(self, filesystem: Any, root: str, name: str) -> None:
+        self.filesystem = filesystem
+        self.root = root.rstrip("/")
+        self.name = name
+
+    def exists(self) -> bool:
+        from pyarrow.fs import FileType
+
+        with reachable(self.name):
+            return bool(self.filesystem.get_file_info(self.root or "/").type != FileType.NotFound)
+
+    def find(self) -> list[Found]:
+        from pyarrow.fs import FileSelector, FileType
+
+        with reachable(self.name):
+            infos = self.filesystem.get_file_info(
+                FileSelector(self._path(RECORDS), allow_not_found=True)
+            )
+        chosen = [i for i in infos if i.type == FileType.File and is_record(i.base_name)]
+        found = [Found(i.path, i.mtime.timestamp() if i.mtime else 0.0) for i in chosen]
+        return sorted(found, key=lambda file: file.path)
+
+    def read(self, path: str) -> bytes:
+        with self.filesystem.open_input_stream(path) as stream:
+            return bytes(stream.read())
+
+    def read_name(self, name: str) -> bytes:
+        return self.read(self._path(name))
+
+    def write(self, name: str, content: bytes) -> None:
+        path = self._path(name)
+        with reachable(self.name):
+            if self.filesystem.type_name in OBJECT_STORES:
+                self._upload(path, content)
+                return
+            folder, slash, base = path.rpartition("/")
+            if folder:
+                self.filesystem.create_dir(folder, recursive=True)
+            scratch = f"{folder}{slash}.{base}.{uuid4().hex}"
+            self._upload(scratch, content)
+            self.filesystem.move(scratch, path)
+
+    def _upload(self, path: str, content: bytes) -> None:
+        with self.filesystem.open_output_stream(path) as stream:
+            stream.write(content)
+
+    def _path(self, name: str) -> str:
+        return f"{self.root}/{name}" if self.root else name
+
+
+def is_record(name: str) -> bool:
+    return name.endswith(".json") and not name.startswith(".")
+
+
+@contextmanager
+def reachable(location: str) -> Iterator[None]:
+    """A store that cannot be reached is the user's to mend: one line, no traceback, no password."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot reach {public(location)}: {one_line(error)}") from None
+
+
+def public(location: str) -> str:
+    """A URI without what may be secret in it: `key:secret@` and the query."""
+    return re.sub(r"\?\S*", "", re.sub(r"//[^/\s]*@", "//", location))
+
+
+def one_line(error: Exception) -> str:
+    return public(" ".join(str(error).split()))[:300]

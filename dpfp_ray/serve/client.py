@@ -1,0 +1,134 @@
+"""Asking a running `dpfp serve` for rows, given its own address or that of the Ray dashboard."""
+
+import re
+from typing import Any
+
+import requests
+
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.results.store import COLUMNS, SPLIT, Row
+from dpfp_ray.serve import SERVICE
+from dpfp_ray.sweeps import tokens
+from dpfp_ray.sweeps.tokens import LOOPBACK
+
+TIMEOUT = 30.0
+PAGE = 1000  # rows; what the service gives at most
+TRIES = 3
+
+
+class Bearer(requests.auth.AuthBase):
+    """As a header; `requests` would let ~/.netrc win over a plain one."""
+
+    def __init__(self, token: str | None) -> None:
+        self.token = token
+
+    def __call__(self, request: Any) -> Any:
+        if self.token:
+            request.headers.update(tokens.header(self.token))
+        return request
+
+
+def find_service(address: str) -> str:
+    """The service's own address, if `address` is it or a dashboard that knows it."""
+    address = tokens.check_http(address)
+    about = get(f"{address}/api/about", None)
+    if about.status_code in (401, 403) or not _is_service(about):
+        return _from_dashboard(address)
+    return address
+
+
+def ask(
+    address: str, token: str | None, where: str | None, sort: str | None, limit: int | None
+) -> tuple[list[Row], list[str], int]:
+    """Rows, all columns, and how many rows match in all."""
+    service = find_service(address)
+    for _ in range(TRIES):
+        pages: list[dict[str, Any]] = []
+        while True:
+            have = sum(len(page["rows"]) for page in pages)
+            wanted = PAGE if limit is None else min(PAGE, limit - have)
+            question = {"where": where, "sort": sort, "limit": wanted, "offset": have}
+            pages.append(_answer(get(f"{service}/api/results", token, question), service))
+            have += len(pages[-1]["rows"])
+            if not pages[-1]["rows"] or have >= min(pages[-1]["total"], limit or have + 1):
+                break
+        if len({page["version"] for page in pages}) == 1:  # else a record came in between
+            break
+    rows = [_typed(row) for page in pages for row in page["rows"]]
+    return rows, [str(name) for name in pages[-1]["columns"]], int(pages[-1]["total"])
+
+
+def get(url: str, token: str | None, question: dict[str, Any] | None = None) -> Any:
+    asked = {name: value for name, value in (question or {}).items() if value is not None}
+    try:
+        # A redirect could lead the token elsewhere.
+        return requests.get(
+            url, params=asked, auth=Bearer(token), timeout=TIMEOUT, allow_redirects=False
+        )
+    except requests.RequestException as error:
+        # Out of requests' and urllib3's wrappings, the operating system's own words.
+        root = re.search(r"\[Errno -?\d+\] ([^\"')]+)", str(error))
+        reason = root.group(1) if root else type(error).__name__
+        raise UserError(f"cannot reach {url.partition('/api/')[0]}: {reason[:200]}") from None
+
+
+def _is_service(answer: Any) -> bool:
+    try:
+        return bool(answer.status_code == 200 and answer.json().get("service") == SERVICE)
+    except (ValueError, AttributeError):
+        return False
+
+
+def _from_dashboard(address: str) -> str:
+    """Where the Serve REST API of a dashboard says that the service listens."""
+    answer = get(f"{address}/api/serve/applications/", tokens.ray_token(address, None))
+    if answer.status_code in (401, 403):
+        raise UserError(f"Ray at {address} wants its token; set RAY_AUTH_TOKEN")
+    try:
+        details = answer.json()
+        application = details["applications"].get(SERVICE)
+        options = details.get("http_options") or {}
+    except (ValueError, KeyError, AttributeError):
+        raise UserError(f"{address} is neither dpfp serve nor a Ray dashboard") from None
+    if application is None or application.get("status") != "RUNNING":
+        raise UserError(
+            f"{SERVICE} does not run on the cluster of {address}; start it there with: "
+            "dpfp serve --address auto --storage PATH_OR_URI --detach"
+        )
+    head, host = tokens.host_of(address), str(options.get("host") or "127.0.0.1")
+    port, prefix = options.get("port", 8000), (application.get("route_prefix") or "/").rstrip("/")
+    if host in LOOPBACK and head not in LOOPBACK:
+        raise UserError(
+            f"{SERVICE} listens on the loopback of {head} only; forward it with: "
+            f"ssh -L {port}:127.0.0.1:{port} {head}, then --address http://127.0.0.1:{port}{prefix}"
+        )
+    name = head if host in ("0.0.0.0", "::", *LOOPBACK) else host
+    service = f"http://{f'[{name}]' if ':' in name else name}:{port}{prefix}"
+    if not _is_service(get(f"{service}/api/about", None)):
+        raise UserError(f"{address} says that {SERVICE} is at {service}, which does not answer")
+    return service
+
+
+def _answer(answer: Any, service: str) -> dict[str, Any]:
+    if answer.status_code == 401:
+        raise UserError(f"{service} wants a token; give --token-file FILE or set DPFP_TOKEN")
+    try:
+        facts = answer.json()
+        if answer.status_code != 200:
+            raise UserError(str(facts["error"]))
+        facts["rows"], facts["columns"], facts["total"], facts["version"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{service} gave no sensible answer ({answer.status_code})") from None
+    return dict(facts)
+
+
+def _typed(row: Row) -> Row:
+    """JSON has no infinite number: it is the text "inf" there."""
+    return {
+        name: float(value)
+        if isinstance(value, str)
+        and (name.startswith(SPLIT) or COLUMNS.get(name) is float)
+        and value in ("inf", "-inf")
+        else value
+        for name, value in row.items()
+    }

@@ -1,0 +1,1 @@
+"""Many runs on Ray: search spaces, trials, their cost, comparisons. No room below imports Ray."""

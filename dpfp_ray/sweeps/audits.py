@@ -1,0 +1,141 @@
+"""Audits of many plans on Ray, one task each: what `dpfp compare --audit` does.
+
+An audited run has canaries in its data, so it is a run of its own, never a row's own result. Its
+record goes into the same store under the id audit-PLAN, and its verdict stands beside the row.
+"""
+
+import tempfile
+import time
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfp_ray.audit.audited_run import Settings, audit_in
+from dpfp_ray.data.terminal import stderr
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.results.store import Store
+from dpfp_ray.sweeps.cluster import connected, settings
+from dpfp_ray.sweeps.compare import label
+from dpfp_ray.sweeps.runner import RayOptions
+from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.training.loop import Reporter, State
+from dpfp_ray.training.run import Prepared, make_folder, save_state
+from dpfp_ray.training.threads import use_threads
+
+Record = dict[str, Any]
+
+
+def audit_trials(
+    trials: Iterable[Trial], storage: str, options: RayOptions, canaries: int | None
+) -> list[Record]:
+    """Audit each distinct plan among `trials` once; those with a record in the store are done.
+
+    `canaries` None: no audit was asked for.
+    """
+    if canaries is None:
+        return []
+    store = Store(storage)
+    plans = {f"audit-{trial.plan.hash}": trial.plan for trial in trials}
+    stored = {name: store.get(name) or {} for name in plans}
+    found = {name: record for name, record in stored.items() if record.get("audit")}
+    left = {name: plan for name, plan in plans.items() if name not in found}
+    if left:
+        with settings(), connected(options.address):
+            import ray
+
+            task = ray.remote(max_retries=3)(audit_task).options(
+                num_cpus=options.cpus_per_worker or 1, num_gpus=options.gpus_per_worker
+            )
+            running = {
+                task.remote(
+                    plan,
+                    Settings(min(canaries, plan.D // 2)),
+                    audit_folder(storage, name),
+                    options.cpus_per_worker or 1,
+                ): name
+                for name, plan in left.items()
+            }
+            while running:
+                (done, *_), _ = ray.wait(list(running))
+                name = running.pop(done)
+                record: Record = ray.get(done)
+                record["trial"] = {"id": name, "group": "audit", "status": "finished"}
+                store.put(record)
+                found[name] = record
+                say(record)
+    return [found[name] for name in plans]
+
+
+def say(record: Record) -> None:
+    audit, budget = record["audit"], record["plan"]["epsilon"]
+    name = label(record["plan"]) + ("" if budget is None else f" at ε = {budget:g}")
+    stderr.print(
+        f"audit of {name}: {audit['correct']} of {audit['guesses']} guesses right, "
+        f"ε ≥ {audit['epsilon']:.2f}: {audit['verdict']}",
+        markup=False,
+    )
+
+
+def with_verdicts(rows: list[Record], audits: Iterable[Record]) -> list[Record]:
+    """The rows of a comparison, each with the bound and the verdict of its method's audit."""
+    known = {(label(a["plan"]), a["plan"]["epsilon"]): a["audit"] for a in audits}
+    for row in rows:
+        audit = known.get((row["method"], row["epsilon"]))
+        if audit is not None:
+            row |= {
+                "audit_epsilon": audit["epsilon"],
+                "audit_ceiling": audit["ceiling"],
+                "verdict": audit["verdict"],
+            }
+    return rows
+
+
+def write_verdicts(store: Store, audits: Iterable[Record]) -> None:
+    """Into the statement of every run of an audited plan."""
+    known = {audit["plan_hash"]: audit["audit"] for audit in audits}
+    for record in store.records():
+        audit = known.get(record.get("plan_hash"))
+        if audit is not None and "statement" in record and "audit" not in record:
+            store.put({**record, "statement": {**record["statement"], "audit": audit}})
+
+
+def audit_folder(storage: str, name: str) -> str:
+    """Beside the store, where a killed audit is found again; on the node if the store is remote."""
+    if "://" in storage:
+        return str(Path(tempfile.gettempdir()) / f"dpfp-{name}")
+    return str(Path(storage) / "audits" / name)
+
+
+def audit_task(plan: Plan, wanted: Settings, folder: str, threads: int) -> Record:
+    """One audit in this process."""
+    use_threads(threads)
+
+    def listen(prepared: Prepared, seed: int, scratch: Path) -> Any:
+        quiet: Reporter = SavingReporter(scratch, seed)
+        return nullcontext(quiet)
+
+    return audit_in(make_folder(folder), plan, wanted, listen)
+
+
+@dataclass
+class SavingReporter:
+    """Says nothing; saves the run now and then."""
+
+    folder: Path
+    seed: int
+    every_seconds: float = 60.0
+    saved_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.saved_at = time.monotonic()
+
+    def step(self, done: int, loss: Any, checkpoint: Any) -> None:
+        if time.monotonic() - self.saved_at > self.every_seconds:
+            state: State = checkpoint()
+            save_state(self.folder, state, self.seed)
+            self.saved_at = time.monotonic()
+
+    def epoch(self, record: Record, checkpoint: Any) -> None:
+        pass

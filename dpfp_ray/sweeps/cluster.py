@@ -1,0 +1,177 @@
+"""Connecting to Ray: this machine, a running cluster, or one far away."""
+
+import json
+import logging
+import os
+import shutil
+import socket
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from dpfp_ray.data.terminal import JOB
+from dpfp_ray.plan.errors import UserError
+
+# Must be set before Ray is imported; for this process and every worker.
+SETTINGS = {
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths in plans mean the user's folder
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a failed trial reports no accuracy
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # our records replace its CSV, JSON and TensorBoard
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C ends us at once; nothing needs Tune's goodbye
+    "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # `state.py` keeps what a sweep needs
+    "TUNE_WARN_SLOW_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "1000000000",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",  # our table replaces Tune's
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # trials keep every core busy
+    "RAY_DEDUP_LOGS": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",  # trials raise it to their own share of the cores
+}
+CHATTER = ("ray.tune", "ray.train", "ray.air", "ray._private.worker", "ray.data")
+
+
+@contextmanager
+def settings() -> Iterator[None]:
+    """Ray as we want it, for whatever is imported and started inside."""
+    added = [name for name in SETTINGS if name not in os.environ]
+    os.environ.update({name: SETTINGS[name] for name in added})
+    for name in CHATTER:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def connected(address: str | None = None, cpus: int | None = None) -> Iterator[None]:
+    """A Ray session, inside `settings`.
+
+    `address`: None or "local" starts Ray in this process; "auto" joins the cluster of this machine;
+    "ray://host:10001" or "host:6379" joins another. A session started here ends here.
+    """
+    import ray
+
+    if ray.is_initialized():  # somebody else's session: use it, leave it
+        yield
+        return
+    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if address in (None, "local"):
+        options |= {"address": "local", "num_cpus": cpus}
+    else:
+        # Other machines' workers do not inherit this process's environment; ours do, and start
+        # faster without being told.
+        env = {name: os.environ.get(name, value) for name, value in SETTINGS.items()}
+        # Ray refuses a variable that the job sets too; the job's word stands.
+        env = {name: value for name, value in env.items() if name not in job_variables()}
+        options |= {"address": address, "runtime_env": {"env_vars": env}}
+        # Through Ray Client, Tune and its lines of progress are on the other side.
+        options["log_to_driver"] = str(address).startswith("ray://")
+    local = address in (None, "local")
+    try:
+        knock(address)
+        session = start_local(options) if local else init(options)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"cannot reach Ray at {address or 'local'}: {one_line(error)}") from None
+    failed = False
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception:
+        failed = True  # the logs stay, for whoever looks for the reason
+        raise
+    finally:
+        ray.shutdown()
+        if local and not failed:
+            forget_session(session)
+
+
+def init(options: dict[str, Any]) -> Path:
+    """`ray.init` in silence; the folder of the session's logs and sockets."""
+    import ray
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        context: Any = ray.init(**options)
+        return Path(context["session_dir"])
+
+
+def start_local(options: dict[str, Any]) -> Path:
+    """Ray on this machine, started again once: it allows its own start 30 seconds, whatever else
+    the machine does, and no setting changes that (`raylet_start_wait_time_s`)."""
+    import ray
+
+    started_before = descendants()
+    for last in (False, True):
+        try:
+            return init(options)
+        except Exception as error:  # Ray raises a bare Exception here
+            ray.shutdown()
+            for process in descendants() - started_before:  # what the failed start left running
+                with suppress(Exception):
+                    process.kill()
+            if last:
+                raise UserError(
+                    f"Ray did not start on this machine, twice: {one_line(error).rstrip('.')}. "
+                    "If the machine is busy, run the same command when it is less so, or start Ray "
+                    "once with `ray start --head` and add --address auto; Ray's logs are in "
+                    f"{ray_folder()}/session_latest/logs"
+                ) from None
+            print("Ray did not start in time; starting it again", file=sys.stderr)
+    raise AssertionError("unreachable")
+
+
+def ray_folder() -> Path:
+    """Where Ray keeps its sessions on this machine."""
+    return Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray"
+
+
+def descendants() -> set[Any]:
+    """All processes below this one."""
+    import psutil  # Ray brings it, and makes it importable
+
+    return set(psutil.Process().children(recursive=True))
+
+
+def forget_session(session: Path) -> None:
+    """Remove the folder of a session that was started here and has ended."""
+    latest = session.parent / "session_latest"
+    if latest.is_symlink() and latest.resolve() == session.resolve():
+        latest.unlink(missing_ok=True)
+    shutil.rmtree(session, ignore_errors=True)
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def default_address() -> str:
+    """A Ray job runs on its own cluster, everything else on this machine."""
+    return "auto" if JOB in os.environ else "local"
+
+
+def job_variables() -> dict[str, str]:
+    """The environment that a Ray job was submitted with."""
+    facts = json.loads(os.environ.get(JOB) or "{}")
+    return dict((facts.get("runtime_env") or {}).get("env_vars") or {})
+
+
+def knock(address: str | None) -> None:
+    """Raise an OSError at once if nobody listens there: Ray itself tries for minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
+def node_resources() -> list[dict[str, Any]]:
+    """What each living node of the cluster has."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]

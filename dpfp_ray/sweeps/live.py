@@ -1,0 +1,189 @@
+"""The one live table of a sweep: trials, best so far, ε, time left; in place of Tune's output."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from ray.tune import Callback
+from rich.live import Live
+from rich.table import Table
+
+from dpfp_ray.data.terminal import stderr
+from dpfp_ray.results.store import Store
+from dpfp_ray.sweeps.trial import SETTLED, Trial
+
+SHOWN = 12
+REFRESH_SECONDS = 0.5
+
+
+class LiveTable(Callback):
+    """Follows Tune's events; also settles the record of a trial that did not get to its end."""
+
+    def __init__(self, title: str, total: int, done: int, storage: str, varied: list[str]) -> None:
+        """`done` of the `total` trials were finished before."""
+        self.title = title
+        self.total = total
+        self.before = self.done = done
+        self.storage = storage
+        self.varied = varied
+        self.started = self.shown_at = time.monotonic()
+        self.trials: list[Any] = []
+        self.live: Live | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Through Ray Client the table is pickled to where Tune runs; a terminal cannot follow."""
+        return {**self.__dict__, "live": None, "trials": []}
+
+    def __enter__(self) -> "LiveTable":
+        if self.done:
+            stderr.print(f"{self.done} of {self.total} trials are finished already")
+        if sys.stderr.isatty():
+            self.live = Live(
+                self._table(),
+                console=stderr,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+            )
+            self.live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        self.trials = trials
+        now = time.monotonic()
+        if self.live is not None and now - self.shown_at > REFRESH_SECONDS:
+            self.shown_at = now
+            self.live.update(self._table(), refresh=True)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if _result(trial).get("status") not in SETTLED:
+            settle(self.storage, trial, "stopped", "stopped early by the scheduler")
+        self._say(trial)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        settle(self.storage, trial, "failed", why(trial))
+        self._say(trial)
+
+    def _say(self, trial: Any) -> None:
+        """A line for each finished trial: the only output where there is no terminal."""
+        self.done += 1
+        facts = [f"{name} {_short(value)}" for name, value in _facts(trial, self.varied)]
+        line = "  ".join([f"[{self.done}/{self.total}]", *facts, _outcome(trial)])
+        stderr.print(line, markup=False)
+
+    def _table(self) -> Table:
+        done = [t for t in self.trials if t.is_finished()]
+        running = [t for t in self.trials if t.status == "RUNNING"]
+        scored = [t for t in self.trials if "accuracy" in _result(t)]
+        best = max(scored, key=lambda t: _result(t)["accuracy"], default=None)
+        elapsed = time.monotonic() - self.started
+        left = elapsed / len(done) * (self.total - self.done) if done else None
+        caption = (
+            f"{self.done} of {self.total} done, "
+            + (f"{len(running)} running" if running or done else "workers start")
+            + (f", best {_result(best)['accuracy']:.4f}" if best else "")
+            + f", {clock(elapsed)} gone"
+            + (f", about {clock(left)} left" if left is not None else "")
+        )
+        table = Table(
+            *self.varied, "state", "epoch", "accuracy", "ε spent", title=self.title, caption=caption
+        )
+        rest = sorted(
+            (t for t in done if t is not best), key=lambda t: -_result(t).get("accuracy", -1.0)
+        )
+        chosen = running + ([best] if best and best not in running else []) + rest
+        for trial in chosen[:SHOWN]:
+            result = _result(trial)
+            table.add_row(
+                *(_short(dict(_facts(trial, self.varied)).get(name)) for name in self.varied),
+                _state(trial),
+                str(result.get("epoch", "")),
+                f"{result['accuracy']:.4f}" if "accuracy" in result else "",
+                _spent(result),
+                style="bold" if trial is best else "",
+            )
+        return table
+
+
+def settle(storage: str, trial: Any, status: str, reason: str) -> None:
+    """Give a trial that ended early its final status, keeping what it recorded before."""
+    store = Store(storage)
+    ours = Trial.from_config(trial.config["trial"])
+    known = store.get(ours.id) or {
+        "plan": ours.plan.to_dict(),
+        "plan_hash": ours.plan.hash,
+        "finished": False,
+        "trial": {"id": ours.id, "seed_index": ours.seed_index, "group": ours.group},
+    }
+    if known["trial"].get("status") not in SETTLED:
+        store.put({**known, "trial": {**known["trial"], "status": status, "error": reason}})
+
+
+def why(trial: Any) -> str:
+    """The last reason of a trial that was restarted as often as is allowed."""
+    error = trial.get_error()
+    reason = " ".join(str(error or "its process died").split())
+    return f"given up after restarts: {reason[-300:]}"
+
+
+def _result(trial: Any) -> dict[str, Any]:
+    """What a trial has reported last."""
+    return trial.last_result or {}
+
+
+def _facts(trial: Any, varied: list[str]) -> list[tuple[str, Any]]:
+    config = trial.config["trial"]
+    values = {**config["plan"], **config}
+    if values.get("method") != "dpfp":
+        values.pop("mode", None)  # only dpfp has several
+    return [(name, values[name]) for name in varied if values.get(name) is not None]
+
+
+def _state(trial: Any) -> str:
+    if trial.status == "RUNNING":
+        return "running" if "status" in _result(trial) else "starts"
+    return _ending(trial)
+
+
+def _ending(trial: Any) -> str:
+    """How a trial ended; the scheduler stops one whose last word was that it runs."""
+    if trial.status == "ERROR":
+        return "failed"
+    status = _result(trial).get("status", "stopped")
+    return {"finished": "done", "running": "stopped"}.get(status, status)
+
+
+def _outcome(trial: Any) -> str:
+    result, ending = _result(trial), _ending(trial)
+    if ending == "failed":
+        return f"failed: {result.get('error') or why(trial)}"
+    if "accuracy" not in result:
+        return ending
+    spent = f"  ε {_spent(result)}" if _spent(result) else ""
+    return f"{ending}  accuracy {result['accuracy']:.4f}{spent}"
+
+
+def _spent(result: dict[str, Any]) -> str:
+    """ε by the plan's accountant; with a † if it is only nominal."""
+    mark = "†" if result.get("nominal") else ""
+    return f"{result['epsilon']:.3f}{mark}" if result.get("epsilon") else ""
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,274 @@
+"""Running trials on Ray Tune: whatever the cluster's size, whatever gets killed.
+
+A fixed list of trials (grid, random search, compare) and a searcher's trials (TPE) go through the
+same Tuner. Interrupted or killed, the same call continues: finished trials are not repeated,
+running ones go on from what they saved (`state.py`).
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from dpfp_ray.data.terminal import stderr
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.results.store import Store
+from dpfp_ray.sweeps.cluster import connected, node_resources, settings
+from dpfp_ray.sweeps.resources import Resources, plan_resources
+from dpfp_ray.sweeps.state import SweepState
+from dpfp_ray.sweeps.trial import SETTLED, Trial
+from dpfp_ray.training.run import Inputs
+
+if TYPE_CHECKING:
+    from dpfp_ray.sweeps.tpe import Tpe
+    from dpfp_ray.sweeps.trial_process import Shared, Sweep
+
+SAVE_SECONDS = "DPFP_SAVE_SECONDS"
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """Where to run and with how much; what the command line's Ray flags say."""
+
+    address: str = "local"
+    workers: int = 1
+    cpus_per_worker: int | None = None
+    gpus_per_worker: float = 0.0
+    concurrency: int | None = None
+    seed: int | None = None
+    save_every_seconds: float = 30.0
+    tracker: str | None = None
+
+
+class Runner:
+    """Runs a sweep's trials. Ray is started, or joined, only when there is something to run.
+
+        with Runner("my-sweep", "/runs/my-sweep", RayOptions(), inputs_of) as runner:
+            runner.run(trials, varied=["learning_rate"])
+
+    Leaving it without an error ends the sweep: the secret seed is deleted.
+    """
+
+    def __init__(
+        self, name: str, storage: str, options: RayOptions, inputs_of: Callable[[Plan], Inputs]
+    ) -> None:
+        self.name = name
+        self.storage = storage
+        self.options = options
+        self.inputs_of = inputs_of
+        self._stack = ExitStack()
+        self._sweep: Sweep | None = None
+        self._shared: Shared = {}
+        self._trackers: list[Any] = []
+        self.resources: Resources
+
+    def __enter__(self) -> "Runner":
+        self._stack.enter_context(settings())
+        if self.options.tracker:
+            from dpfp_ray.sweeps.trackers import make_tracker
+
+            self._trackers = [make_tracker(self.options.tracker, self.name, self.storage)]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with undisturbed():
+            self._stack.close()
+        if kind is None and self._sweep is not None:
+            SweepState(self.storage).forget()
+
+    def run(self, trials: list[Trial], *, varied: list[str], scheduler: Any = None) -> None:
+        """Run those of `trials` that have no final record yet."""
+        left = unfinished(trials, self.storage)
+        if not left:
+            return
+        self._connect()
+        from ray.tune import TuneConfig, grid_search
+
+        self._fit(
+            [trial.plan for trial in left],
+            TuneConfig(scheduler=scheduler),
+            {"trial": grid_search([trial.to_config() for trial in left])},
+            total=len(trials),
+            done=len(trials) - len(left),
+            varied=varied,
+        )
+
+    def search(
+        self, searcher: "Tpe", plans: Iterable[Plan], *, varied: list[str], scheduler: Any = None
+    ) -> None:
+        """Run what `searcher` proposes; `plans` have all inputs that it may ask for."""
+        left = searcher.left
+        if not left:
+            return
+        if self.options.address.startswith("ray://"):
+            raise UserError(
+                "method tpe proposes trials as others end, which Ray Client is too far away for; "
+                "run this on the cluster with --address auto, or use method: random"
+            )
+        self._connect()
+        from ray.tune import TuneConfig
+
+        samples = searcher.space.samples
+        self._fit(
+            plans,
+            TuneConfig(search_alg=searcher, num_samples=left, scheduler=scheduler),
+            None,
+            total=samples,
+            done=samples - left,
+            varied=varied,
+        )
+
+    def _connect(self) -> None:
+        if self._sweep is not None:
+            return
+        with stderr.status("starting Ray …"):  # on a terminal only
+            self._stack.enter_context(connected(self.options.address))
+        self._stack.enter_context(stopped_by_sigterm())
+        from dpfp_ray.sweeps.trial_process import Sweep
+
+        options = self.options
+        self.resources = plan_resources(
+            node_resources(),
+            options.workers,
+            options.cpus_per_worker,
+            options.gpus_per_worker,
+            options.concurrency,
+        )
+        self._sweep = Sweep(
+            self.name,
+            self.storage,
+            SweepState(self.storage).seed(options.seed),
+            self.resources.cpus_per_worker,
+            self.resources.gpus_per_worker,
+            self.resources.workers,
+            options.save_every_seconds,
+            seed_known=options.seed is not None,
+        )
+
+    def _fit(
+        self,
+        plans: Iterable[Plan],
+        tune_config: Any,
+        param_space: dict[str, Any] | None,
+        *,
+        total: int,
+        done: int,
+        varied: list[str],
+    ) -> None:
+        """One Tune experiment, new each time: what came before is in the records."""
+        import ray.tune
+
+        from dpfp_ray.sweeps.live import LiveTable
+        from dpfp_ray.sweeps.telemetry import TrialCounts
+        from dpfp_ray.sweeps.trial_process import RETRIES, run_trial
+
+        sweep = self._sweep
+        assert sweep is not None
+        self._share(plans)
+        alone = sweep.workers == 1
+        check_deadlock(tune_config.scheduler, sweep.workers)
+        resources = {"CPU": float(sweep.cpus_per_worker), "GPU": sweep.gpus_per_worker}
+        trainable = ray.tune.with_resources(
+            # Through the object store: Tune writes a trial's config to disk, this it does not.
+            ray.tune.with_parameters(run_trial, sweep=sweep, shared=self._shared),
+            # Ray Train reserves what workers need; the trial itself must ask for something, too.
+            resources if alone else {"memory": 1.0},
+        )
+        table = LiveTable(self.name, total, done, self.storage, varied)
+        counts = TrialCounts(self.name, total, Store(self.storage).records())
+        tune_config.max_concurrent_trials = self.resources.slots
+        tune_config.reuse_actors = alone
+        tune_config.trial_dirname_creator = short_name
+        tuner = ray.tune.Tuner(
+            trainable,
+            param_space=param_space,
+            tune_config=tune_config,
+            run_config=ray.tune.RunConfig(
+                name=uuid4().hex[:12],
+                storage_path=f"{self.storage.rstrip('/')}/tune",
+                verbose=0,
+                callbacks=[table, counts, *self._trackers],
+                failure_config=ray.tune.FailureConfig(max_failures=RETRIES),
+            ),
+        )
+        with table:
+            tuner.fit()
+
+    def _share(self, plans: Iterable[Plan]) -> None:
+        from dpfp_ray.sweeps.shared import input_key, share_inputs
+
+        for plan in plans:
+            if input_key(plan) not in self._shared:
+                self._shared[input_key(plan)] = share_inputs(plan, self.inputs_of(plan))
+
+
+def unfinished(trials: list[Trial], storage: str) -> list[Trial]:
+    """Those of `trials` that have no final record yet."""
+    settled = {
+        record["trial"]["id"]
+        for record in Store(storage).records()
+        if record.get("trial", {}).get("status") in SETTLED
+    }
+    return [trial for trial in trials if trial.id not in settled]
+
+
+def check_deadlock(scheduler: Any, workers: int) -> None:
+    """A scheduler that stops trials with workers of their own hangs Ray 2.60 without a dashboard:
+    the stopped trial's placement group is never freed."""
+    from ray._private.worker import get_dashboard_url
+
+    if scheduler is not None and workers > 1 and not get_dashboard_url():
+        raise UserError(
+            "scheduler asha with several workers needs Ray's dashboard (Ray would hang without "
+            "it); install ray[default] or use scheduler: none"
+        )
+
+
+def save_seconds() -> float:
+    """How often trials save themselves; the variable is for tests and for very flaky machines."""
+    return float(os.environ.get(SAVE_SECONDS) or RayOptions.save_every_seconds)
+
+
+def short_name(trial: Any) -> str:
+    """Tune's folder for a trial: without a name of ours it makes one of the whole config."""
+    return str(trial.trial_id)
+
+
+@contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """A polite kill is like Ctrl-C."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with handling(signal.SIGTERM, stop):
+        yield
+
+
+def undisturbed() -> AbstractContextManager[None]:
+    """An impatient second Ctrl-C must not leave half of Ray behind."""
+    return handling(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def handling(number: signal.Signals, handler: Any) -> Iterator[None]:
+    """`handler` for a signal, if this thread may have a say in it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    old = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, old)

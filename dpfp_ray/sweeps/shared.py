@@ -1,0 +1,112 @@
+"""One copy a node: tokens and initial weights travel through Ray's object store, not per trial.
+
+numpy arrays are what Ray hands out without copying, so tables and weights are kept as such. A trial
+copies the weights (it will change them) and reads the tokens in place.
+"""
+
+import copy
+import dataclasses
+import pickle
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import Module
+
+from dpfp_ray.models.classifier import Classifier, initialise_head
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.training.loop import Data
+from dpfp_ray.training.run import Inputs, Prepared, build_model
+
+if TYPE_CHECKING:
+    import ray
+
+# Fields on which the shared inputs depend; trials that agree on them use the same copy.
+INPUT_FIELDS = (
+    "task",
+    "data_dir",
+    "train_file",
+    "dev_file",
+    "text_column",
+    "pair_column",
+    "label_column",
+    "labels",
+    "max_train",
+    "max_dev",
+    "bad_rows",
+    "model",
+    "representation",
+    "max_length",
+    "dropout",
+    "scope",
+    "precision",
+)
+
+
+@dataclass(frozen=True)
+class SharedModel:
+    """A classifier as a skeleton without numbers, and its numbers as arrays."""
+
+    skeleton: bytes
+    arrays: dict[str, NDArray[np.float32]]
+
+    @staticmethod
+    def of(model: Classifier) -> "SharedModel":
+        arrays = {name: tensor.detach().cpu().numpy() for name, tensor in _tensors(model).items()}
+        return SharedModel(pickle.dumps(copy.deepcopy(model).to("meta")), arrays)
+
+    def build(self, plan: Plan, head_seed: int) -> Classifier:
+        model: Classifier = pickle.loads(self.skeleton)
+        model = model.to_empty(device="cpu")
+        with torch.no_grad():
+            for name, tensor in _tensors(model).items():
+                np.copyto(tensor.numpy(), self.arrays[name])  # the arrays are everyone's
+        initialise_head(model, head_seed)
+        return model
+
+
+@dataclass(frozen=True)
+class SharedInputs:
+    data: Data
+    label_names: tuple[str, ...]
+    representation: str
+    model: SharedModel
+
+    def inputs(self) -> Inputs:
+        """What `run.prepare` takes; the model is rebuilt for each trial."""
+        return Inputs(self.data, self.label_names, self.representation, self.model.build)
+
+
+def input_key(plan: Plan) -> tuple[object, ...]:
+    return tuple(getattr(plan, name) for name in INPUT_FIELDS)
+
+
+def share_inputs(plan: Plan, inputs: Inputs) -> "ray.ObjectRef[SharedInputs]":
+    """Put one copy of `plan`'s inputs into the object store."""
+    import ray
+
+    bound = plan.bind(records=len(inputs.data.train), representation=inputs.representation)
+    model = build_model(Prepared(bound, inputs, 0.0), seed=0, device=torch.device("cpu"))
+    data = Data(_loaded(inputs.data.train), {k: _loaded(t) for k, t in inputs.data.dev.items()})
+    shared = SharedInputs(data, inputs.label_names, inputs.representation, SharedModel.of(model))
+    return ray.put(shared)
+
+
+def _loaded(table: Any) -> Any:
+    """Memory-mapped files as plain arrays: another node cannot open our files."""
+    arrays: dict[str, Any] = {}
+    for field in dataclasses.fields(table):
+        value = getattr(table, field.name)
+        if isinstance(value, np.ndarray):
+            arrays[field.name] = np.array(value)
+        elif isinstance(value, dict):
+            arrays[field.name] = {name: np.array(column) for name, column in value.items()}
+    return dataclasses.replace(table, **arrays)
+
+
+def _tensors(model: Module) -> dict[str, Tensor]:
+    """Parameters and all buffers; some buffers (position ids) are in no state_dict."""
+    return dict(model.named_parameters()) | dict(model.named_buffers())

@@ -1,0 +1,146 @@
+"""From a search space to trials on one budget, run on Ray, and a record of every one of them."""
+
+from collections.abc import Callable
+from hashlib import blake2b
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from dpfp_ray.data.terminal import stderr
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.values import make_plan
+from dpfp_ray.privacy.sampling import keyed_generator
+from dpfp_ray.results.store import Store
+from dpfp_ray.sweeps.runner import Runner
+from dpfp_ray.sweeps.search_space import SearchSpace
+from dpfp_ray.sweeps.shared import INPUT_FIELDS, input_key
+from dpfp_ray.sweeps.trial import SETTLED, Trial
+from dpfp_ray.training.run import Inputs, headline, load_inputs, prepare
+
+if TYPE_CHECKING:
+    from ray.tune.schedulers import TrialScheduler
+
+# Random search must draw the same trials when it is resumed; what it draws is public.
+PUBLIC_SEED = 0
+# No trial has as many epochs; Tune's ASHA would stop trials there, good ones too.
+FOREVER = 10_000
+
+
+class InputsOnce:
+    """Loads each distinct task and model once, for binding plans on the driver."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], Inputs] = {}
+
+    def __call__(self, plan: Plan) -> Inputs:
+        key = input_key(plan)
+        if key not in self._known:
+            self._known[key] = load_inputs(plan)
+        return self._known[key]
+
+
+def bind_trial(
+    values: dict[str, Any],
+    inputs_of: Callable[[Plan], Inputs],
+    seed_index: int = 0,
+    group: str = "",
+) -> Trial:
+    """A trial that meets its budget, or a UserError that says why it cannot."""
+    plan = make_plan(values)
+    prepared = prepare(plan, inputs_of(plan))
+    return Trial(prepared.plan, prepared.noise_multiplier, seed_index, group)
+
+
+def run_sweep(space: SearchSpace, runner: Runner) -> None:
+    """Run what is left of a sweep. Nothing is started for one that is finished, or wrong."""
+    if space.search != "tpe":
+        trials = plan_trials(space, runner)
+        scheduler = make_scheduler(space, runner.storage)
+        runner.run(trials, varied=space.varied, scheduler=scheduler)
+        return
+    from dpfp_ray.sweeps.tpe import Tpe
+
+    plans = input_variants(space)
+    bind_trial(space.plan_values(first_choice(space)), runner.inputs_of)  # wrong spaces fail now
+    searcher = Tpe(
+        space,
+        runner.storage,
+        bind=lambda chosen: bind_trial(space.plan_values(chosen), runner.inputs_of),
+        refuse=lambda chosen, error: refuse(space, runner.storage, chosen, error),
+    )
+    scheduler = make_scheduler(space, runner.storage)
+    runner.search(searcher, plans, varied=space.varied, scheduler=scheduler)
+
+
+def plan_trials(space: SearchSpace, runner: Runner) -> list[Trial]:
+    """All trials of a grid or a random search, calibrated; what cannot meet the budget is refused.
+
+    Repetition by repetition, so that a sweep which is stopped has treated all points alike.
+    """
+    rng = keyed_generator(PUBLIC_SEED, f"search {space.name}", 0)
+    chosen = list(space.choices(rng))
+    trials: dict[str, Trial] = {}
+    for index in range(space.seeds):
+        for one in list(chosen):
+            try:
+                trial = bind_trial(space.plan_values(one), runner.inputs_of, index)
+                trials[trial.id] = trial
+            except UserError as error:
+                refuse(space, runner.storage, one, error)
+                chosen.remove(one)
+    if not trials:
+        raise UserError("every trial of this space was refused; see the reasons above")
+    return list(trials.values())
+
+
+def input_variants(space: SearchSpace) -> list[Plan]:
+    """Plans that between them need all data and models which the space's trials may need."""
+    variants = [first_choice(space)]
+    for parameter in space.parameters:
+        if parameter.grouped or parameter.name in INPUT_FIELDS:
+            variants = [{**one, parameter.name: v} for one in variants for v in parameter.values]
+    return [make_plan(space.plan_values(one)) for one in variants]
+
+
+def first_choice(space: SearchSpace) -> dict[str, Any]:
+    rng = keyed_generator(PUBLIC_SEED, "first", 0)
+    return {parameter.name: parameter.draw(rng) for parameter in space.parameters}
+
+
+def make_scheduler(space: SearchSpace, storage: str) -> "TrialScheduler | None":
+    """ASHA, told what the trials of an interrupted sweep had reached; None for no scheduler."""
+    if space.scheduler == "none":
+        return None
+    from ray.tune.schedulers import ASHAScheduler
+
+    metric, mode = space.metrics[0]
+    scheduler = ASHAScheduler(time_attr="epoch", metric=metric, mode=mode, max_t=FOREVER)
+    for record in Store(storage).records():
+        if record.get("trial", {}).get("status") in SETTLED and record.get("history"):
+            replay(scheduler, record)
+    return scheduler
+
+
+def replay(scheduler: "TrialScheduler", record: dict[str, Any]) -> None:
+    """Let `scheduler` hear a finished trial's epochs again."""
+    from dpfp_ray.sweeps.trial_process import trial_metrics
+
+    trial: Any = SimpleNamespace(trial_id=record["trial"]["id"])
+    controller: Any = None
+    scheduler.on_trial_add(controller, trial)
+    for end in range(1, len(record["history"]) + 1):
+        history = record["history"][:end]
+        metrics = headline(make_plan(record["plan"]), history)
+        told = trial_metrics({**record, "history": history, "metrics": metrics})
+        scheduler.on_trial_result(controller, trial, told)
+
+
+def refuse(space: SearchSpace, storage: str, chosen: dict[str, Any], error: Exception) -> None:
+    """Say why a trial is not run, and keep it on record."""
+    shown = ", ".join(f"{name} {value}" for name, value in chosen.items())
+    stderr.print(f"refused: {shown}: {error}", markup=False)
+    values = space.plan_values(chosen)
+    mark = blake2b(repr([space.name, sorted(values.items())]).encode(), digest_size=6).hexdigest()
+    trial = {"id": f"refused-{mark}", "sweep": space.name, "status": "refused", "error": str(error)}
+    record = {"plan": values, "plan_hash": "", "finished": False, "trial": trial}
+    Store(storage).put(record)

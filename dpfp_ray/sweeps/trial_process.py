@@ -1,0 +1,253 @@
+"""What Ray runs for one trial: the ordinary loop, with Ray listening.
+
+With one worker the loop runs in the Tune trial's own process (a second or two of overhead). With
+more, the trial starts Ray Train workers, see `train_workers.py`.
+"""
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import ray.tune
+import torch
+
+from dpfp_ray.results.store import Store
+from dpfp_ray.sweeps.shared import SharedInputs, input_key
+from dpfp_ray.sweeps.state import SweepState
+from dpfp_ray.sweeps.telemetry import TrialGauges
+from dpfp_ray.sweeps.trial import SETTLED, Trial
+from dpfp_ray.training.loop import Progress, State
+from dpfp_ray.training.run import Prepared, build_model, default_device, result_record, run
+from dpfp_ray.training.threads import use_threads
+
+# How often a trial is restarted when its process or node dies; its own errors are not retried.
+RETRIES = 5
+# Saving takes at most one part in so many of a trial's time, however slow the storage.
+SAVE_SHARE = 20
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What all trials of a sweep have in common. `seed` is secret: it never goes into a config."""
+
+    name: str
+    storage: str
+    seed: int
+    cpus_per_worker: int = 1
+    gpus_per_worker: float = 0.0
+    workers: int = 1
+    save_every_seconds: float = 30.0
+    seed_known: bool = False  # whoever knows the seed knows the noise; results say so
+
+
+Shared = dict[tuple[object, ...], "ray.ObjectRef[SharedInputs]"]
+
+
+def run_trial(config: dict[str, Any], sweep: Sweep, shared: Shared) -> None:
+    """The Tune trainable. A trial that raises is recorded as failed, not tried again; a process
+    that dies is Ray's to restart, and continues from what it saved."""
+    trial = Trial.from_config(config["trial"])
+    known = settled_record(trial, sweep)
+    if known is not None:  # the process died after its last word, before Ray heard it
+        ray.tune.report(trial_metrics(known))
+        return
+    facts = start_facts(trial, sweep)
+    try:
+        reference = shared[input_key(trial.plan)]
+        if sweep.workers > 1:
+            from ray.tune.integration.ray_train import TuneReportCallback
+
+            from dpfp_ray.sweeps.train_workers import run_on_workers
+
+            run_on_workers(trial, sweep, reference, facts, [TuneReportCallback()])
+        else:
+            run_worker(trial, sweep, ray.get(reference), TuneReporter, facts)
+    except (ray.exceptions.RayError, OSError):
+        raise  # a lost node or store: worth another try
+    except Exception as error:
+        ray.tune.report(trial_metrics(record_failure(trial, sweep, facts, error)))
+
+
+def run_worker(
+    trial: Trial,
+    sweep: Sweep,
+    shared: SharedInputs,
+    listener: "type[RayReporter]",
+    facts: dict[str, Any],
+    comm: Any = None,
+    device: torch.device | None = None,
+) -> None:
+    """The whole trial in this process, or its share of it if `comm` says that there are others."""
+    use_threads(sweep.cpus_per_worker)
+    prepared = Prepared(trial.plan, shared.inputs(), trial.noise_multiplier)
+    seed, device = trial.seed(sweep.seed), device or default_device()
+    states = SweepState(sweep.storage)
+    state = states.load_trial(trial.id, seed)
+    facts = {**facts, **whereabouts()}
+    if state is not None:
+        facts["resumed_at_step"] = state["progress"]["step"]
+    model = build_model(prepared, seed, device)
+
+    def describe(state: State) -> dict[str, Any]:
+        progress = Progress(**state["progress"])
+        return result_record(prepared, progress, model, device, seed_known=sweep.seed_known)
+
+    first = comm is None or comm.rank == 0
+    reporter = listener(
+        sweep,
+        facts,
+        TrialGauges(trial, sweep.name),
+        trial.plan.steps,
+        describe,
+        lambda s: states.save_trial(trial.id, s, seed),
+        first,
+    )
+    record, _ = run(
+        prepared,
+        reporter,
+        seed=seed,
+        state=state,
+        comm=comm,
+        device=device,
+        model=model,
+        seed_known=sweep.seed_known,
+    )
+    reporter.finished(record)
+    if first:
+        states.drop_trial(trial.id)
+
+
+class RayReporter(ABC):
+    """Keeps a trial's record up to date, tells Ray about epochs, saves the state now and then.
+
+    Only the first of several workers writes. A trial that a scheduler stops leaves the record of
+    its last epoch: what it really spent.
+    """
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        facts: dict[str, Any],
+        gauges: TrialGauges,
+        steps: int,
+        describe: Callable[[State], dict[str, Any]],
+        save: Callable[[State], None],
+        first: bool,
+    ) -> None:
+        self.first = first
+        self.store = Store(sweep.storage)
+        self.facts = facts
+        self.gauges = gauges
+        self.steps = steps
+        self.describe = describe
+        self.save = save
+        self.save_every = sweep.save_every_seconds
+        self.began = self.saved_at = time.monotonic()
+
+    @abstractmethod
+    def send(self, record: dict[str, Any] | None) -> None:
+        """Report to Ray; only the first worker has something to say."""
+
+    def step(self, done: int, loss: Callable[[], float], checkpoint: Callable[[], State]) -> None:
+        now = time.monotonic()
+        if self.first and now - self.saved_at > self.save_every:
+            state = checkpoint()
+            self.save(state)
+            self.gauges.save(state)
+            self.saved_at = time.monotonic()
+            self.save_every = max(self.save_every, SAVE_SHARE * (self.saved_at - now))
+
+    def epoch(self, record: dict[str, Any], checkpoint: Callable[[], State]) -> None:
+        if record["step"] < self.steps:  # the finished record follows the last epoch at once
+            self.send(self._keep(self.describe(checkpoint()), "running") if self.first else None)
+
+    def finished(self, record: dict[str, Any]) -> None:
+        self.send(self._keep(record, "finished") if self.first else None)
+
+    def _keep(self, record: dict[str, Any], status: str) -> dict[str, Any]:
+        seconds = self.facts["seconds"] + time.monotonic() - self.began
+        kept = {**record, "trial": {**self.facts, "status": status, "seconds": seconds}}
+        self.store.put(kept)
+        self.gauges.report(kept)
+        return kept
+
+
+class TuneReporter(RayReporter):
+    """For a trial that runs in Tune's own process."""
+
+    def send(self, record: dict[str, Any] | None) -> None:
+        assert record is not None, "a trial in Tune's own process is its only worker"
+        ray.tune.report(trial_metrics(record))
+
+
+def settled_record(trial: Trial, sweep: Sweep) -> dict[str, Any] | None:
+    record = Store(sweep.storage).get(trial.id)
+    return record if record and record["trial"].get("status") in SETTLED else None
+
+
+def start_facts(trial: Trial, sweep: Sweep) -> dict[str, Any]:
+    """Who, where and when; a trial that goes on keeps its first start and the time it has used."""
+    before = (Store(sweep.storage).get(trial.id) or {}).get("trial", {})
+    return {
+        "id": trial.id,
+        "sweep": sweep.name,
+        "group": trial.group,
+        "seed_index": trial.seed_index,
+        **whereabouts(),
+        "started_at": before.get("started_at", time.time()),
+        "seconds": before.get("seconds", 0.0),
+        "error": None,
+    }
+
+
+def whereabouts() -> dict[str, Any]:
+    """Node and process; Ray's log files are named after the latter."""
+    node = ray.get_runtime_context().get_node_id()
+    return {"node": f"{ray.util.get_node_ip_address()}/{node[:8]}", "pid": os.getpid()}
+
+
+def trial_metrics(record: dict[str, Any]) -> dict[str, Any]:
+    """What searchers, schedulers, trackers and the live table see of a trial; `status` says how it
+    stands."""
+    trial = record["trial"]
+    metrics = {"status": trial["status"], "error": trial.get("error")}
+    if not record.get("history"):
+        return metrics
+    last = record["history"][-1]
+    spent = last["epsilon"].get(record["plan"]["accountant"])
+    return {
+        **metrics,
+        "accuracy": record["metrics"]["accuracy"],
+        "epoch": last["epoch"],
+        "step": last["step"],
+        "epsilon": 0.0 if spent is None else spent,
+        "nominal": record["privacy"].get("guarantee") == "nominal",
+        **{f"epsilon_{name}": value for name, value in last["epsilon"].items()},
+        "loss": last["train_loss"],
+        "sigma": record["privacy"]["sigma"],
+        "examples_per_second": record["cost"]["examples_per_second"],
+        "train_seconds": last["train_seconds"],
+    }
+
+
+def record_failure(
+    trial: Trial, sweep: Sweep, facts: dict[str, Any], error: Exception
+) -> dict[str, Any]:
+    """Why a trial has no result; the epochs it did before, and what they spent, stay on record."""
+    store = Store(sweep.storage)
+    known = store.get(trial.id) or {
+        "plan": trial.plan.to_dict(),
+        "plan_hash": trial.plan.hash,
+        "finished": False,
+    }
+    text = " ".join(str(error).split())[:500]
+    kind = type(error).__name__
+    reason = text if kind == "UserError" else f"{kind}: {text}" if text else kind
+    record = {**known, "trial": {**facts, "status": "failed", "error": reason}}
+    store.put(record)
+    SweepState(sweep.storage).drop_trial(trial.id)
+    return record

@@ -1,0 +1,196 @@
+"""The training loop: one process's view of a run, the same on a laptop and on a cluster.
+
+It knows neither Ray nor files. What it needs from outside comes in as arguments: the secret seed,
+how workers add up (`Comm`), and who listens (`Reporter`).
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfp_ray.data import Table
+from dpfp_ray.data.batches import PART_COST, cut
+from dpfp_ray.methods.parts.base import Method, Rows, make_method
+from dpfp_ray.models.classifier import Classifier, trainable_parameters
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.sampling import keyed_integer, make_sampler
+from dpfp_ray.privacy.spending import Ledger
+from dpfp_ray.training.comm import Comm, share
+from dpfp_ray.training.evaluate import evaluate
+
+State = dict[str, Any]
+
+
+class Reporter(Protocol):
+    """Who listens to a run. `checkpoint()` gives the state to resume from, when it is asked for."""
+
+    def step(self, done: int, loss: Callable[[], float], checkpoint: Callable[[], State]) -> None:
+        """After every step; `loss()` is the mean loss of a row since the last epoch's end."""
+        ...
+
+    def epoch(self, record: dict[str, Any], checkpoint: Callable[[], State]) -> None:
+        """After every epoch, with that epoch's entry of the history."""
+        ...
+
+
+@dataclass
+class Data:
+    """The task as tables; `dev` maps a split's name to its table."""
+
+    train: Table
+    dev: dict[str, Table]
+
+
+@dataclass
+class Progress:
+    """What a resumed run must not forget, besides the weights."""
+
+    step: int = 0
+    rows: int = 0
+    noise_coordinates: int = 0
+    train_seconds: float = 0.0
+    eval_seconds: float = 0.0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+def train(
+    plan: Plan,
+    noise_multiplier: float,
+    model: Classifier,
+    data: Data,
+    *,
+    seed: int,
+    comm: Comm,
+    reporter: Reporter,
+    state: State | None = None,
+) -> Progress:
+    """Train `model` in place from the start, or from `state`, to the last step of `plan`."""
+    device = next(model.parameters()).device
+    sampler = make_sampler(plan, seed)
+    method = make_method(plan, model, noise_multiplier * plan.C, seed)
+    assert plan.learning_rate is not None
+    assert plan.weight_decay is not None
+    optimizer = torch.optim.AdamW(
+        method.parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay, fused=True
+    )
+    ledger = Ledger(plan, noise_multiplier)
+    lengths = data.train.lengths
+    progress = Progress()
+    epoch_ends = plan.epoch_ends()
+    loss_sum, loss_rows = torch.zeros((), dtype=torch.float64, device=device), 0
+
+    if state is not None:
+        progress, loss_rows = Progress(**state["progress"]), state["loss_rows"]
+        model.load_state_dict(state["model"], strict=False)
+        optimizer.load_state_dict(state["optimizer"])
+        loss_sum += state["loss_sum"]
+    progress.noise_coordinates = method.noise_coordinates
+
+    def checkpoint() -> State:
+        return {
+            "plan_hash": plan.hash,
+            "noise_multiplier": noise_multiplier,
+            "epsilon": ledger.spent(progress.step),
+            "progress": vars(progress).copy(),
+            "loss_sum": loss_sum.item(),
+            "loss_rows": loss_rows,
+            "model": {name: p.detach() for name, p in trainable_parameters(model)},
+            "optimizer": optimizer.state_dict(),
+        }
+
+    def mean_loss() -> float:
+        return loss_sum.item() / max(1, loss_rows)
+
+    model.train()
+    while progress.step < plan.steps:
+        started = time.perf_counter()
+        step = progress.step
+        records = sampler.draw(step)
+        method.begin(step, len(records))
+        mine = np.arange(len(records))[share(len(records), comm)]
+        optimizer.zero_grad(set_to_none=True)
+        step_loss = torch.zeros((), dtype=torch.float64, device=device)
+        for number, part in enumerate(
+            cut(lengths[records[mine]], method.max_rows, PART_COST[device.type])
+        ):
+            if plan.dropout:
+                torch.manual_seed(keyed_integer(seed, f"dropout {comm.rank} {number}", step))
+            step_loss += method.backward(take(data.train, records, mine[part], device))
+        comm.sum_([*method.gradients(), step_loss])
+        if progress.rows == 0 and len(records):
+            check_all_move(method)
+        method.finish(step)
+        set_learning_rate(optimizer, plan, step)
+        optimizer.step()
+
+        loss_sum += step_loss
+        loss_rows += len(records)
+        progress.rows += len(records)
+        progress.step += 1
+        progress.train_seconds += time.perf_counter() - started
+        if progress.step in epoch_ends:
+            started = time.perf_counter()
+            scores = {
+                name: evaluate(model, table, comm, plan.precision)
+                for name, table in data.dev.items()
+            }
+            progress.eval_seconds += time.perf_counter() - started
+            record = {
+                "epoch": epoch_ends.index(progress.step) + 1,
+                "step": progress.step,
+                "train_loss": mean_loss(),
+                "dev": scores,
+                "epsilon": ledger.spent(progress.step),
+                "train_seconds": progress.train_seconds,
+            }
+            progress.history.append(record)
+            loss_sum.zero_()
+            loss_rows = 0
+            reporter.epoch(record, checkpoint)
+        reporter.step(progress.step, mean_loss, checkpoint)
+    return progress
+
+
+def take(
+    table: Table,
+    records: "np.ndarray[Any, Any]",
+    positions: "np.ndarray[Any, Any]",
+    device: torch.device,
+) -> Rows:
+    """The rows at `positions` of a step's `records`, padded together, on `device`."""
+    chosen = records[positions]
+    return Rows(
+        positions,
+        {name: move(tensor, device) for name, tensor in table.collate(chosen).items()},
+        move(torch.from_numpy(np.asarray(table.labels[chosen])), device),
+    )
+
+
+def move(tensor: Tensor, device: torch.device) -> Tensor:
+    """To a GPU through pinned memory, so that the copy overlaps with the previous part's work."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, plan: Plan, step: int) -> None:
+    left = 1 - step / plan.steps if plan.schedule == "linear" else 1.0
+    for group in optimizer.param_groups:
+        group["lr"] = (plan.learning_rate or 0.0) * left
+
+
+def check_all_move(method: Method) -> None:
+    """Refuse to train on when weights that should learn get nothing from the first rows."""
+    stuck = method.stuck()
+    if stuck:
+        raise UserError(
+            f"{len(stuck)} trainable tensors got no gradient from the first rows and would never "
+            f"train: {', '.join(stuck[:5])}{' …' if len(stuck) > 5 else ''}; "
+            f"use another model or scope head"
+        )

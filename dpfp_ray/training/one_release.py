@@ -1,0 +1,99 @@
+"""The loop's counterpart for modes that use the private records once: release, solve, evaluate."""
+
+import time
+from importlib import import_module
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpfp_ray.methods.parts.discriminant import ClassStatistics, LinearHead, discriminant
+from dpfp_ray.methods.parts.one_release import bounded_rows
+from dpfp_ray.models.classifier import Classifier
+from dpfp_ray.models.representations import RepresentationTable
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.spending import Ledger
+from dpfp_ray.training.comm import Comm
+from dpfp_ray.training.evaluate import evaluate
+from dpfp_ray.training.loop import Data, Progress, Reporter, State
+
+
+def fit(
+    plan: Plan,
+    noise_multiplier: float,
+    model: Classifier,
+    data: Data,
+    *,
+    seed: int,
+    comm: Comm,
+    reporter: Reporter,
+) -> Progress:
+    """Release, solve, evaluate: what the training loop is to the other methods.
+
+    Every worker makes the same release from the same seed; only evaluation is shared out.
+    """
+    started = time.perf_counter()
+    table = data.train
+    assert isinstance(table, RepresentationTable), "these modes train on cached representations"
+    mode = import_module(f"dpfp_ray.methods.{plan.mode}")
+    known: ClassStatistics = mode.release(plan, noise_multiplier, table, model.classes, seed)
+    assert plan.ridge is not None
+    assert plan.shrinkage is not None
+    public = public_covariance(data, plan) if plan.prior == "dev" else None
+    put_head(model, discriminant(known, plan.ridge, plan.shrinkage, public), plan.C)
+    progress = Progress(
+        step=1,
+        rows=len(table),
+        noise_coordinates=noise_coordinates(plan, model),
+        train_seconds=time.perf_counter() - started,
+    )
+
+    started = time.perf_counter()
+    scores = {name: evaluate(model, dev, comm, plan.precision) for name, dev in data.dev.items()}
+    progress.eval_seconds = time.perf_counter() - started
+    record = {
+        "epoch": 1,
+        "step": 1,
+        "train_loss": None,  # a loss on private rows would be a second, unpaid look at them
+        "dev": scores,
+        "epsilon": Ledger(plan, noise_multiplier).spent(1),
+        "train_seconds": progress.train_seconds,
+    }
+    progress.history.append(record)
+
+    def checkpoint() -> State:
+        return {
+            "plan_hash": plan.hash,
+            "noise_multiplier": noise_multiplier,
+            "epsilon": record["epsilon"],
+            "progress": vars(progress).copy(),
+            "model": {name: p.detach() for name, p in model.head.named_parameters("head")},
+        }
+
+    reporter.epoch(record, checkpoint)
+    reporter.step(1, lambda: float("nan"), checkpoint)
+    return progress
+
+
+def public_covariance(data: Data, plan: Plan) -> NDArray[np.float64]:
+    """Of the dev rows, without their labels; asked for by plans that count these rows as public."""
+    tables = [table for table in data.dev.values() if isinstance(table, RepresentationTable)]
+    rows = np.concatenate([u for table in tables for u, _ in bounded_rows(table, plan)])
+    centred = rows - rows.mean(0)
+    covariance: NDArray[np.float64] = centred.T @ centred / len(rows)
+    return covariance
+
+
+def noise_coordinates(plan: Plan, model: Classifier) -> int:
+    """How many coordinates of the release get noise: of one record's row, or of the moments."""
+    count: int = import_module(f"dpfp_ray.methods.{plan.mode}").coordinates(
+        model.width, model.classes
+    )
+    return count
+
+
+@torch.no_grad()
+def put_head(model: Classifier, head: LinearHead, C: float) -> None:
+    """The head for u = h/C as one for h bounded by C, which is what the model feeds it."""
+    model.head.weight.copy_(torch.from_numpy(head.weight / C))
+    model.head.bias.copy_(torch.from_numpy(head.bias))

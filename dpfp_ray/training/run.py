@@ -1,0 +1,349 @@
+"""From a plan to a finished result in one plain process: load, calibrate, train, write down.
+
+DIR/result.json      the result: public facts and measurements, no secrets
+DIR/weights.safetensors   the trained weights (with their plan), if asked for
+DIR/resume.pt        only while unfinished: weights, optimizer and the *secret seed*
+"""
+
+import os
+import platform
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpfp_ray.data import Task
+from dpfp_ray.data.tasks import load_task
+from dpfp_ray.data.tokens import tokenise
+from dpfp_ray.data.whole_files import read_json, write_json
+from dpfp_ray.methods.parts.one_release import release_id
+from dpfp_ray.models.classifier import Classifier, count_parameters, trainable_parameters
+from dpfp_ray.models.pretrained import build_classifier, load_tokenizer, resolve_representation
+from dpfp_ray.models.representations import HeadClassifier, RepresentationTable, represent
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.calibration import noise_multiplier
+from dpfp_ray.privacy.sampling import fresh_seed, keyed_integer
+from dpfp_ray.privacy.statement import statement, verdict
+from dpfp_ray.training import memory, one_release
+from dpfp_ray.training.comm import Comm, SoloComm
+from dpfp_ray.training.loop import Data, Progress, Reporter, State, train
+
+SCHEMA = 1
+RESULT, RESUME, WEIGHTS = "result.json", "resume.pt", "weights.safetensors"
+
+
+@dataclass
+class Inputs:
+    """What many plans can share: the task as tokens, and the encoder's initial weights."""
+
+    data: Data
+    label_names: tuple[str, ...]
+    representation: str
+    # Set when the encoder comes from elsewhere than this machine's disk (Ray's object store).
+    make_model: Callable[[Plan, int], Classifier] | None = None
+
+
+@dataclass
+class Prepared:
+    """A plan bound to its data, calibrated, ready for the first step."""
+
+    plan: Plan
+    inputs: Inputs
+    noise_multiplier: float
+
+    @property
+    def data(self) -> Data:
+        return self.inputs.data
+
+
+def load_inputs(plan: Plan, task: Task | None = None) -> Inputs:
+    """Load and tokenise; with a frozen encoder, also encode (`representations.py`).
+
+    Nothing here depends on method, budget or seed.
+    """
+    representation = resolve_representation(plan.model, plan.representation)
+    task = task or load_task(plan)
+    tokenizer = load_tokenizer(plan.model)
+    train_tokens = tokenise(task.train, tokenizer, plan.max_length, f"{task.name} train")
+    dev_tokens = {
+        name: tokenise(split, tokenizer, plan.max_length, name) for name, split in task.dev.items()
+    }
+    data = Data(train_tokens, dict(dev_tokens))
+    if plan.scope == "head":
+        options = (plan.model, representation, plan.precision)
+        data = Data(
+            represent(train_tokens, *options, f"{task.name} train"),
+            {name: represent(table, *options, name) for name, table in dev_tokens.items()},
+        )
+    return Inputs(data, task.label_names, representation)
+
+
+def prepare(plan: Plan, inputs: Inputs | None = None) -> Prepared:
+    """Bind the plan to its data and calibrate its noise."""
+    inputs = inputs or load_inputs(plan)
+    bound = plan.bind(records=len(inputs.data.train), representation=inputs.representation)
+    return Prepared(bound, inputs, noise_multiplier(bound))
+
+
+def build_model(prepared: Prepared, seed: int, device: torch.device) -> Classifier:
+    plan, head_seed = prepared.plan, keyed_integer(seed, "head")
+    classes = len(prepared.inputs.label_names)
+    train_table = prepared.data.train
+    if isinstance(train_table, RepresentationTable):
+        # The encoder has done its work: no trial needs to load it.
+        model: Classifier = HeadClassifier(
+            train_table.width, classes, plan.representation, head_seed
+        )
+        model.bounded = (plan.scaling, plan.C) if plan.one_release else None
+    elif prepared.inputs.make_model is not None:
+        model = prepared.inputs.make_model(plan, head_seed)
+    else:
+        model = build_classifier(
+            plan.model,
+            plan.representation,
+            classes,
+            dropout=plan.dropout,
+            head_seed=head_seed,
+            scope=plan.scope,
+        )
+        if plan.scope == "all":
+            freeze_unreached(model, prepared.data)
+    return model.to(device)
+
+
+def freeze_unreached(model: Classifier, data: Data) -> None:
+    """Freeze weights on which the output does not depend (some encoders carry unused ones).
+
+    Asked of one dev row, which is public; such weights could neither learn nor leak.
+    """
+    table = next(iter(data.dev.values()))
+    model(table.collate(np.arange(1))).sum().backward()
+    unreached = [(name, p) for name, p in trainable_parameters(model) if p.grad is None]
+    for _, parameter in unreached:
+        parameter.requires_grad_(False)
+    model.zero_grad(set_to_none=True)
+    if unreached:
+        names = ", ".join(name for name, _ in unreached[:3])
+        warnings.warn(
+            f"{len(unreached)} weights do not affect the output and stay as they are: {names}",
+            stacklevel=2,
+        )
+
+
+def run(
+    prepared: Prepared,
+    reporter: Reporter,
+    *,
+    seed: int | None = None,
+    state: State | None = None,
+    comm: Comm | None = None,
+    device: torch.device | None = None,
+    model: Classifier | None = None,
+    seed_known: bool = False,
+) -> tuple[dict[str, Any], Classifier]:
+    """Train as planned; the result's record and the trained model.
+
+    `model` is what `build_model` gives for the same seed, for callers who need it beforehand.
+    """
+    plan = prepared.plan
+    seed = fresh_seed() if seed is None else seed
+    if state is not None:
+        # The noise that the first steps really had, should calibration come out otherwise by now.
+        prepared = replace(prepared, noise_multiplier=state["noise_multiplier"])
+    device = device or default_device()
+    memory.reset_peak(device)
+    model = model or build_model(prepared, seed, device)
+    comm = comm or SoloComm()
+    described = (plan, prepared.noise_multiplier, model, prepared.data)
+    if plan.one_release:  # done at once, the same from the start whenever it is done again
+        progress = one_release.fit(*described, seed=seed, comm=comm, reporter=reporter)
+    else:
+        progress = train(*described, seed=seed, comm=comm, reporter=reporter, state=state)
+    record = result_record(prepared, progress, model, device, seed_known=seed_known)
+    train_table = prepared.data.train
+    if plan.one_release and isinstance(train_table, RepresentationTable):
+        record["privacy"]["release_id"] = release_id(
+            plan, prepared.noise_multiplier, train_table, seed
+        )
+    return record, model
+
+
+def result_record(
+    prepared: Prepared,
+    progress: Progress,
+    model: Classifier,
+    device: torch.device,
+    *,
+    seed_known: bool = False,
+) -> dict[str, Any]:
+    """Everything a reader of the result may know, finished or so far; the seed is not among it."""
+    plan = prepared.plan
+    return {
+        "schema": SCHEMA,
+        "plan": plan.to_dict(),
+        "plan_hash": plan.hash,
+        "finished": progress.step == plan.steps,
+        "labels": list(prepared.inputs.label_names),
+        "dev_records": {name: len(table) for name, table in prepared.data.dev.items()},
+        "metrics": headline(plan, progress.history),
+        "history": progress.history,
+        "privacy": {
+            "guarantee": verdict(plan),
+            "epsilon": progress.history[-1]["epsilon"] if progress.history else {},
+            "delta": plan.delta,
+            "noise_multiplier": prepared.noise_multiplier,
+            "sigma": prepared.noise_multiplier * plan.C,
+            "p": plan.p,
+            "steps": progress.step,
+            "draws": progress.step * plan.M,
+            "noise_coordinates": progress.noise_coordinates,
+        },
+        "statement": statement(
+            plan, prepared.noise_multiplier, steps=progress.step, seed_known=seed_known
+        ),
+        "cost": {
+            "train_seconds": progress.train_seconds,
+            "eval_seconds": progress.eval_seconds,
+            "examples_per_second": progress.rows / max(progress.train_seconds, 1e-9),
+            "peak_memory_bytes": memory.peak(device),
+            "parameters": count_parameters(model),
+            "trainable_parameters": count_parameters(model, trainable_only=True),
+        },
+        "environment": {
+            "device": str(device),
+            "threads": torch.get_num_threads(),
+            "python": platform.python_version(),
+            "torch": version("torch"),
+            "transformers": version("transformers"),
+            "dpfp_ray": version("dpfp-ray"),
+        },
+    }
+
+
+def headline(plan: Plan, history: list[dict[str, Any]]) -> dict[str, Any]:
+    """The score to quote. Private runs: when the budget is spent. Non-private: the best epoch."""
+    if not history:
+        return {}
+    first = next(iter(history[0]["dev"]))
+    scores = [record["dev"][first]["accuracy"] for record in history]
+    chosen = len(scores) - 1 if plan.private else int(np.argmax(scores))
+    return {
+        "accuracy": scores[chosen],
+        "accuracy_last": scores[-1],
+        "epoch": history[chosen]["epoch"],
+        "rule": "last epoch" if plan.private else "best epoch on dev",
+        **{f"accuracy_{name}": s["accuracy"] for name, s in history[chosen]["dev"].items()},
+    }
+
+
+def default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def make_folder(name: str) -> Path:
+    folder = Path(name).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder}: {error.strerror}; use another --output"
+        ) from None
+    return folder
+
+
+def discard(folder: Path) -> None:
+    """Remove what an earlier run left in `folder`."""
+    for name in (RESULT, WEIGHTS):
+        (folder / name).unlink(missing_ok=True)
+    forget_state(folder)
+
+
+def refuse_changed_files(plan: Plan, written: Path) -> None:
+    """A plan names its files, not what is in them: what was `written` before they last changed is
+    of other data.
+
+    Times are compared and no hash is kept: a hash of private records in a result would be a release
+    of its own.
+    """
+    data = Path(plan.data_dir).glob("*") if plan.data_dir else ()
+    for path in (plan.train_file, plan.dev_file, *data):
+        if path and Path(path).is_file() and os.path.getmtime(path) > os.path.getmtime(written):
+            raise UserError(
+                f"{path} has changed since {written} was written; use another --output, or "
+                "--overwrite"
+            )
+
+
+def finished_result(folder: Path, plan: Plan, *, with_audit: bool = False) -> dict[str, Any] | None:
+    """The result in `folder` if this very plan was finished there, on data as they are now."""
+    if not (folder / RESULT).exists():
+        return None
+    found = read_json(folder / RESULT)
+    if "audit" in found and not with_audit:
+        raise UserError(f"{folder} holds an audit; use another --output, or --overwrite")
+    if found.get("plan_hash") != plan.hash:
+        raise UserError(
+            f"{folder} holds the result of another plan ({found.get('plan_hash')}, this is "
+            f"{plan.hash}); use another --output, or --overwrite"
+        )
+    refuse_changed_files(plan, folder / RESULT)
+    forget_state(folder)  # still there if the run was killed right after its result
+    return dict(found)
+
+
+def save_state(folder: Path, state: State, seed: int, seed_known: bool = False) -> None:
+    """Written in one rename, so that a kill at any moment leaves a whole file; owner-only.
+
+    That the seed was given is kept too: the statement at the end must say so, however the run was
+    resumed.
+    """
+    scratch = folder / f"{RESUME}.{os.getpid()}"
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        torch.save({**state, "seed": seed, "seed_known": seed_known}, file)
+    os.replace(scratch, folder / RESUME)
+
+
+def forget_state(folder: Path) -> None:
+    """The seed goes with it, also from the scratch file of a save that was killed."""
+    for path in folder.glob(f"{RESUME}*"):
+        path.unlink(missing_ok=True)
+
+
+def load_state(folder: Path, plan: Plan) -> State | None:
+    """The unfinished run in `folder`, if there is one; refuses another plan's."""
+    path = folder / RESUME
+    if not path.exists():
+        return None
+    try:
+        state: State = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged bytes make torch fail in many ways
+        raise UserError(
+            f"{path} is damaged ({type(error).__name__}); --overwrite starts again"
+        ) from None
+    if state["plan_hash"] != plan.hash:
+        raise UserError(
+            f"{folder} holds an unfinished run of another plan ({state['plan_hash']}, this is "
+            f"{plan.hash}); use another --output, or --overwrite"
+        )
+    refuse_changed_files(plan, path)
+    return state
+
+
+def write_result(
+    folder: Path, record: dict[str, Any], model: Classifier | None, plan: Plan
+) -> None:
+    """Result and weights into `folder`; the resume file, and the seed in it, go."""
+    if model is not None:
+        from safetensors.torch import save_file
+
+        weights = {name: p.detach().cpu().contiguous() for name, p in trainable_parameters(model)}
+        save_file(weights, folder / WEIGHTS, metadata={"plan_hash": plan.hash})
+    write_json(folder / RESULT, record)
+    forget_state(folder)

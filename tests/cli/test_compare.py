@@ -1,0 +1,200 @@
+"""`dpfp compare`: cells, tables, tuning, and what it refuses."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfp_ray.cli.compare import parse_settings, plan_cells
+from dpfp_ray.cli.main import main
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.values import make_plan
+from tests.support.ray_runs import records
+
+METHODS = "non_private,dpfp,dpsgd"
+
+
+def flags(task: dict[str, Any], output: Path, *names: str) -> list[str]:
+    given = [f"--{name.replace('_', '-')}={task[name]}" for name in names]
+    return ["compare", "--output", str(output), "--seed", "5", *given]
+
+
+INPUTS = ("train_file", "dev_file", "model", "representation", "accountant")
+
+
+@pytest.fixture(scope="module")
+def compared(
+    tiny_task: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, ray_session: None
+) -> tuple[list[str], Path]:
+    output = tmp_path_factory.mktemp("compare") / "out"
+    command = flags({**tiny_task, "epochs": 1}, output, *INPUTS, "epochs", "batch_size")
+    command += ["--methods", METHODS, "--epsilon", "3,8", "--seeds", "2"]
+    assert main(command) == 0
+    return command, output
+
+
+def test_every_cell_is_run_for_every_seed(compared: tuple[list[str], Path]) -> None:
+    found = Counter(
+        (r["plan"]["method"], r["plan"]["epsilon"]) for r in records(compared[1]).values()
+    )
+    expected = [("non_private", None), ("dpfp", 3.0), ("dpfp", 8.0), ("dpsgd", 3.0), ("dpsgd", 8.0)]
+    assert found == dict.fromkeys(expected, 2), "non-private is run once a seed, whatever the ε"
+
+
+def test_flags_apply_to_all_methods(compared: tuple[list[str], Path]) -> None:
+    plans = [record["plan"] for record in records(compared[1]).values()]
+    assert {plan["epochs"] for plan in plans} == {1.0}
+    assert {plan["batch_size"] for plan in plans} == {8}
+
+
+def test_all_files_are_there(compared: tuple[list[str], Path]) -> None:
+    assert sorted(path.name for path in compared[1].iterdir()) == [
+        "records",
+        "results.csv",
+        "results.jsonl",
+        "results.parquet",
+        "table.md",
+    ]
+    table = (compared[1] / "table.md").read_text()
+    assert " ± " in table
+    assert "3†" in table
+    assert "† nominal" in table
+
+
+def test_second_run_starts_nothing_and_says_the_same(
+    compared: tuple[list[str], Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = records(compared[1])
+    monkeypatch.setattr(
+        "dpfp_ray.sweeps.runner.connected", lambda *_: pytest.fail("Ray was started")
+    )
+    assert main([*compared[0], "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["method"], row["epsilon"], row["runs"]) for row in rows] == [
+        ("non_private", None, 2),
+        ("dpfp", 3.0, 2),
+        ("dpsgd", 3.0, 2),
+        ("dpfp", 8.0, 2),
+        ("dpsgd", 8.0, 2),
+    ]
+    assert all(row["epsilon_gdp"] <= row["epsilon"] for row in rows[1:])
+    assert records(compared[1]) == before
+
+
+def test_more_seeds_run_only_what_is_new(compared: tuple[list[str], Path]) -> None:
+    before = records(compared[1])
+    methods = compared[0].index("--methods") + 1
+    command = [*compared[0][:methods], "dpfp", "--epsilon", "3", "--seeds", "3"]
+    assert main(command) == 0
+    after = records(compared[1])
+    assert len(after) == len(before) + 1
+    # What was run stays; what the whole costs is written anew into every statement.
+    assert all(after[name]["trial"] == record["trial"] for name, record in before.items())
+    assert all(after[name]["history"] == record["history"] for name, record in before.items())
+
+
+def test_tuning_takes_the_better_and_spends_the_same_on_all(
+    tiny_task: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], ray_session: None
+) -> None:
+    command = flags(tiny_task, tmp_path, *INPUTS, "batch_size", "micro_batches", "epochs")
+    command += ["--methods", "non_private,dpfp", "--tune", "2", "--json"]
+    assert main(command) == 0
+    rows = {row["method"]: row for row in json.loads(capsys.readouterr().out)}
+    tried: dict[str, list[dict[str, Any]]] = {"non_private": [], "dpfp": []}
+    for record in records(tmp_path).values():
+        if record["trial"]["group"] == "tune":
+            tried[record["plan"]["method"]].append(record)
+    for method, candidates in tried.items():
+        assert len(candidates) == 2
+        accuracy = {r["plan"]["learning_rate"]: r["metrics"]["accuracy"] for r in candidates}
+        chosen = rows[method]["learning_rate"]
+        assert accuracy[chosen] == max(accuracy.values()), "ties may go either way"
+        assert rows[method]["runs"] == 1
+
+
+def test_every_row_is_audited_and_its_verdict_is_everywhere(
+    tiny_task: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], ray_session: None
+) -> None:
+    methods = ["--methods", "dpfp:moments,dpsgd:head", "--audit", "20"]
+    command = [*flags(tiny_task, tmp_path, *INPUTS), *methods, "--epochs", "1"]
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "audit ε ≥" in shown
+    assert "4 private trials on custom (add_remove, 2 of them audits)" in " ".join(shown.split())
+    found = records(tmp_path)
+    audits = [record for name, record in found.items() if name.startswith("audit-")]
+    rows = [record for name, record in found.items() if not name.startswith("audit-")]
+    assert len(audits) == len(rows) == 2
+    for row in rows:
+        (audit,) = (a["audit"] for a in audits if a["plan_hash"] == row["plan_hash"])
+        assert row["statement"]["audit"] == audit
+        assert audit["canaries"] == 20
+    assert "audit ε ≥" in (tmp_path / "table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--epsilon", "inf"], "use --methods non_private"),
+        (["--epsilon", "3,x"], "'x' is not a number"),
+        (["--epsilon", "0"], "above 0"),
+        (["--methods", "dpfd"], "did you mean 'dpfp'?"),
+        (["--methods", "dpfp:momints"], "did you mean 'moments'?"),
+        (["--methods", "dpsgd:moments"], "head"),
+        (["--methods", ","], "methods is empty"),
+        (["--batch-size", "1000"], "1000"),
+        (["--methods", "dpsgd", "--adjacency", "zero_out"], "add_remove"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str],
+    words: str,
+    tiny_task: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*flags(tiny_task, tmp_path, *INPUTS), *arguments]) == 2
+    errors = capsys.readouterr().err
+    assert words in errors
+    assert errors.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_flag_reaches_the_methods_that_know_it() -> None:
+    common = {"epochs": 2, "micro_batches": 4, "batch_size": 8, "ridge": 0.5, "accountant": "gdp"}
+    methods = ["non_private", "dpfp", "dpfp:moments", "dpsgd"]
+    plans = [make_plan(cell) for cell in plan_cells(methods, [3.0], common, None)]
+    assert [plan.epochs for plan in plans] == [2, 2, 1, 2]
+    assert [plan.M for plan in plans] == [1, 4, 1, 1]
+    assert [plan.ridge for plan in plans] == [None, None, 0.5, None]
+    assert [plan.mode for plan in plans] == ["paper", "paper", "moments", "paper"]
+
+
+def test_match_gives_all_the_same_batch() -> None:
+    cells = plan_cells(["non_private", "dpfp", "dpsgd", "rgp"], [3.0], {}, "batch")
+    assert {make_plan(cell).batch_size for cell in cells} == {32}
+
+
+def test_a_setting_reaches_its_own_method_only() -> None:
+    settings = parse_settings(["dpfp.lr=1e-4"])
+    cells = plan_cells(["non_private", "dpfp"], [3.0], {}, None, settings)
+    assert "learning_rate" not in cells[0]
+    assert cells[1]["learning_rate"] == "1e-4"
+
+
+def test_a_setting_may_name_a_variant() -> None:
+    settings = parse_settings(["dpsgd.epochs=4", "dpsgd:head.lr=1e-2"])
+    plans = [make_plan(c) for c in plan_cells(["dpsgd", "dpsgd:head"], [3.0], {}, None, settings)]
+    assert [plan.scope for plan in plans] == ["all", "head"]
+    assert [plan.learning_rate for plan in plans] == [5e-4, 1e-2]
+    assert [plan.epochs for plan in plans] == [4, 4]
+
+
+@pytest.mark.parametrize("text", ["lr=1e-4", "dpfq.lr=1", "dpfp.lrr=1", "dpfp.lr"])
+def test_a_wrong_setting_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(UserError, match="--set"):
+        parse_settings([text])

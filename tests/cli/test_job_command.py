@@ -1,0 +1,117 @@
+"""Commands as jobs: checked before they travel, described for the Jobs page."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfp_ray.cli.job_command import describe, entrypoint, submission_id, variables
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.sweeps.spaces import space_path
+
+DEMO = str(space_path("demo"))
+
+
+def test_a_sweep_is_described_by_its_space() -> None:
+    found = describe(["sweep", DEMO, "--storage", "/shared/runs", "--set", "epsilon=1"])
+    assert found.name == "sweep demo-sweep"
+    assert found.metadata == {
+        "verb": "sweep",
+        "sweep": "demo-sweep",
+        "task": "demo",
+        "methods": "dpfp",
+        "epsilon": "1",
+    }
+
+
+def test_a_comparison_is_described_by_its_flags() -> None:
+    words = ["compare", "--task", "sst2", "--methods", "dpfp,rgp", "--epsilon", "3,8"]
+    found = describe([*words, "--output", "s3://bucket/night"])
+    assert found.name == "compare sst2"
+    assert found.metadata == {
+        "verb": "compare",
+        "sweep": "night",
+        "task": "sst2",
+        "methods": "dpfp,rgp",
+        "epsilon": "3,8",
+    }
+
+
+def test_one_run_is_described_by_its_plan_and_names_its_files() -> None:
+    words = ["train", "--train-file", "my.csv", "--method", "dpsgd", "--output", "/shared/one"]
+    found = describe(words)
+    assert found.metadata["methods"] == "dpsgd"
+    assert found.metadata["task"] == "custom"
+    assert found.paths == ("my.csv",)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sweep", DEMO],
+        ["sweep", DEMO, "--storage", "runs/here"],
+        ["sweep", DEMO, "--storage", "~/runs"],
+        ["compare", "--output", "runs"],
+        ["train", "--output", "../one"],
+    ],
+)
+def test_results_that_would_go_with_the_job_are_refused(words: list[str]) -> None:
+    with pytest.raises(UserError, match="a job's own folder goes with it"):
+        describe(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], "no command"),
+        (["submit", "--", "sweep", DEMO], "cannot be a job"),
+        (["sweep", "nothing.yaml", "--storage", "/r"], "nothing.yaml"),
+        (["sweep", DEMO, "--storage", "/r", "--set", "batch=3"], "batch"),
+        (["compare", "--methods", "dpgsd", "--output", "/r"], "dpgsd"),
+    ],
+)
+def test_what_is_wrong_shows_before_it_travels(words: list[str], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        describe(words)
+
+
+def test_a_misspelt_flag_shows_before_it_travels(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        describe(["sweep", DEMO, "--storage", "/r", "--sampels", "3"])
+    assert caught.value.code == 2
+    assert "--sampels" in capsys.readouterr().err
+
+
+def test_no_word_of_a_command_is_read_by_the_jobs_shell() -> None:
+    words = ["results", "/runs", "--where", "id == '$(rm -rf ~)'; `x` && \"y\"\n* | z"]
+    assert shlex.split(entrypoint(words)) == ["dpfp", *words]
+
+
+@pytest.mark.parametrize("name", ["sweep my-space", "Nächtlicher Lauf /../ <x>", "", "x" * 500])
+def test_a_submission_id_is_safe_and_never_the_same(name: str) -> None:
+    first, second = submission_id(name), submission_id(name)
+    assert first != second
+    assert set(first) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    assert len(first) < 80
+
+
+def test_variables_are_given_or_copied() -> None:
+    here: dict[str, Any] = {"HF_TOKEN": "secret"}
+    assert variables(["A=1=2", "HF_TOKEN", "B="], here) == {
+        "A": "1=2",
+        "HF_TOKEN": "secret",
+        "B": "",
+    }
+
+
+@pytest.mark.parametrize("text", ["=x", "1A=2", "A B=1", "MISSING"])
+def test_a_variable_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="--env"):
+        variables([text], {})
+
+
+def test_a_relative_space_is_read_from_here(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "mine.yaml").write_text(Path(DEMO).read_text())
+    monkeypatch.chdir(tmp_path)
+    assert describe(["sweep", "mine.yaml", "--storage", "/r"]).metadata["task"] == "demo"

@@ -1,0 +1,157 @@
+"""The command line as a whole: help, one-line errors, exit codes, closed pipes, quick starts."""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from dpfp_ray import __version__
+from dpfp_ray.cli.main import VERBS, build_parser, main
+from dpfp_ray.plan.errors import UserError
+
+CALIBRATE = ["calibrate", "--records", "1000", "--accountant", "gdp", "--epsilon", "3"]
+
+
+def fails(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Exit code 2, nothing on stdout, and the one line on stderr."""
+    try:
+        code: Any = main(argv)
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1, captured.err
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+def sub_parsers() -> dict[str, argparse.ArgumentParser]:
+    actions = build_parser()._subparsers
+    assert actions is not None
+    return dict(actions._group_actions[0].choices)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_that_mentions_every_flag(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([verb, "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    flags = [flag for action in sub_parsers()[verb]._actions for flag in action.option_strings]
+    assert {"-h", "--help"} < set(flags)
+    assert [flag for flag in flags if flag not in text] == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_flag_has_a_text(verb: str) -> None:
+    assert [a.option_strings for a in sub_parsers()[verb]._actions if not a.help] == []
+
+
+def test_the_main_help_lists_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    lines = [line.split() for line in text.splitlines()]
+    assert [verb for verb in VERBS if [verb] not in [words[:1] for words in lines]] == []
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"dpfp-ray {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ([], "VERB"),
+        (["fly"], "invalid choice: 'fly'"),
+        ([*CALIBRATE, "--epsilom", "3"], "unrecognized arguments: --epsilom 3"),
+        (["calibrate"], "--records"),
+        (["train"], "--output"),
+        (["train", "--output", "x", "--seed", "a"], "--seed"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert says in fails(argv, capsys)
+
+
+def raises(error: BaseException) -> Any:
+    def command(_: argparse.Namespace) -> NoReturn:
+        raise error
+
+    return command
+
+
+def call_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
+    from dpfp_ray.cli import calibrate
+
+    monkeypatch.setattr(calibrate, "command", raises(error))
+    return main(CALIBRATE)
+
+
+def test_a_users_mistake_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call_with(UserError("use another"), monkeypatch) == 2
+    assert capsys.readouterr().err == "dpfp: use another\n"
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ZeroDivisionError):
+        call_with(ZeroDivisionError(), monkeypatch)
+
+
+def test_ctrl_c_exits_with_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call_with(KeyboardInterrupt(), monkeypatch) == 130
+    assert capsys.readouterr().err == "dpfp: interrupted\n"
+
+
+@pytest.mark.parametrize("extra", [[], ["--json"]])
+def test_a_closed_pipe_is_fine(extra: list[str]) -> None:
+    """`dpfp … | head`: no traceback, no complaint of Python's at exit."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dpfp_ray.cli", *CALIBRATE, *extra],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 0
+
+
+SLOW = ("torch", "transformers", "ray", "opacus", "datasets", "pandas", "matplotlib", "optuna")
+
+
+@pytest.mark.parametrize(
+    "code", ["import dpfp_ray.cli.main", f"import dpfp_ray.cli.main as c; c.main({CALIBRATE})"]
+)
+def test_what_needs_no_model_loads_no_torch(code: str, tmp_path: Path) -> None:
+    """Help, errors and calibration answer at once; torch alone takes seconds to import."""
+    ask = f"import sys; print('loaded:', *[name for name in {SLOW} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{ask}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "DPFP_CACHE": str(tmp_path)},
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] == "loaded:"
+
+
+def test_every_verb_is_a_command() -> None:
+    for verb in VERBS:
+        assert callable(sub_parsers()[verb].get_default("command")), verb

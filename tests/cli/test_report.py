@@ -1,0 +1,80 @@
+"""`dpfp report`: where it looks, what it writes, what it says."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from dpfp_ray.cli import report as verb
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.results.store import Store
+from tests.support.samples import sample
+
+
+def run(*argv: str) -> int:
+    parser = argparse.ArgumentParser()
+    verb.add_arguments(parser)
+    return verb.command(parser.parse_args(argv))
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[str, str]:
+    one, two = tmp_path / "one", tmp_path / "two"
+    Store(one).put(sample("a", method="dpsgd"))
+    Store(two).put(sample("b", method="non_private"))
+    return str(one), str(two)
+
+
+def test_many_folders_make_one_report(
+    folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run(*folders, "--output", str(out), "--title", "Ours") == 0
+    said = capsys.readouterr()
+    assert said.out.strip() == str(out / "index.html")
+    assert "DP-SGD is best" in said.err
+    page = (out / "index.html").read_text(encoding="utf-8")
+    assert "<title>Ours</title>" in page
+    assert "DP-SGD" in page
+    assert "Non-DP" in page
+    assert f"dpfp report {folders[0]} {folders[1]} --output {out}" in page
+
+
+def test_a_folder_within_another_counts_once(folders: tuple[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(str(tmp_path), folders[0], "--output", str(out)) == 0
+    assert len((out / "tables" / "runs.csv").read_text().splitlines()) == 1 + 2
+
+
+def test_a_report_within_the_results_can_be_made_again(folders: tuple[str, str]) -> None:
+    out = Path(folders[0]) / "report"
+    run(folders[0], "--output", str(out))
+    first = (out / "index.html").read_bytes()
+    run(folders[0], "--output", str(out))
+    assert (out / "index.html").read_bytes() == first
+
+
+def test_json_lists_the_files(
+    folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(folders[0], "--output", str(tmp_path / "out"), "--json")
+    said = json.loads(capsys.readouterr().out)
+    assert said["index"].endswith("index.html")
+    assert all((tmp_path / "out" / name).exists() for name in said["files"])
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no folder"):
+        run(str(tmp_path / "nowhere"), "--output", str(tmp_path / "out"))
+    with pytest.raises(UserError, match="holds no records"):
+        run(str(tmp_path), "--output", str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_half_written_records_are_skipped_with_a_warning(
+    folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (Path(folders[0]) / "records" / "half.json").write_text('{"plan": ')
+    assert run(folders[0], "--output", str(tmp_path / "out")) == 0
+    assert "half.json" in capsys.readouterr().err

@@ -1,0 +1,204 @@
+"""`dpfp results`: what it prints, where, and with which exit code."""
+
+import argparse
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfp_ray.cli import results as verb
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.results.store import COLUMNS, Store
+from tests.support.result_records import make_record
+
+
+def run(*argv: str) -> int:
+    parser = argparse.ArgumentParser()
+    verb.add_arguments(parser)
+    return verb.command(parser.parse_args(argv))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    store = Store(tmp_path)
+    store.put(make_record("main-0123456789abcdef-0", accuracy=0.81234))
+    store.put(make_record("main-0123456789abcdef-1", accuracy=0.7, method="dpsgd", epsilon=8.0))
+    store.put(make_record("main-fedcba9876543210-0", accuracy=0.9, method="non_private"))
+    failed = {
+        "trial": {"id": "t-failed", "status": "failed", "error": "out of memory\nat line 3"},
+        "plan": {"method": "rgp", "task": "demo", "epsilon": 3.0},
+    }
+    store.put(failed)
+    return str(tmp_path)
+
+
+def test_the_table_fits_a_hundred_columns(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line) for line in lines) <= 100
+    assert {"id", "ε", "accuracy", "B", "M", "C", "lr"} <= set(lines[0].split())
+
+
+def test_status_is_shown_only_if_some_trial_is_not_finished(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(folder)
+    assert "failed" in capsys.readouterr().out
+    run(folder, "--where", "status == 'finished'")
+    assert "status" not in capsys.readouterr().out
+
+
+def test_a_nominal_epsilon_is_marked_and_explained(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(folder, "--where", "method in ['dpfp', 'dpsgd']")
+    out = capsys.readouterr().out
+    assert "3†" in out
+    assert "8†" not in out
+    assert "† nominal ε:" in out
+
+
+def test_without_a_nominal_epsilon_there_is_no_legend(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(folder, "--where", "method == 'dpsgd'")
+    assert "†" not in capsys.readouterr().out
+
+
+def test_accuracy_has_four_digits(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(folder, "--columns", "id,accuracy")
+    assert "0.8123" in capsys.readouterr().out
+
+
+def test_sort_by_accuracy_puts_the_best_first(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(folder, "--sort", "accuracy", "--json")
+    scores = [row["accuracy"] for row in json.loads(capsys.readouterr().out)]
+    assert scores == [0.9, 0.81234, 0.7, None]
+
+
+def test_limit_counts_after_the_sort(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(folder, "--sort=+accuracy", "--limit", "1", "--json")
+    out, err = capsys.readouterr()
+    assert [row["accuracy"] for row in json.loads(out)] == [0.7]
+    assert "1 of 4 trials" in err
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "many", "1.5", "²"])
+def test_a_bad_limit_is_refused(folder: str, limit: str) -> None:
+    with pytest.raises(UserError, match="limit"):
+        run(folder, f"--limit={limit}")
+
+
+def test_json_is_a_list_of_flat_rows_with_equal_keys(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(folder, "--json")
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) == 4
+    assert len({tuple(row) for row in rows}) == 1
+    assert set(COLUMNS) <= set(rows[0])
+    assert not any(isinstance(value, dict | list) for row in rows for value in row.values())
+
+
+def test_json_is_strict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = make_record("t1")
+    record["privacy"]["epsilon"]["rdp"] = math.inf
+    Store(tmp_path).put(record)
+    run(str(tmp_path), "--json", "--columns", "epsilon_rdp", "--where", "epsilon_rdp > 1000")
+    assert capsys.readouterr().out == '[{"epsilon_rdp": "inf"}]\n'
+
+
+def test_csv_round_trips(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(folder, "--csv", "--columns", "id,B,error")
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert rows[0] == {"id": "main-0123456789abcdef-0", "batch_size": "32", "error": ""}
+    assert rows[3]["error"] == "out of memory\nat line 3"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"), [((), ""), (("--json",), "[]\n"), (("--csv",), "id,accuracy\n")]
+)
+def test_no_match_is_no_error(
+    folder: str, flags: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(folder, "--where", "accuracy > 2", "--columns", "id,accuracy", *flags) == 0
+    out, err = capsys.readouterr()
+    assert out == expected
+    assert "no trial matches" in err
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no folder"):
+        run(str(tmp_path / "nowhere"))
+
+
+def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no records"):
+        run(str(tmp_path))
+
+
+def test_a_file_uri_works(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"file://{folder}", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)) == 4
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--where", "acuracy > 1"),
+        ("--where", "print(1)"),
+        ("--where", ""),
+        ("--sort", "nothing"),
+        ("--columns", "id,nothing"),
+        ("--columns", ""),
+    ],
+)
+def test_a_bad_query_is_refused(folder: str, flags: tuple[str, ...]) -> None:
+    with pytest.raises(UserError):
+        run(folder, *flags)
+
+
+def test_broken_records_are_named_on_stderr(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (Path(folder) / "records" / "half.json").write_text("{", encoding="utf-8")
+    assert run(folder, "--json") == 0
+    out, err = capsys.readouterr()
+    assert len(json.loads(out)) == 4
+    assert err.count("\n") == 1
+    assert "half.json" in err
+
+
+@pytest.mark.parametrize("hostile", ["[red]x[/red]", "[/bold]", "\x1b[2Jx", "a\nb", "\u202eevil"])
+def test_names_from_data_are_neither_markup_nor_terminal_codes(
+    tmp_path: Path, hostile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record: dict[str, Any] = make_record("t1")
+    record["plan"]["task"] = hostile
+    Store(tmp_path).put(record)
+    run(str(tmp_path), "--columns", "id,task,accuracy")
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "\u202e" not in out
+    assert len(out.splitlines()) == 2
+    if hostile.startswith("["):
+        assert hostile in out
+
+
+def test_columns_asked_for_are_never_cut_in_a_pipe(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(folder, "--columns", ",".join(COLUMNS))
+    assert "main-0123456789abcdef-0" in capsys.readouterr().out
+
+
+def test_help_lists_the_columns() -> None:
+    parser = argparse.ArgumentParser(description=verb.__doc__)
+    verb.add_arguments(parser)
+    assert all(name in " ".join(parser.format_help().split()) for name in COLUMNS)

@@ -1,0 +1,178 @@
+"""`dpfp sweep` as people run it: killed, interrupted, continued; and what it says on the way."""
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfp_ray.cli.main import main
+from dpfp_ray.sweeps.state import SECRET
+from tests.support.ray_runs import Command, measured, records, sweep_here, wait_for, write_space
+
+RATES = [1e-4, 3e-4, 1e-3, 3e-3]
+
+
+@dataclass
+class Story:
+    """What a sweep left behind after each of its interruptions."""
+
+    space: Path
+    storage: Path
+    seed: int = 0
+    secret_mode: int = 0
+    finished_at_kill: dict[str, Any] = field(default_factory=dict)
+    saved_at_kill: list[str] = field(default_factory=list)
+    interrupted: tuple[int, str] = (0, "")
+    interrupt_seconds: float = 0.0
+    finished_at_interrupt: dict[str, Any] = field(default_factory=dict)
+    end: tuple[int, str] = (0, "")
+    records: dict[str, Any] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def story(
+    ray_turn: None, tiny_task: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Story:
+    """Killed before anything was saved, killed in the middle of a trial, Ctrl-C, then let go on."""
+    folder = tmp_path_factory.mktemp("killed")
+    parameters = {"learning_rate": {"values": RATES}}
+    plan = {"epochs": 5, "batch_size": 4}
+    space = write_space(
+        folder / "s.yaml", tiny_task, method="grid", parameters=parameters, plan=plan
+    )
+    it = Story(space, folder / "runs")
+    command = ("sweep", str(space), "--storage", str(it.storage))
+    command += ("--concurrency", "1", "--cpus-per-worker", "1")
+
+    first = Command(*command)
+    wait_for(lambda: (it.storage / "tune").exists(), "the first trial's start")
+    it.secret_mode = os.stat(it.storage / SECRET).st_mode & 0o777
+    it.seed = int((it.storage / SECRET).read_text())
+    first.kill()
+
+    second = Command(*command)
+    wait_for(lambda: finished(it.storage) and saved(it.storage), "a trial's end and a state")
+    second.kill()
+    it.finished_at_kill, it.saved_at_kill = finished(it.storage), saved(it.storage)
+
+    third = Command(*command)
+    more = len(it.finished_at_kill)
+    wait_for(lambda: len(finished(it.storage)) > more and saved(it.storage), "another trial's end")
+    started = time.monotonic()
+    it.interrupted = third.interrupt()
+    it.interrupt_seconds = time.monotonic() - started
+    it.finished_at_interrupt = finished(it.storage)
+
+    it.end = Command(*command).end()
+    it.records = records(it.storage)
+    return it
+
+
+def finished(storage: Path) -> dict[str, Any]:
+    return {k: r for k, r in records(storage).items() if r["trial"]["status"] == "finished"}
+
+
+def saved(storage: Path) -> list[str]:
+    return [path.stem for path in storage.glob("states/*.pt") if not path.name.startswith(".")]
+
+
+def test_secret_is_owner_only_while_it_runs_and_gone_after(story: Story) -> None:
+    assert story.secret_mode == 0o600
+    assert sorted(path.name for path in story.storage.iterdir()) == [
+        "records",
+        "results.csv",
+        "results.jsonl",
+        "results.parquet",
+    ]
+
+
+def test_finished_trials_are_not_repeated(story: Story) -> None:
+    assert story.end[0] == 0, story.end[1]
+    assert len(story.records) == len(RATES)
+    for earlier in (story.finished_at_kill, story.finished_at_interrupt):
+        assert earlier
+        # The sweep's end writes its whole cost into the statements; what was run stays as it was.
+        for identity, record in earlier.items():
+            assert story.records[identity]["trial"] == record["trial"]
+            assert story.records[identity]["history"] == record["history"]
+
+
+def test_the_running_trial_continued_where_it_was(story: Story) -> None:
+    (identity,) = story.saved_at_kill
+    facts = story.records[identity]["trial"]
+    assert facts["resumed_at_step"] > 0
+
+
+def test_numbers_are_those_of_an_unbroken_sweep(
+    story: Story, tmp_path: Path, ray_session: None
+) -> None:
+    unbroken = sweep_here(story.space, tmp_path, seed=story.seed)
+    assert unbroken.keys() == story.records.keys()
+    for identity, record in unbroken.items():
+        assert measured(story.records[identity]) == measured(record)
+
+
+def test_ctrl_c_is_quick_and_says_how_to_go_on(story: Story) -> None:
+    code, errors = story.interrupted
+    assert code == 130
+    assert "The same command continues." in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+    assert story.interrupt_seconds < 60  # a few seconds on a quiet machine
+
+
+def test_one_line_for_each_trial_and_no_noise(story: Story) -> None:
+    lines = story.end[1].splitlines()
+    before = len(story.finished_at_interrupt)
+    assert lines[0] == f"{before} of {len(RATES)} trials are finished already"
+    assert [line.split()[0] for line in lines[1:-1]] == [
+        f"[{number}/{len(RATES)}]" for number in range(before + 1, len(RATES) + 1)
+    ]
+    assert all("learning_rate" in line and "done  accuracy" in line for line in lines[1:-1])
+    assert lines[-1].startswith("records in ")
+
+
+def test_finished_sweep_answers_at_once(
+    story: Story, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "dpfp_ray.sweeps.runner.connected", lambda *_: pytest.fail("Ray was started")
+    )
+    assert main(["sweep", str(story.space), "--storage", str(story.storage), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) == len(RATES)
+    assert [row["accuracy"] for row in rows] == sorted(
+        (row["accuracy"] for row in rows), reverse=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["missing.yaml"], "cannot read plan missing.yaml"),
+        (["SPACE", "--set", "epsilon"], "--set epsilon: give KEY=VALUE"),
+        (["SPACE", "--set", "epsilom=3"], "did you mean 'epsilon'?"),
+        (["SPACE", "--samples", "0"], "samples is '0'"),
+        (["SPACE", "--set", "epsilon=-3"], "epsilon is -3"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str],
+    words: str,
+    tiny_task: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    space = write_space(
+        tmp_path / "s.yaml", tiny_task, parameters={"learning_rate": {"values": RATES}}
+    )
+    given = [str(space) if part == "SPACE" else part for part in arguments]
+    assert main(["sweep", *given]) == 2
+    errors = capsys.readouterr().err
+    assert words in errors
+    assert errors.count("\n") == 1

@@ -1,0 +1,137 @@
+"""`dpfp train`: plans from files and flags, and refusals before anything is loaded."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfp_ray.cli.main import build_parser
+from dpfp_ray.cli.options import plan_from
+from dpfp_ray.cli.train import show
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import FIELDS, Plan
+from tests.cli.test_main import fails
+
+
+def plan_of(*argv: str) -> Plan:
+    return plan_from(build_parser().parse_args(["train", "--output", "x", *argv]))
+
+
+def plan_file(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_every_field_of_a_plan_is_a_flag() -> None:
+    arguments = ["train", "--output", "x"]
+    for name in FIELDS:
+        if name != "records":  # taken from the data
+            arguments += [f"--{name.replace('_', '-')}", "given"]
+    parsed = vars(build_parser().parse_args(arguments))
+    assert [name for name in FIELDS if parsed.get(name) != "given"] == ["records"]
+
+
+def test_flags_that_are_not_given_leave_the_defaults() -> None:
+    assert plan_of() == Plan()
+
+
+def test_flags_set_fields() -> None:
+    plan = plan_of("--batch-size", "64", "--lr", "1e-5", "--labels", "no,yes", "--task", "sst2")
+    assert plan == Plan(batch_size=64, learning_rate=1e-5, labels=("no", "yes"), task="sst2")
+
+
+def test_a_plan_file_sets_fields(tmp_path: Path) -> None:
+    path = plan_file(tmp_path, 'method: dpfp\nbatch_size: 64\nlr: 5e-6\nlabels: [no way, "yes"]\n')
+    plan = plan_of("--plan", path)
+    assert plan == Plan(batch_size=64, learning_rate=5e-6, labels=("no way", "yes"))
+
+
+@pytest.mark.parametrize("key", ["batch_size", "batch-size", "B"])
+def test_flags_win_over_the_plan_file(tmp_path: Path, key: str) -> None:
+    plan = plan_of("--plan", plan_file(tmp_path, f"{key}: 64\nepochs: 7\n"), "--batch-size", "128")
+    assert (plan.batch_size, plan.epochs) == (128, 7)
+
+
+def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="batch_size is given twice"):
+        plan_of("--plan", plan_file(tmp_path, "B: 64\nbatch_size: 32\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("batchsize: 8\n", "unknown key 'batchsize'; did you mean 'batch_size'?"),
+        ("epsilonn: 8\n", "did you mean 'epsilon'?"),
+        ("quux: 1\n", "unknown key 'quux'"),
+        ("- 1\n- 2\n", "must hold `key: value` lines"),
+        ("a: [\n", "is not valid YAML"),
+        ("epsilon: -1\n", "epsilon is -1"),
+        ("method: rpg\n", "did you mean 'rgp'?"),
+        ("batch_size: true\n", "batch_size is True"),
+    ],
+)
+def test_bad_plan_files_are_one_line(
+    tmp_path: Path, text: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["train", "--plan", plan_file(tmp_path, text), "--output", str(tmp_path / "out")]
+    assert says in fails(argv, capsys)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--micro-batches", "64", "--batch-size", "32"], "more than batch_size"),
+        (["--epsilon", "0"], "epsilon is 0"),
+        (["--delta", "1"], "delta is 1"),
+        (["--clip", "0"], "clip is 0"),
+        (["--lr", "0"], "learning_rate is 0"),
+        (["--dropout", "1"], "dropout is 1"),
+        (["--method", "nonprivate"], "did you mean 'non_private'?"),
+        (["--method", "non_private", "--epsilon", "3"], "spends no budget"),
+        (["--schedule", "cosine"], "unknown schedule 'cosine'"),
+        (["--representation", "max"], "unknown representation 'max'"),
+        (["--max-train", "0"], "max_train is 0"),
+        (["--task", "custom"], "needs train_file"),
+        (["--train-file", "gone.csv", "--model", "gone"], "gone"),
+        (["--threads", "0"], "threads is 0"),
+        (["--threads=-1"], "threads is -1"),
+        (["--plan", "gone.yaml"], "cannot read plan gone.yaml"),
+    ],
+)
+def test_bad_values_are_one_line(
+    flags: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert says in fails(["train", "--output", str(tmp_path / "out"), *flags], capsys)
+
+
+def test_an_output_that_is_a_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert "cannot write to" in fails(["train", "--output", str(tmp_path / "file")], capsys)
+
+
+def a_result(**privacy: Any) -> dict[str, Any]:
+    return {
+        "plan": {"method": "dpfp", "task": "demo"},
+        "metrics": {"accuracy": 0.75, "rule": "last epoch"},
+        "privacy": {"guarantee": "nominal", "delta": 1e-5, "sigma": 0.4, **privacy},
+        "cost": {"examples_per_second": 9.0, "train_seconds": 1.0, "peak_memory_bytes": 2**20},
+    }
+
+
+def test_a_result_is_shown_with_all_its_epsilons(capsys: pytest.CaptureFixture[str]) -> None:
+    show(a_result(epsilon={"gdp": 1.5, "rdp": None, "pld": "inf"}), as_json=False)
+    text = capsys.readouterr().out
+    assert "accuracy 0.7500 (last epoch)" in text
+    assert "nominal" in text
+    assert "gdp 1.500, rdp —, pld inf" in text
+
+
+def test_a_result_without_a_budget_is_shown_without_epsilon(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show(a_result(epsilon={}), as_json=False)
+    assert "ε" not in capsys.readouterr().out

@@ -1,0 +1,100 @@
+"""The dashboard's queries, asked of a real Prometheus that watches a real sweep."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboards.check import DASHBOARD, Prometheus, Query, check, private_prometheus, read_queries
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.sweeps.telemetry import GAUGES, TRIAL_TAGS
+from tests.support.ray_runs import PATIENCE, run_script, write_space
+
+needs_prometheus = pytest.mark.skipif(not shutil.which("prometheus"), reason="no prometheus here")
+# Tags that Ray adds by itself; all are bounded by the number of processes and nodes.
+RAYS_OWN = {"Component", "NodeAddress", "SessionName", "Version", "WorkerId", "JobId"}
+
+
+@pytest.fixture(scope="module")
+def seen(
+    ray_turn: None, tmp_path_factory: pytest.TempPathFactory, tiny_task: dict[str, Any]
+) -> dict[str, Any]:
+    """What `dpfp dashboard check` and Ray's metrics page say during a small sweep."""
+    folder = tmp_path_factory.mktemp("metrics")
+    space = write_space(
+        folder / "space.yaml",
+        tiny_task,
+        method="grid",
+        parameters={"learning_rate": {"values": [1e-3, 3e-3]}},
+    )
+    answers: dict[str, Any] = run_script(
+        "metrics_session", str(folder), str(space), patience=3 * PATIENCE
+    )
+    return answers
+
+
+@needs_prometheus
+def test_every_query_finds_data_during_a_sweep(seen: dict[str, Any]) -> None:
+    empty = [answer for answer in seen["answers"] if not answer["series"]]
+    assert (seen["code"], empty) == (0, [])
+
+
+@needs_prometheus
+def test_prometheus_gets_our_tags_and_none_that_grow(seen: dict[str, Any]) -> None:
+    trials = [line for line in seen["exported"] if "trial=" in line]
+    tags = {part.split("=")[0] for part in trials[0].partition("{")[2].split('",')}
+    ours = {tag for tag in tags if tag not in RAYS_OWN and not tag.startswith("otel_")}
+    assert set(TRIAL_TAGS) <= ours <= {*TRIAL_TAGS, "accountant"}
+
+
+@pytest.fixture(scope="module")
+def empty_prometheus(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    nodes = tmp_path_factory.mktemp("nodes") / "nodes.json"
+    nodes.write_text("[]")
+    with private_prometheus(str(nodes)) as prometheus:
+        yield prometheus
+
+
+@needs_prometheus
+def test_a_query_without_data_is_said_to_have_none(empty_prometheus: Prometheus) -> None:
+    queries = read_queries(json.loads(DASHBOARD.read_text()))
+    answers = check(empty_prometheus, queries, wait=0)
+    assert [answer.query for answer in answers] == queries
+    assert {(answer.series, answer.error) for answer in answers} == {(0, "")}
+
+
+@needs_prometheus
+def test_a_wrong_expression_is_said_to_be_wrong_at_once(empty_prometheus: Prometheus) -> None:
+    (answer,) = check(empty_prometheus, [Query("panel", "sum by (", True)], wait=600)
+    assert "parse error" in answer.error
+
+
+def test_every_gauge_is_on_the_dashboard() -> None:
+    expressions = " ".join(q.expression for q in read_queries(json.loads(DASHBOARD.read_text())))
+    assert [name for name in GAUGES if f"ray_{name}" not in expressions] == []
+
+
+def test_no_variable_of_grafana_is_left() -> None:
+    queries = read_queries(json.loads(DASHBOARD.read_text()))
+    assert [query for query in queries if "$" in query.expression] == []
+
+
+def test_a_machine_without_ray_is_told_what_to_do(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UserError, match=r"start a sweep|is not installed"),
+        private_prometheus(str(tmp_path / "none.json")),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("url", ["localhost:9090", "file:///etc/passwd"])
+def test_only_http_addresses_are_asked(url: str) -> None:
+    with pytest.raises(UserError, match="give one like http"):
+        Prometheus(url)
+
+
+def test_nobody_there_is_one_line() -> None:
+    with pytest.raises(UserError, match="no Prometheus answers at http://127"):
+        check(Prometheus("http://127.0.0.1:9"), [Query("panel", "up", True)], wait=60)

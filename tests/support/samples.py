@@ -1,0 +1,259 @@
+"""Made-up records for tests of the report. No value here was ever measured."""
+
+import copy
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from dpfp_ray.plan.defaults import METHODS
+from dpfp_ray.plan.plan import Plan
+
+HOSTILE = "<script>alert(1)</script>\"'|$x^2$ \\input{/etc/passwd} =1+1 %_#&~ [r](javascript:0)"
+_RECORDS = {"sst2": 67_349, "qnli": 104_374, "qqp": 384_348, "mnli": 240_942, "demo": 9_512}
+# Accuracy without privacy, and what each method loses at ε = 3.
+_CEILING = {"sst2": 0.925, "qnli": 0.905, "qqp": 0.908, "mnli": 0.842, "demo": 0.81}
+_LOSS = {"non_private": 0.0, "dpfp": 0.012, "dpsgd": 0.055, "rgp": 0.04}
+_COST = {
+    "non_private": (60.0, 900),
+    "dpfp": (64.0, 910),
+    "dpsgd": (130.0, 1900),
+    "rgp": (400.0, 1300),
+}
+
+
+def sample(
+    identity: str,
+    *,
+    sweep: str = "compare",
+    seed: int = 0,
+    accuracy: float | None = None,
+    status: str = "finished",
+    **fields: Any,
+) -> dict[str, Any]:
+    """A finished trial as `ray_trial` leaves it, with values that look alive."""
+    task = fields.get("task", "demo")
+    chance = random.Random(f"{identity} {seed}")
+    records = min(_RECORDS.get(task, 5_000), fields.get("max_train") or 10**9)
+    plan = Plan(**fields).bind(records=records, representation="mean")
+    private = plan.private
+    budget = plan.epsilon or 0.0
+    if accuracy is None:
+        loss = _LOSS.get(plan.method, 0.05) * (3 / budget) ** 0.4 if private else 0.0
+        accuracy = _CEILING.get(task, 0.8) - loss + chance.gauss(0, 0.002)
+    seconds, memory = _COST[plan.method]
+    seconds *= plan.D / 20_000 * chance.uniform(0.95, 1.05)
+    splits = ("matched", "mismatched") if task == "mnli" else ("dev",)
+    factors = {"gdp": 0.37, "rdp": 1.28, "pld": 1.0}
+    base = budget / factors[plan.accountant]
+    spent = {name: base * factor for name, factor in factors.items()} if private else {}
+    epochs = len(plan.epoch_ends())
+    scores = [accuracy - 0.12 * math.exp(-1.2 * e) + chance.gauss(0, 0.002) for e in range(epochs)]
+    scores[-1] = accuracy
+    history = [
+        {
+            "epoch": e + 1,
+            "step": plan.epoch_ends()[e],
+            "train_loss": 0.6 - 0.05 * e,
+            "dev": {
+                s: {"accuracy": scores[e] + 0.003 * i, "loss": 0.5} for i, s in enumerate(splits)
+            },
+            "epsilon": {k: v * math.sqrt((e + 1) / epochs) for k, v in spent.items()},
+            "train_seconds": seconds * (e + 1) / epochs,
+        }
+        for e in range(epochs)
+    ]
+    guarantee = {"non_private": "none", "dpfp": "nominal"}.get(plan.method, "proved")
+    sigma = {"dpfp": 0.4, "dpsgd": 0.77, "rgp": 0.9}.get(plan.method, 0.0)
+    return {
+        "schema": 1,
+        "plan": plan.to_dict(),
+        "plan_hash": plan.hash,
+        "finished": status == "finished",
+        "labels": ["negative", "positive"],
+        "dev_records": dict.fromkeys(splits, 872),
+        "metrics": {
+            "accuracy": accuracy,
+            "accuracy_last": accuracy,
+            "epoch": epochs,
+            "rule": "last epoch",
+            **{f"accuracy_{s}": accuracy + 0.003 * i for i, s in enumerate(splits)},
+        },
+        "history": history,
+        "privacy": {
+            "guarantee": guarantee,
+            "epsilon": spent,
+            "delta": plan.delta,
+            "noise_multiplier": sigma,
+            "sigma": sigma * plan.C,
+            "p": plan.p,
+            "steps": plan.steps,
+            "draws": plan.draws,
+            "noise_coordinates": {"dpfp": 384, "dpsgd": 22_700_000, "rgp": 60_000}.get(
+                plan.method, 0
+            ),
+        },
+        "cost": {
+            "train_seconds": seconds,
+            "eval_seconds": 2.0,
+            "examples_per_second": plan.D * (plan.epochs or 1) / seconds,
+            "peak_memory_bytes": int(memory * 2**20 * chance.uniform(0.99, 1.01)),
+            "parameters": 22_700_000,
+            "trainable_parameters": 22_700_000,
+        },
+        "environment": {"device": "cpu", "threads": 1},
+        "trial": {
+            "id": f"{identity}-{seed}",
+            "sweep": sweep,
+            "group": "",
+            "seed_index": seed,
+            "status": status,
+            "error": None,
+            "node": "10.0.0.1",
+            "started_at": 1_000.0 + seed,
+            "seconds": seconds + 5,
+        },
+    }
+
+
+def comparison(
+    tasks: tuple[str, ...] = ("demo",),
+    budgets: tuple[float, ...] = (3.0, 8.0),
+    seeds: int = 3,
+    **fields: Any,
+) -> Iterator[dict[str, Any]]:
+    """What `dpfp compare` leaves: every method, the baselines with shorter training than real."""
+    for task in tasks:
+        for method in METHODS:
+            for epsilon in (None,) if method == "non_private" else budgets:
+                for seed in range(seeds):
+                    values: dict[str, Any] = {"task": task, "method": method, **fields}
+                    if epsilon is not None:
+                        values["epsilon"] = epsilon
+                    name = f"{task}-{method}-{epsilon}-{fields.get('model', '')}"
+                    yield sample(name, seed=seed, **values)
+
+
+def grid_sweep() -> Iterator[dict[str, Any]]:
+    """The paper's three figures as small sweeps; one trial failed, one was refused, one stopped."""
+    rates = (1e-6, 5e-6, 1e-5, 5e-5, 1e-4)
+    for b, batch in enumerate((16, 32, 64, 128, 256)):
+        for r, rate in enumerate(rates):
+            name = f"grid-{batch}-{rate}"
+            score = 0.9 - 0.03 * abs(b - 1) - 0.04 * abs(r - 1.3)
+            fields = {
+                "batch_size": batch,
+                "learning_rate": rate,
+                "micro_batches": 1,
+                "epsilon": 3.0,
+            }
+            if (b, r) == (4, 4):
+                yield failed(name, "figure-batch", "CUDA out of memory")
+            else:
+                yield sample(name, sweep="figure-batch", accuracy=score, task="sst2", **fields)
+    for c, clip in enumerate((0.2, 0.4, 0.6, 0.8, 1.0)):
+        for r, rate in enumerate(rates):
+            score = 0.88 - (0.2 if c == 0 else 0.08 if c == 1 else 0.0) - 0.03 * abs(r - 1)
+            fields = {"batch_size": 32, "learning_rate": rate, "micro_batches": 1, "clip": clip}
+            name = f"clip-{clip}-{rate}"
+            yield sample(name, sweep="figure-clip", accuracy=score, task="sst2", **fields)
+    for seed in range(3):
+        for m, count in enumerate((1, 2, 4, 8, 16, 32)):
+            fields = {"micro_batches": count, "epsilon": 0.02, "accountant": "gdp"}
+            score = 0.55 + 0.05 * m + 0.004 * seed
+            name = f"micro-{count}"
+            yield sample(
+                name, sweep="figure-micro", seed=seed, accuracy=score, task="sst2", **fields
+            )
+    yield {
+        "plan": {"task": "sst2", "method": "dpfp", "epsilon": 3.0, "batch_size": 8},
+        "plan_hash": "",
+        "finished": False,
+        "trial": {
+            "id": "refused-1",
+            "sweep": "figure-batch",
+            "status": "refused",
+            "error": "micro_batches M = 32 is more than batch_size B = 8",
+        },
+    }
+    yield sample("stopped", sweep="figure-batch", status="stopped", task="sst2", method="dpfp")
+
+
+def failed(name: str, sweep: str, error: str) -> dict[str, Any]:
+    return {
+        "plan": {"task": "sst2", "method": "dpfp", "epsilon": 3.0},
+        "plan_hash": "",
+        "finished": False,
+        "trial": {"id": name, "sweep": sweep, "status": "failed", "error": error},
+    }
+
+
+def audited(record: dict[str, Any], bound: float, verdict: str) -> dict[str, Any]:
+    changed = copy.deepcopy(record)
+    changed["trial"]["id"] += "-audit"
+    changed["audit"] = {
+        "epsilon": bound,
+        "stated": changed["plan"]["epsilon"],
+        "verdict": verdict,
+        "canaries": 300,
+        "guesses": 128,
+        "correct": 128,
+        "family": "unused token",
+        "access": "white-box",
+    }
+    return changed
+
+
+def with_statement(record: dict[str, Any]) -> dict[str, Any]:
+    changed = copy.deepcopy(record)
+    changed["statement"] = {
+        "guarantee": changed["privacy"]["guarantee"],
+        "unit": "one record's text",
+        "adjacency": changed["plan"]["adjacency"],
+        "amplification": {"counted": True, "without_amplification": 17.25},
+        "proved": {"epsilon": None, "why": "no"},
+        "tuning": {"epsilon": 5.36, "text": "logarithmic:30"},
+    }
+    return changed
+
+
+def everything_small() -> list[dict[str, Any]]:
+    """A bit of all that a report may meet."""
+    records = [with_statement(r) for r in comparison(budgets=(3.0, 8.0), seeds=2)]
+    records += grid_sweep()
+    by_method = {r["plan"]["method"]: r for r in reversed(records[:12])}
+    records.append(audited(by_method["dpfp"], 3.09, "refuted"))
+    records.append(audited(by_method["dpsgd"], 0.41, "consistent"))
+    return records
+
+
+def everything() -> list[dict[str, Any]]:
+    """The same, and a model that the paper ran, on the paper's tasks."""
+    tasks = ("mnli", "qqp", "qnli", "sst2")
+    return [
+        *everything_small(),
+        *comparison(tasks=tasks, budgets=(3.0,), seeds=1, model="roberta-base"),
+    ]
+
+
+def hostile() -> list[dict[str, Any]]:
+    """Names, labels, errors, statements and splits that try to break out of where they stand."""
+    records = []
+    for record in comparison(seeds=1, budgets=(3.0, 8.0)):
+        record["plan"]["task"] = record["plan"]["model"] = HOSTILE
+        record["trial"]["sweep"] = record["trial"]["node"] = HOSTILE
+        record["trial"]["error"] = HOSTILE + "\udcff\u202e\x00\x1b[31m"
+        record["labels"] = [HOSTILE, "</script>"]
+        record["dev_records"] = {HOSTILE: 100}
+        record["metrics"][f"accuracy_{HOSTILE}"] = record["metrics"]["accuracy"]
+        record["statement"] = {"unit": HOSTILE, "</pre><script>alert(2)</script>": HOSTILE}
+        record["environment"]["device"] = HOSTILE
+        records.append(record)
+    records[1]["plan"]["method"] = HOSTILE
+    records[2]["audit"] = {
+        "epsilon": 9.0,
+        "verdict": "refuted",
+        "family": HOSTILE,
+        "access": HOSTILE,
+    }
+    return records

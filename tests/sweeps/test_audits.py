@@ -1,0 +1,54 @@
+"""Audits on Ray: every plan once, their records in the store, their verdicts beside the rows."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfp_ray.results.store import Store
+from dpfp_ray.sweeps.audits import SavingReporter, audit_folder, audit_trials, with_verdicts
+from dpfp_ray.sweeps.compare import summarise
+from dpfp_ray.sweeps.runner import RayOptions
+from tests.support.ray_runs import trial
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_every_plan_is_audited_once(tiny_task: dict[str, Any], tmp_path: Path) -> None:
+    frozen = {"method": "dpfp", "mode": "moments", "micro_batches": None, "batch_size": None}
+    moments = {**tiny_task, **frozen, "epochs": None, "learning_rate": None}
+    moments = {name: value for name, value in moments.items() if value is not None}
+    trials = [trial(tiny_task), trial(tiny_task, seed_index=1), trial(moments)]
+    found = audit_trials(trials, str(tmp_path), RayOptions(), canaries=1000)
+    assert [record["plan"]["mode"] for record in found] == ["paper", "moments"]
+    assert {record["audit"]["canaries"] for record in found} == {60}  # half of the records
+    stored = {record["trial"]["id"]: record for record in Store(tmp_path).records()}
+    assert set(stored) == {f"audit-{one.plan.hash}" for one in trials}
+    assert all(record["audit"]["verdict"] for record in stored.values())
+
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
+    assert audit_trials(trials, str(tmp_path), RayOptions(), canaries=1000) == found
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
+
+    rows = with_verdicts(summarise([]) or [{"method": "dpfp moments", "epsilon": 8.0}], found)
+    assert rows[0]["verdict"] == found[1]["audit"]["verdict"]
+    assert rows[0]["audit_epsilon"] == found[1]["audit"]["epsilon"]
+
+
+def test_rows_without_an_audit_stay_as_they_are() -> None:
+    assert with_verdicts([{"method": "rgp", "epsilon": 3.0}], []) == [
+        {"method": "rgp", "epsilon": 3.0}
+    ]
+
+
+def test_a_remote_store_gets_a_folder_on_the_node() -> None:
+    assert audit_folder("/runs/x", "audit-1") == "/runs/x/audits/audit-1"
+    assert audit_folder("s3://bucket/x", "audit-1").startswith("/")
+
+
+def test_states_are_saved_now_and_then(tmp_path: Path) -> None:
+    reporter = SavingReporter(tmp_path, seed=1, every_seconds=1e6)
+    reporter.step(1, None, lambda: {})
+    assert not list(tmp_path.iterdir())
+    reporter.every_seconds = 0.0
+    reporter.step(2, None, lambda: {"progress": {}})
+    assert [path.name for path in tmp_path.iterdir()] == ["resume.pt"]

@@ -1,0 +1,132 @@
+"""Several nodes, and what survives when parts of them are killed."""
+
+import json
+from typing import Any
+
+import pytest
+
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.sweeps.cluster import SETTINGS, connected, settings
+from dpfp_ray.sweeps.sweep import InputsOnce
+from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.training import run
+from tests.support.ray_runs import SEED, measured, run_script, trial
+from tests.support.tiny_runs import Listener
+
+
+@pytest.fixture(scope="module")
+def trials(tiny_task: dict[str, Any]) -> list[Trial]:
+    long = {"batch_size": 4, "epochs": 6}
+    return [trial(tiny_task, learning_rate=rate, **long) for rate in (1e-3, 2e-3, 3e-3, 4e-3)]
+
+
+@pytest.fixture(scope="module")
+def outcome(ray_turn: None, trials: list[Trial], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("nodes")
+    (folder / "trials.json").write_text(json.dumps([trial.to_config() for trial in trials]))
+    return run_script("ray_nodes", str(folder))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trials: list[Trial]) -> dict[str, Any]:
+    """The same trials in this very process."""
+    inputs = InputsOnce()
+    found = {}
+    for one in trials:
+        prepared = run.Prepared(one.plan, inputs(one.plan), one.noise_multiplier)
+        found[one.id], _ = run.run(prepared, Listener(), seed=one.seed(SEED))
+    return found
+
+
+def test_trials_spread_over_the_nodes(outcome: Any) -> None:
+    assert len(set(outcome["spread"]["nodes"])) == 3
+
+
+def test_killed_process_and_killed_node_change_nothing(
+    outcome: Any, undisturbed: dict[str, Any]
+) -> None:
+    found = outcome["spread"]["records"]
+    assert found.keys() == undisturbed.keys()
+    for identity, record in undisturbed.items():
+        assert json.dumps(measured(found[identity])) == json.dumps(measured(record))
+    assert len(set(outcome["spread"]["disturbed"])) == 2
+    for identity in outcome["spread"]["disturbed"]:
+        assert found[identity]["trial"]["resumed_at_step"] > 0
+
+
+def test_killed_ray_train_worker_changes_nothing(outcome: Any, undisturbed: dict[str, Any]) -> None:
+    ((identity, found),) = outcome["nested"]["records"].items()
+    assert outcome["nested"]["disturbed"] == [identity]
+    assert found["trial"]["resumed_at_step"] > 0
+    alone = undisturbed[identity]
+    assert found["privacy"] == alone["privacy"]
+    for ours, theirs in zip(alone["history"], found["history"], strict=True):
+        assert theirs["train_loss"] == pytest.approx(ours["train_loss"], rel=1e-3)
+        assert theirs["epsilon"] == ours["epsilon"]
+
+
+def test_settings_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "1")
+    monkeypatch.delenv("RAY_AIR_NEW_OUTPUT", raising=False)
+    with settings():
+        assert os.environ["RAY_DEDUP_LOGS"] == "1", "the user's own choice stays"
+        assert os.environ["RAY_AIR_NEW_OUTPUT"] == SETTINGS["RAY_AIR_NEW_OUTPUT"]
+    assert "RAY_AIR_NEW_OUTPUT" not in os.environ
+
+
+def test_a_session_that_is_there_is_used_and_left(ray_session: None) -> None:
+    import ray
+
+    with settings(), connected("local"):
+        assert ray.is_initialized()
+    assert ray.is_initialized()
+
+
+def test_no_cluster_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+
+    def refuse(**options: Any) -> None:
+        assert options["address"] == "auto"
+        raise ConnectionError("Could not find any running Ray instance.\nPlease specify the one")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    words = r"cannot reach Ray at auto: Could not find .* the one"
+    with pytest.raises(UserError, match=words), connected("auto"):
+        pass
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_a_cluster_that_is_not_there_is_one_quick_line(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(UserError, match=f"cannot reach Ray at {address}"), connected(address):
+        pass
+
+
+@pytest.fixture(scope="module")
+def slow_start(ray_turn: None) -> Any:
+    """What happens to a command when Ray's first start, or its first two, take too long."""
+    return {failing: run_script("ray_slow_start", str(failing)) for failing in (1, 2)}
+
+
+def test_a_ray_that_gives_up_at_its_start_is_started_again(slow_start: Any) -> None:
+    assert slow_start[1]["nodes"] == 1
+
+
+def test_a_ray_that_gives_up_twice_is_one_line_that_says_what_to_do(slow_start: Any) -> None:
+    line = slow_start[2]["error"]
+    assert "Ray did not start on this machine, twice" in line
+    assert "--address auto" in line
+    assert "\n" not in line
+
+
+def test_a_session_that_ended_well_leaves_no_folder(slow_start: Any) -> None:
+    """That of the start that failed stays, with the logs that tell why."""
+    assert slow_start[1]["folders"] == 1

@@ -1,0 +1,164 @@
+"""The comparison's table, from records; and how cells are tuned."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfp_ray.sweeps.compare import (
+    AUDIT_HEADING,
+    HEADINGS,
+    audit_mark,
+    bind_cells,
+    cells_of,
+    drawn,
+    markdown,
+    summarise,
+)
+from dpfp_ray.sweeps.sweep import InputsOnce
+from dpfp_ray.sweeps.trial import Trial
+from tests.support.result_records import make_record
+
+
+def record(method: str, accuracy: float, seed: int = 0, **fields: Any) -> dict[str, Any]:
+    trial = f"{method}-{fields.get('epsilon')}-{fields.get('mode')}-{seed}"
+    return make_record(trial, accuracy=accuracy, method=method, **fields)
+
+
+@pytest.fixture
+def rows() -> list[dict[str, Any]]:
+    slow = record("dpsgd", 0.7, epsilon=3)
+    slow["cost"] |= {"examples_per_second": 617.25, "peak_memory_bytes": 600 * 2**20}
+    failed = record("dpsgd", 0.7, seed=1, epsilon=3)
+    failed |= {"finished": False, "metrics": {}}
+    return summarise(
+        [
+            record("dpfp", 0.78, epsilon=8),
+            record("dpfp", 0.74, epsilon=3),
+            record("dpfp", 0.76, seed=1, epsilon=3),
+            slow,
+            failed,
+            record("non_private", 0.9),
+            record("non_private", 0.8, seed=1),
+        ]
+    )
+
+
+def named(rows: list[dict[str, Any]], method: str, epsilon: float | None) -> dict[str, Any]:
+    return next(r for r in rows if (r["method"], r["epsilon"]) == (method, epsilon))
+
+
+def test_rows_are_ordered_by_budget(rows: list[dict[str, Any]]) -> None:
+    assert [(row["method"], row["epsilon"]) for row in rows] == [
+        ("non_private", None),
+        ("dpfp", 3),
+        ("dpsgd", 3),
+        ("dpfp", 8),
+    ]
+
+
+def test_mean_spread_and_gap(rows: list[dict[str, Any]]) -> None:
+    row = named(rows, "dpfp", 3)
+    assert row["runs"] == 2
+    assert row["accuracy"] == pytest.approx(0.75)
+    assert row["accuracy_sd"] == pytest.approx(0.01414, abs=1e-4)
+    assert row["gap"] == pytest.approx(-0.10)
+    assert named(rows, "dpfp", 8)["accuracy_sd"] is None
+
+
+def test_speed_and_memory_are_relative_to_non_private(rows: list[dict[str, Any]]) -> None:
+    row = named(rows, "dpsgd", 3)
+    assert row["relative_speed"] == pytest.approx(0.5)
+    assert row["relative_memory"] == pytest.approx(2)
+
+
+def test_failed_runs_are_counted_and_left_out(rows: list[dict[str, Any]]) -> None:
+    row = named(rows, "dpsgd", 3)
+    assert (row["runs"], row["failed"]) == (1, 1)
+    assert row["accuracy"] == pytest.approx(0.7)
+    failed = record("dpsgd", 0.7, epsilon=3)
+    failed |= {"finished": False, "metrics": {}, "history": []}
+    (only,) = summarise([failed])
+    assert "failed" in cells_of(only)
+
+
+def test_cells_show_spread_and_mark_what_is_nominal(rows: list[dict[str, Any]]) -> None:
+    headings = [*HEADINGS, AUDIT_HEADING]
+    shown = dict(zip(headings, cells_of(named(rows, "dpfp", 3)), strict=True))
+    assert shown["accuracy"] == "0.7500 ± 0.0141"
+    assert shown["ε"] == "3†"
+    assert shown["ε pld"] == "3.00†"
+    assert shown["gap"] == "-0.1000"
+    shown = dict(zip(headings, cells_of(named(rows, "dpsgd", 3)), strict=True))
+    assert shown["ε"] == "3"
+    shown = dict(zip(headings, cells_of(named(rows, "non_private", None)), strict=True))
+    assert shown["ε"] == shown["ε pld"] == "—"
+
+
+def test_markdown_is_a_table_with_notes(rows: list[dict[str, Any]]) -> None:
+    lines = markdown(rows).splitlines()
+    assert {line.count("|") for line in lines[:6]} == {len(HEADINGS) + 1}
+    assert any(line.startswith("† nominal") for line in lines)
+    assert "†" not in markdown([named(rows, "dpsgd", 3)])
+
+
+def test_variants_of_a_method_have_rows_of_their_own() -> None:
+    found = summarise(
+        [
+            record("dpfp", 0.7, epsilon=3),
+            record("dpfp", 0.8, epsilon=3, mode="moments"),
+            record("dpsgd", 0.75, epsilon=3, scope="head"),
+        ]
+    )
+    assert [row["method"] for row in found] == ["dpfp", "dpfp moments", "dpsgd head"]
+
+
+def test_without_a_non_private_run_there_is_no_gap() -> None:
+    (row,) = summarise([record("dpfp", 0.7, epsilon=3)])
+    assert "gap" not in row
+    assert cells_of(row)[HEADINGS.index("gap")] == "—"
+
+
+def test_repetitions_come_round_by_round(tiny_task: dict[str, Any]) -> None:
+    cells = [tiny_task, {**tiny_task, "epsilon": 3.0}]
+    trials = bind_cells(cells, 2, InputsOnce())
+    assert [(t.plan.epsilon, t.seed_index) for t in trials] == [(8, 0), (3, 0), (8, 1), (3, 1)]
+
+
+FREE = ("batch_size", "micro_batches", "learning_rate")
+
+
+def test_tuning_starts_from_the_papers_settings(tiny_task: dict[str, Any]) -> None:
+    cell = {k: v for k, v in tiny_task.items() if k not in FREE}
+    found = drawn(cell, 6, InputsOnce())
+    first: Trial = found[0][1]
+    assert (first.plan.B, first.plan.M, first.plan.learning_rate) == (32, 32, 5e-6)
+    assert len({trial.id for _, trial in found}) == 6
+    assert all(trial.group == "tune" for _, trial in found)
+    assert len({trial.plan.B for _, trial in found}) > 1
+    assert all(trial.plan.B <= 120 * trial.plan.M for _, trial in found), "only what can run"
+
+
+def test_tuning_leaves_alone_what_the_user_has_fixed(tiny_task: dict[str, Any]) -> None:
+    cell = {k: v for k, v in tiny_task.items() if k != "learning_rate"}
+    found = drawn(cell, 4, InputsOnce())
+    assert {(trial.plan.B, trial.plan.M) for _, trial in found} == {(8, 2)}
+    assert len({trial.plan.learning_rate for _, trial in found}) == 4
+
+
+def test_every_method_has_a_space_to_tune_in(tiny_task: dict[str, Any], tmp_path: Path) -> None:
+    free = (*FREE, "epsilon", "accountant", "epochs")
+    cell = {k: v for k, v in tiny_task.items() if k not in free}
+    for method in ("non_private", "dpsgd", "rgp"):
+        assert len(drawn({**cell, "method": method}, 3, InputsOnce())) == 3
+
+
+@pytest.mark.parametrize(
+    ("verdict", "ceiling", "mark"),
+    [("refuted", 4.0, " ✗"), ("consistent", 4.0, ""), ("consistent", 2.0, " ○")],
+)
+def test_an_audits_verdict_and_its_power_are_marked(
+    verdict: str, ceiling: float, mark: str
+) -> None:
+    row = {"epsilon": 3.0, "audit_epsilon": 1.0, "audit_ceiling": ceiling, "verdict": verdict}
+    assert audit_mark(row) == mark

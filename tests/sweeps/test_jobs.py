@@ -1,0 +1,236 @@
+"""Jobs on a real Ray head with token authentication: submitted, followed, cut off, stopped."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from dpfp_ray.cli.main import main
+from dpfp_ray.results.store import Store
+from dpfp_ray.sweeps import tokens
+from dpfp_ray.sweeps.jobs import Cluster
+from tests.support.flaky_link import Link
+from tests.support.ports import free_ports
+from tests.support.ray_head import Head, ray_head
+from tests.support.ray_runs import wait_for, write_space
+from tests.support.samples import comparison
+
+TOKEN = "a-token-of-rays-own-0123456789"
+COUNTING = "for i in 1 2 3 4 5 6 7 8; do echo line $i; sleep 0.7; done"
+
+
+@pytest.fixture(scope="module")
+def head(ray_turn: None, session_cache: Path) -> Iterator[Head]:
+    with ray_head(TOKEN) as started:
+        yield started
+
+
+@pytest.fixture
+def cluster(head: Head) -> Cluster:
+    return Cluster(head.dashboard, TOKEN)
+
+
+def submit(head: Head, *arguments: str) -> int:
+    return main(
+        ["submit", "--address", head.dashboard, "--token-file", head.token_file, *arguments]
+    )
+
+
+def jobs(head: Head) -> dict[str, Any]:
+    answer = requests.get(
+        f"{head.dashboard}/api/jobs/", headers=tokens.header(TOKEN), timeout=30
+    ).json()
+    return {job["submission_id"]: job for job in answer if job["submission_id"]}
+
+
+def test_a_sweep_runs_as_a_job_and_its_table_is_in_the_jobs_log(
+    head: Head,
+    tiny_task: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "spaces").mkdir()
+    varied = {"learning_rate": {"values": [1e-3, 2e-3]}}
+    write_space(tmp_path / "spaces" / "my.yaml", tiny_task, method="grid", parameters=varied)
+    storage = tmp_path / "runs"
+    before = set(jobs(head))
+    # OMP_NUM_THREADS is one that a sweep sets too: the job's word must stand, without a conflict.
+    code = submit(
+        *(head, "--name", "My sweep!", "--env", "OMP_NUM_THREADS=1", "--"),
+        *("sweep", "spaces/my.yaml", "--storage", str(storage), "--concurrency", "1"),
+    )
+    out, err = capsys.readouterr()
+    assert code == 0, out + err
+    assert "spaces/my.yaml" in err
+    rows = Store(storage).rows()
+    assert [row["status"] for row in rows] == ["finished"] * 2
+
+    (identity,) = set(jobs(head)) - before
+    assert identity.startswith("my-sweep-")
+    job = jobs(head)[identity]
+    assert job["status"] == "SUCCEEDED"
+    assert job["metadata"] == {
+        "job_name": "My sweep!",
+        "verb": "sweep",
+        "sweep": "tiny",
+        "task": "custom",
+        "methods": "dpfp",
+        "epsilon": "8",
+    }
+    log = requests.get(
+        f"{head.dashboard}/api/jobs/{identity}/logs", headers=tokens.header(TOKEN), timeout=30
+    ).json()["logs"]
+    assert log.replace("\u00a0", " ") == out
+    for row in rows:
+        assert f"{row['accuracy']:.4f}" in log
+    assert "8†" in log
+    assert "† nominal ε" in log
+    assert TOKEN not in out + err
+
+
+def test_the_jobs_own_exit_code_is_ours(
+    head: Head, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert submit(head, "--", "results", str(tmp_path / "nothing")) == 2
+    out, err = capsys.readouterr()
+    assert "there is no folder" in out
+    assert "failed" in err
+
+
+@pytest.mark.parametrize("token", [None, "not-the-token-0123456789"])
+def test_without_the_token_nothing_is_submitted(
+    head: Head, tmp_path: Path, token: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = set(jobs(head))
+    arguments = ["submit", "--address", head.dashboard]
+    if token:
+        (tmp_path / "token").write_text(token)
+        arguments += ["--token-file", str(tmp_path / "token")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # nor is the one of this machine's user
+        assert main([*arguments, "--", "results", "/nothing"]) == 2
+    assert "a token is" in capsys.readouterr().err
+    assert set(jobs(head)) == before
+
+
+def test_after_a_lost_connection_the_log_goes_on_where_it_was(head: Head, cluster: Cluster) -> None:
+    for _ in range(2):  # whoever has lost the answer asks again, and no second job is made
+        cluster.submit("cut-off", COUNTING, {}, {})
+    said: list[str] = []
+    shown: list[str] = []
+    with Link(head.dashboard) as link:
+
+        def disturb() -> None:
+            wait_for(lambda: "line 2" in "".join(shown), "two lines")
+            link.cut()
+            wait_for(lambda: link.refused > 0, "an attempt to come back")
+            link.mend()
+
+        disturber = threading.Thread(target=disturb)
+        disturber.start()
+        info = Cluster(link.url, TOKEN, said.append).follow("cut-off", shown.append)
+        disturber.join()
+    lines = [line for line in "".join(shown).splitlines() if line.startswith("line")]
+    assert lines == [f"line {number}" for number in range(1, 9)]
+    assert info.status == "SUCCEEDED"
+    assert len(said) == 2
+    assert "lost" in said[0]
+    assert said[1] == "connected again"
+
+
+def test_ctrl_c_detaches_says_how_to_come_back_and_stop_stops(head: Head, cluster: Cluster) -> None:
+    import signal
+
+    cluster.submit("long", "echo started; sleep 300", {}, {})
+    command = [sys.executable, "-m", "dpfp_ray.cli", "submit", "--address", head.dashboard]
+    with subprocess.Popen(
+        [*command, "--attach", "long"],
+        env=head.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        wait_for(lambda: "started" in (process.stdout.readline() or "started"), "its log")
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "goes on without us" in errors
+    assert f"dpfp submit --address {head.dashboard} --attach long" in errors
+    assert f"dpfp submit --address {head.dashboard} --stop long" in errors
+    assert "Traceback" not in errors
+    assert cluster.info("long").status == "RUNNING"
+    assert submit(head, "--stop", "long") == 0
+    assert submit(head, "--attach", "long") == 130
+    assert jobs(head)["long"]["status"] == "STOPPED"
+
+
+def test_an_unknown_job_is_named(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit(head, "--attach", "nobody") == 2
+    assert "nobody does not exist" in capsys.readouterr().err
+
+
+def test_rays_own_variables_do_not_win_over_the_address(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")
+    assert Cluster(head.dashboard, TOKEN).info("cut-off").status == "SUCCEEDED"
+
+
+def test_nobody_at_the_address_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    (port,) = free_ports(1)
+    arguments = ["submit", "--address", f"http://127.0.0.1:{port}", "--", "results", "/nothing"]
+    assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot reach a Ray dashboard" in line
+
+
+def test_results_finds_the_service_through_the_dashboard(
+    head: Head, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the two gets its own token, and not the other's."""
+    store = Store(tmp_path / "runs")
+    for record in comparison(seeds=1):
+        store.put(record)
+    (port,) = free_ports(1)
+    ours = "the-token-of-the-service-0123456789"
+    serve = [sys.executable, "-m", "dpfp_ray.cli", "serve", "--address", head.address]
+    done = subprocess.run(
+        [*serve, "--storage", str(store.name), "--port", str(port), "--detach"],
+        env={**head.environment, "DPFP_TOKEN": ours},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == f"http://127.0.0.1:{port}/"
+    assert ours not in done.stdout + done.stderr
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    arguments = ["results", "--address", head.dashboard, "--sort", "id", "--json"]
+    assert main(arguments) == 2
+    assert "wants a token" in capsys.readouterr().err
+    monkeypatch.setenv("DPFP_TOKEN", ours)
+    assert main(arguments) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["id"] for row in rows] == sorted(row["id"] for row in store.rows())
+    applications = requests.get(
+        f"{head.dashboard}/api/serve/applications/", headers=tokens.header(TOKEN), timeout=30
+    ).text
+    assert "dpfp-results" in applications
+    assert ours not in applications
+    stopped = subprocess.run([*serve, "--stop"], env=head.environment, timeout=240)
+    assert stopped.returncode == 0
+    assert main(arguments) == 2
+    assert "does not run on the cluster" in capsys.readouterr().err

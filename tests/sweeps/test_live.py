@@ -1,0 +1,125 @@
+"""The live table, fed with trials as Tune would."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.results.store import Store
+from dpfp_ray.sweeps import live
+from dpfp_ray.sweeps.live import LiveTable, clock, settle
+from dpfp_ray.sweeps.trial import Trial
+from tests.support.result_records import make_record
+
+
+class TuneTrial:
+    """What `LiveTable` uses of a Tune trial."""
+
+    def __init__(self, rate: float, status: str = "RUNNING", **result: Any) -> None:
+        plan = Plan(method="dpfp", learning_rate=rate).bind(records=1000, representation="mean")
+        self.ours = Trial(plan, 1.0)
+        self.config = {"trial": self.ours.to_config()}
+        self.status = status
+        self.last_result = result
+
+    def is_finished(self) -> bool:
+        return self.status in ("TERMINATED", "ERROR")
+
+    def get_error(self) -> Exception:
+        return RuntimeError("the worker died")
+
+
+@pytest.fixture
+def output(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    stream = io.StringIO()
+    monkeypatch.setattr(live, "stderr", Console(file=stream, width=120, highlight=False))
+    return stream
+
+
+def table(tmp_path: Path, total: int = 4, done: int = 0) -> LiveTable:
+    return LiveTable("title", total, done, str(tmp_path), ["learning_rate"])
+
+
+def test_one_line_a_trial_with_the_right_count(tmp_path: Path, output: io.StringIO) -> None:
+    shown = table(tmp_path, total=4, done=1)
+    with shown:
+        good = TuneTrial(1e-3, accuracy=0.5, epsilon=3.0, nominal=True)
+        good.last_result["status"] = "finished"
+        shown.on_trial_complete(0, [good], good)
+        stopped = TuneTrial(1e-4, accuracy=0.25, epsilon=1.5)
+        stopped.last_result["status"] = "running"
+        shown.on_trial_complete(0, [stopped], stopped)
+        failed = TuneTrial(1e-5, error="no luck")
+        failed.last_result["status"] = "failed"
+        shown.on_trial_complete(0, [failed], failed)
+    assert output.getvalue().splitlines() == [
+        "1 of 4 trials are finished already",
+        "[2/4]  learning_rate 0.001  done  accuracy 0.5000  ε 3.000†",
+        "[3/4]  learning_rate 0.0001  stopped  accuracy 0.2500  ε 1.500",
+        "[4/4]  learning_rate 1e-05  failed: no luck",
+    ]
+
+
+def test_table_shows_running_trials_and_the_best(tmp_path: Path) -> None:
+    shown = table(tmp_path)
+    trials = [
+        TuneTrial(1e-3, "TERMINATED", accuracy=0.75, epsilon=3.0, epoch=3),
+        TuneTrial(1e-4, "TERMINATED", accuracy=0.5, epsilon=3.0, epoch=3),
+        TuneTrial(1e-5, accuracy=0.6, epsilon=1.0, epoch=1),
+        TuneTrial(1e-6),
+        TuneTrial(1e-7, "PENDING"),
+    ]
+    for trial, status in zip(trials, ("finished", "finished", "running"), strict=False):
+        trial.last_result["status"] = status
+    shown.trials, shown.done = trials, 2
+    stream = io.StringIO()
+    Console(file=stream, width=120).print(shown._table())
+    text = stream.getvalue()
+    assert "2 of 4 done, 2 running, best 0.7500" in text
+    assert "left" in text
+    lines = [line for line in text.splitlines() if "│" in line]
+    assert ["running" in lines[0], "starts" in lines[1], "0.7500" in lines[2]] == [True] * 3
+    assert len(lines) == 4, "pending trials are only counted"
+
+
+def test_a_stopped_trial_keeps_its_record(tmp_path: Path) -> None:
+    trial = TuneTrial(1e-3)
+    store = Store(tmp_path)
+    record = make_record(trial.ours.id, accuracy=0.7)
+    record["trial"]["status"] = "running"
+    store.put(record)
+    settle(str(tmp_path), trial, "stopped", "why")
+    kept = store.get(trial.ours.id)
+    assert kept is not None
+    assert kept["trial"] == {**record["trial"], "status": "stopped", "error": "why"}
+    assert kept["history"] == record["history"]
+
+
+def test_a_finished_record_is_not_touched(tmp_path: Path) -> None:
+    trial = TuneTrial(1e-3)
+    store = Store(tmp_path)
+    store.put(make_record(trial.ours.id))
+    settle(str(tmp_path), trial, "stopped", "why")
+    kept = store.get(trial.ours.id)
+    assert kept is not None
+    assert kept["trial"]["status"] == "finished"
+
+
+def test_a_trial_given_up_has_a_record(tmp_path: Path, output: io.StringIO) -> None:
+    trial = TuneTrial(1e-3, "ERROR")
+    table(tmp_path).on_trial_error(0, [trial], trial)
+    kept = Store(tmp_path).get(trial.ours.id)
+    assert kept is not None
+    assert kept["trial"]["status"] == "failed"
+    assert "the worker died" in kept["trial"]["error"]
+    assert kept["plan"] == trial.ours.plan.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0, "0:00"), (61.9, "1:01"), (3600, "1:00:00"), (36_061, "10:01:01")]
+)
+def test_clock(seconds: float, shown: str) -> None:
+    assert clock(seconds) == shown

@@ -1,0 +1,175 @@
+"""Trials on a real (small) Ray: complete records, the same numbers as a plain run, no secrets."""
+
+import os
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.sweeps import runner as tuning
+from dpfp_ray.sweeps.runner import (
+    RayOptions,
+    Runner,
+    check_deadlock,
+    stopped_by_sigterm,
+    undisturbed,
+    unfinished,
+)
+from dpfp_ray.sweeps.sweep import InputsOnce
+from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.training import run
+from tests.support.ray_runs import measured, records, trial
+from tests.support.tiny_runs import Listener
+
+SECRET_SEED = 0x1234567890ABCDEF1234567890ABCDEF
+OPTIONS = RayOptions(seed=SECRET_SEED, concurrency=1, cpus_per_worker=1)
+
+
+@dataclass
+class Swept:
+    storage: Path
+    trials: dict[str, Trial]
+    records: dict[str, dict[str, Any]]
+    found_secrets: list[str]
+
+    def record(self, name: str) -> dict[str, Any]:
+        return self.records[self.trials[name].id]
+
+
+@pytest.fixture(scope="module")
+def swept(
+    tiny_task: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, ray_session: None
+) -> Swept:
+    """Four methods' trials one after the other in one process, and one that breaks in between."""
+    storage = tmp_path_factory.mktemp("sweep")
+    others = {k: v for k, v in tiny_task.items() if k != "micro_batches"}
+    plain = {k: v for k, v in others.items() if k not in ("epsilon", "accountant")}
+    broken = trial(tiny_task)
+    trials = {
+        "dpfp": trial(tiny_task),
+        "dpsgd": trial(others, method="dpsgd", learning_rate=1e-2),
+        "broken": Trial(replace(broken.plan, records=10**6), broken.noise_multiplier),
+        "non_private": trial(plain, method="non_private"),
+        "again": trial(tiny_task, seed_index=1),
+    }
+    with Runner("a-sweep", str(storage), OPTIONS, InputsOnce()) as runner:
+        runner.run(list(trials.values()), varied=["method"])
+        secrets = find_secrets(
+            storage, [SECRET_SEED, *(t.seed(SECRET_SEED) for t in trials.values())]
+        )
+    return Swept(storage, trials, records(storage), secrets)
+
+
+def find_secrets(storage: Path, seeds: list[int]) -> list[str]:
+    """Files that hold a seed: as digits, in hexadecimal, or in the bytes of a pickle."""
+    forms = [
+        form
+        for seed in seeds
+        for form in (
+            str(seed).encode(),
+            f"{seed:x}".encode(),
+            seed.to_bytes(16, "little"),
+            seed.to_bytes(16, "big"),
+        )
+    ]
+    paths = [path for path in storage.rglob("*") if path.is_file()]
+    assert any(path.name == "tuner.pkl" for path in paths), "Tune's own files should be here, too"
+    return [str(p) for p in paths if any(form in p.read_bytes() for form in forms)]
+
+
+def test_records_are_complete(swept: Swept) -> None:
+    record = swept.record("dpfp")
+    planned = swept.trials["dpfp"].plan
+    assert record["plan"] == planned.to_dict()
+    assert record["plan_hash"] == planned.hash
+    assert record["finished"]
+    facts = record["trial"]
+    assert facts["sweep"] == "a-sweep"
+    assert facts["status"] == "finished"
+    assert facts["error"] is None
+    assert facts["seconds"] > 0
+    assert facts["started_at"] > 1.7e9
+    assert "/" in facts["node"]
+    assert [entry["epoch"] for entry in record["history"]] == [1, 2]
+    assert record["environment"]["threads"] == 1
+    assert "statement" in record
+
+
+def test_every_trial_is_on_budget_and_none_over_it(swept: Swept) -> None:
+    for name in ("dpfp", "dpsgd", "again"):
+        record = swept.record(name)
+        assert record["privacy"]["epsilon"]["gdp"] == pytest.approx(8, rel=1e-3)
+        assert record["privacy"]["epsilon"]["gdp"] <= 8
+        assert record["privacy"]["steps"] == swept.trials[name].plan.steps
+
+
+@pytest.mark.parametrize("name", ["dpfp", "dpsgd", "non_private", "again"])
+def test_same_numbers_as_a_plain_run(swept: Swept, name: str) -> None:
+    """Also for the later ones: nothing leaks from one trial into the next in its process."""
+    chosen = swept.trials[name]
+    torch.set_num_threads(1)
+    prepared = run.prepare(replace(chosen.plan))
+    assert prepared.noise_multiplier == chosen.noise_multiplier
+    record, _ = run.run(prepared, Listener(), seed=chosen.seed(SECRET_SEED))
+    assert measured(swept.record(name)) == measured(record)
+
+
+def test_trials_share_one_process(swept: Swept) -> None:
+    pids = {record["trial"]["pid"] for record in swept.records.values()}
+    assert len(pids) == 1
+
+
+def test_repetitions_have_noise_of_their_own(swept: Swept) -> None:
+    assert swept.record("dpfp")["history"] != swept.record("again")["history"]
+
+
+def test_a_trial_that_raises_is_on_record_and_the_sweep_goes_on(swept: Swept) -> None:
+    record = swept.record("broken")
+    assert record["trial"]["status"] == "failed"
+    assert record["trial"]["error"].startswith("IndexError: ")
+    assert not record["finished"]
+    assert swept.record("again")["finished"]
+
+
+def test_no_seed_in_any_file(swept: Swept) -> None:
+    assert swept.found_secrets == []
+
+
+def test_only_results_stay_behind(swept: Swept) -> None:
+    assert [path.name for path in swept.storage.iterdir()] == ["records"]
+
+
+def test_finished_sweep_needs_no_ray(swept: Swept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "connected", lambda *_: pytest.fail("Ray was started"))
+    trials = list(swept.trials.values())
+    assert unfinished(trials, str(swept.storage)) == []
+    with Runner("a-sweep", str(swept.storage), OPTIONS, InputsOnce()) as runner:
+        runner.run(trials, varied=["method"])
+
+
+def test_nested_scheduler_without_dashboard_is_refused(ray_session: None) -> None:
+    with pytest.raises(UserError, match="dashboard"):
+        check_deadlock(object(), workers=2)
+    check_deadlock(object(), workers=1)
+    check_deadlock(None, workers=2)
+
+
+def test_a_polite_kill_is_like_ctrl_c() -> None:
+    with pytest.raises(KeyboardInterrupt), stopped_by_sigterm():
+        os.kill(os.getpid(), signal.SIGTERM)
+    with undisturbed():
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_tpe_through_ray_client_is_refused(tmp_path: Path) -> None:
+    options = RayOptions(address="ray://far:10001")
+    searcher: Any = SimpleNamespace(left=3)
+    runner = Runner("s", str(tmp_path), options, InputsOnce())
+    with runner, pytest.raises(UserError, match="--address auto"):
+        runner.search(searcher, [], varied=[])

@@ -1,0 +1,191 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.values import make_plan
+from dpfp_ray.sweeps.search_space import SearchSpace
+from dpfp_ray.sweeps.spaces import read_search_space
+
+SHIPPED = sorted((Path(__file__).parents[2] / "search_spaces").glob("*.yaml"))
+GOOD: dict[str, Any] = {
+    "name": "x",
+    "method": "random",
+    "samples": 3,
+    "budget": {"epsilon": 3},
+    "plan": {"task": "demo", "method": "dpfp"},
+    "parameters": {"learning_rate": {"distribution": "log_uniform", "min": 1e-5, "max": 1e-3}},
+}
+GRID = {"method": "grid", "parameters": {"batch_size": {"values": [16, 32]}}}
+
+
+def read(tmp_path: Path, changes: dict[str, str] | None = None, **keys: Any) -> SearchSpace:
+    path = tmp_path / "space.yaml"
+    content = {key: value for key, value in {**GOOD, **keys}.items() if value is not None}
+    path.write_text(yaml.safe_dump(content))
+    return read_search_space(path, changes or {})
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"parametres": {}}, ["unknown key 'parametres'", "did you mean 'parameters'?"]),
+        ({"method": "bayes"}, ["unknown method 'bayes'", "grid, random, tpe"]),
+        ({"method": "gird"}, ["did you mean 'grid'?"]),
+        ({"method": "grid"}, ["a grid needs values for learning_rate", "method: random"]),
+        ({"scheduler": "ahsa"}, ["unknown scheduler 'ahsa'", "did you mean 'asha'?"]),
+        ({"samples": 0}, ["samples is 0", "1 or more"]),
+        ({"samples": "many"}, ["samples is 'many'", "whole number"]),
+        ({"samples": 2.5}, ["samples is 2.5", "whole number"]),
+        ({"samples": True}, ["samples is True"]),
+        ({"seeds": 0}, ["seeds is 0", "1 or more"]),
+        ({"method": "tpe", "seeds": 2}, ["seeds", "grid or random"]),
+        ({"metric": "acuracy"}, ["unknown metric 'acuracy'", "did you mean 'accuracy'?"]),
+        ({"metric": {"name": "accuracy", "goal": "up"}}, ["unknown goal 'up'"]),
+        ({"metric": {"nome": "accuracy"}}, ["metric must be {name: accuracy, goal: maximize}"]),
+        ({"metric": 3}, ["metric must be {name: accuracy, goal: maximize}"]),
+        ({"metric": ["accuracy", "train_seconds"]}, ["two metrics need method: tpe"]),
+        (
+            {"metric": ["accuracy", "train_seconds"], "method": "tpe", "scheduler": "asha"},
+            ["scheduler: none"],
+        ),
+        ({"metric": ["accuracy", "accuracy"], "method": "tpe"}, ["accuracy", "twice"]),
+        ({"metric": ["accuracy"] * 3, "method": "tpe"}, ["one metric, or two"]),
+        ({"metric": []}, ["one metric, or two"]),
+        ({"parameters": None}, ["parameters must name at least one field"]),
+        ({"parameters": {}}, ["parameters must name at least one field"]),
+        ({"parameters": ["lr"]}, ["parameters must name at least one field"]),
+        ({"parameters": {"learning_rat": {"values": [1]}}}, ["did you mean 'learning_rate'?"]),
+        ({"parameters": {"lr": 3}}, ["learning_rate: give {values: […]}"]),
+        ({"parameters": {"lr": {"values": []}}}, ["at least one value"]),
+        ({"parameters": {"lr": {"values": 3}}}, ["at least one value"]),
+        ({"parameters": {"lr": {"values": [1], "min": 0}}}, ["stand alone"]),
+        ({"parameters": {"lr": {"value": 1, "min": 0}}}, ["stand alone"]),
+        ({"parameters": {"lr": {"distribution": "normal", "min": 0, "max": 1}}}, ["'normal'"]),
+        ({"parameters": {"lr": {"min": 2, "max": 1}}}, ["min 2 must be below max 1"]),
+        ({"parameters": {"lr": {"min": 1, "max": 1}}}, ["min 1 must be below max 1"]),
+        ({"parameters": {"lr": {"min": 1}}}, ["uniform needs numbers min and max"]),
+        ({"parameters": {"lr": {"min": "a", "max": 1}}}, ["needs numbers min and max"]),
+        ({"parameters": {"lr": {"min": 0, "max": float("inf")}}}, ["finite"]),
+        ({"parameters": {"lr": {"min": 0, "max": 1, "step": 1}}}, ["unknown key 'step'"]),
+        (
+            {"parameters": {"lr": {"distribution": "log_uniform", "min": 0, "max": 1}}},
+            ["log_uniform needs a min above 0"],
+        ),
+        (
+            {"parameters": {"B": {"distribution": "power_of_two", "min": 3, "max": 8}}},
+            ["power_of_two needs powers of 2"],
+        ),
+        (
+            {"parameters": {"B": {"distribution": "int_uniform", "min": 1.5, "max": 8}}},
+            ["int_uniform needs whole numbers"],
+        ),
+        ({"plan": {"lr": 1e-3}}, ["learning_rate is both fixed and varied"]),
+        (
+            {"parameters": {"epsilon": {"values": [1, 3]}}},
+            ["epsilon is both fixed and varied"],
+        ),
+        (
+            {
+                "plan": {"micro_batches": 2},
+                "parameters": {"rows_per_micro_batch": {"values": [1]}},
+            },
+            ["micro_batches is both fixed and varied", "rows_per_micro_batch"],
+        ),
+        ({"parameters": {"lr": {"values": [1]}, "learning_rate": {"values": [1]}}}, ["twice"]),
+        ({"plan": [1]}, ["plan must be a mapping"]),
+        ({"plan": {"taks": "demo"}}, ["plan", "did you mean 'task'?"]),
+        ({"plan": {"method": "dpfd"}}, ["unknown method 'dpfd'", "did you mean 'dpfp'?"]),
+        ({"budget": 3}, ["budget must be a mapping"]),
+        ({"budget": {"epsilom": 3}}, ["budget", "did you mean 'epsilon'?"]),
+        ({"budget": {"batch_size": 3}}, ["budget: unknown key 'batch_size'"]),
+        ({"budget": {"epsilon": -1}}, ["epsilon is -1"]),
+        ({"budget": {"epsilon": 3}, "plan": {"epsilon": 4}}, ["epsilon", "plan and budget"]),
+    ],
+)
+def test_each_mistake_is_one_clear_line(
+    tmp_path: Path, keys: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, **keys)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "space.yaml" in message
+    for word in words:
+        assert word in message, message
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"lerning_rate": "1"}, ["--set lerning_rate", "did you mean 'learning_rate'?"]),
+        ({"samples": "none"}, ["samples is 'none'"]),
+        ({"parameters": "1"}, ["--set parameters"]),
+    ],
+)
+def test_mistakes_on_the_command_line(
+    tmp_path: Path, change: dict[str, str], words: list[str]
+) -> None:
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, change)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_set_fixes_a_varied_field(tmp_path: Path) -> None:
+    space = read(tmp_path, {"batch_size": "64", "samples": "7"}, **GRID, metric="accuracy")
+    assert space.parameters == ()
+    assert space.samples == 7
+    assert [make_plan(space.plan_values(c)).batch_size for c in choices(space)] == [64]
+
+
+def test_set_method_is_the_plans_and_search_the_spaces(tmp_path: Path) -> None:
+    space = read(tmp_path, {"method": "dpsgd", "search": "tpe"})
+    assert space.search == "tpe"
+    assert space.fixed["method"] == "dpsgd"
+
+
+def test_defaults(tmp_path: Path) -> None:
+    space = read(tmp_path, name=None, samples=None, budget=None, method=None)
+    assert (space.name, space.search, space.samples) == ("space", "random", 16)
+    assert space.metrics == (("accuracy", "max"),)
+
+
+def test_two_metrics(tmp_path: Path) -> None:
+    space = read(tmp_path, method="tpe", metric=["accuracy", {"name": "train_seconds"}])
+    assert space.metrics == (("accuracy", "max"), ("train_seconds", "min"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_spaces_say_what_they_answer_and_cost(path: Path) -> None:
+    text = path.read_text()
+    assert text.startswith("# Answers:")
+    assert "# Costs:" in text
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_spaces_make_valid_plans(path: Path) -> None:
+    space = read_search_space(path, {})
+    for chosen in list(choices(space))[:200]:
+        plan = make_plan(space.plan_values(chosen)).bind(records=67_349, representation="mean")
+        assert plan.steps > 0
+        assert plan.accountant == space.fixed.get("accountant", "pld")
+    assert set(space.varied) <= set(plan.to_dict())
+
+
+def test_main_table_has_28_cells() -> None:
+    path = next(path for path in SHIPPED if path.stem == "table_main")
+    plans = [make_plan(v) for v in map_values(read_search_space(path, {}))]
+    cells = {(p.task, p.method, p.epsilon) for p in plans}
+    assert len(plans) == len(cells) == 28
+    assert {p.task for p in plans} == {"mnli", "qqp", "qnli", "sst2"}
+
+
+def choices(space: SearchSpace) -> list[dict[str, Any]]:
+    return list(space.choices(np.random.default_rng(1)))
+
+
+def map_values(space: SearchSpace) -> list[dict[str, Any]]:
+    return [space.plan_values(chosen) for chosen in choices(space)]

@@ -1,0 +1,137 @@
+"""Search spaces on Ray: grid and random, TPE, ASHA, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.results.store import Store
+from dpfp_ray.sweeps.runner import RayOptions, Runner
+from dpfp_ray.sweeps.spaces import read_search_space
+from dpfp_ray.sweeps.sweep import FOREVER, InputsOnce, input_variants, make_scheduler, plan_trials
+from tests.support.ray_runs import records, sweep_here, write_space
+from tests.support.result_records import make_record
+
+
+def runner(storage: Path) -> Runner:
+    return Runner("s", str(storage), RayOptions(), InputsOnce())
+
+
+def test_trials_of_a_grid_are_calibrated_to_one_budget(
+    tiny_task: dict[str, Any], tmp_path: Path
+) -> None:
+    parameters = {"batch_size": {"values": [4, 8]}, "clip": {"values": [0.5, 1.0]}}
+    path = write_space(
+        tmp_path / "s.yaml", tiny_task, method="grid", parameters=parameters, seeds=2
+    )
+    trials = plan_trials(read_search_space(path, {}), runner(tmp_path))
+    assert len({trial.id for trial in trials}) == 8
+    assert [trial.seed_index for trial in trials] == [0] * 4 + [1] * 4
+    assert {trial.plan.epsilon for trial in trials} == {8.0}
+    assert len({trial.noise_multiplier for trial in trials}) == 2, "σ/C depends on B, not on C"
+
+
+def test_random_trials_are_the_same_when_drawn_again(
+    tiny_task: dict[str, Any], tmp_path: Path
+) -> None:
+    rates = {"distribution": "log_uniform", "min": 1e-5, "max": 1e-2}
+    path = write_space(
+        tmp_path / "s.yaml", tiny_task, parameters={"learning_rate": rates}, samples=5
+    )
+    space = read_search_space(path, {})
+    first, second = (plan_trials(space, runner(tmp_path)) for _ in range(2))
+    assert [t.id for t in first] == [t.id for t in second]
+    more = plan_trials(read_search_space(path, {"samples": "7"}), runner(tmp_path))
+    assert [t.id for t in more[:5]] == [t.id for t in first]
+
+
+def test_what_cannot_meet_its_budget_is_refused_with_the_reason(
+    tiny_task: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parameters = {"batch_size": {"values": [8, 1000]}}
+    path = write_space(
+        tmp_path / "s.yaml", tiny_task, method="grid", parameters=parameters, seeds=3
+    )
+    trials = plan_trials(read_search_space(path, {}), runner(tmp_path))
+    assert {trial.plan.B for trial in trials} == {8}
+    assert capsys.readouterr().err.count("refused: batch_size 1000: ") == 1
+    (record,) = Store(tmp_path).records()
+    assert record["trial"]["status"] == "refused"
+    assert "1000" in record["trial"]["error"]
+
+
+def test_a_space_with_nothing_left_is_an_error(tiny_task: dict[str, Any], tmp_path: Path) -> None:
+    parameters = {"batch_size": {"values": [999, 1000]}}
+    path = write_space(tmp_path / "s.yaml", tiny_task, method="grid", parameters=parameters)
+    with pytest.raises(UserError, match="every trial of this space was refused"):
+        plan_trials(read_search_space(path, {}), runner(tmp_path))
+
+
+def test_all_inputs_of_a_space_are_known_beforehand(
+    tiny_task: dict[str, Any], tmp_path: Path
+) -> None:
+    parameters = {"max_length": {"values": [16, 32]}, "learning_rate": {"values": [1, 2, 3]}}
+    path = write_space(tmp_path / "s.yaml", tiny_task, method="tpe", parameters=parameters)
+    plans = input_variants(read_search_space(path, {}))
+    assert sorted(plan.max_length for plan in plans) == [16, 32]
+
+
+def asha(tiny_task: dict[str, Any], path: Path, **keys: Any) -> Path:
+    """Rates that learn nothing come last: ASHA has good trials to compare them with by then."""
+    rates = {"learning_rate": {"values": [3e-3, 1e-3, 1e-9, 2e-9]}}
+    keys = {"method": "grid", "parameters": rates, "scheduler": "asha", **keys}
+    return write_space(path, tiny_task, plan={"epochs": 3}, **keys)
+
+
+def test_asha_stops_poor_trials_which_report_what_they_spent(
+    tiny_task: dict[str, Any], tmp_path: Path, ray_session: None
+) -> None:
+    path = asha(tiny_task, tmp_path / "s.yaml")
+    found = sweep_here(path, tmp_path / "runs", concurrency=1, cpus_per_worker=1)
+    status = {r["plan"]["learning_rate"]: r["trial"]["status"] for r in found.values()}
+    assert status[3e-3] == "finished"
+    assert "stopped" in (status[1e-9], status[2e-9])
+    for record in found.values():
+        spent = record["privacy"]["epsilon"]["gdp"]
+        if record["trial"]["status"] == "stopped":
+            assert record["privacy"]["steps"] == record["history"][-1]["step"] < 45
+            assert 0 < spent < 7
+            assert record["trial"]["error"] == "stopped early by the scheduler"
+        else:
+            assert record["privacy"]["steps"] == 45
+            assert spent == pytest.approx(8, rel=1e-3)
+
+
+def test_asha_remembers_what_finished_before(tiny_task: dict[str, Any], tmp_path: Path) -> None:
+    space = read_search_space(asha(tiny_task, tmp_path / "s.yaml"), {})
+    store = Store(tmp_path / "runs")
+    for number, accuracy in enumerate((0.9, 0.8, 0.85, 0.95)):
+        store.put(make_record(f"t-{number}", accuracy=accuracy))
+    scheduler: Any = make_scheduler(space, str(tmp_path / "runs"))
+    assert scheduler._max_t == FOREVER
+    (bracket,) = scheduler._brackets
+    assert len(bracket._rungs[-1][1]) == 4
+
+
+def test_tpe_on_ray_is_on_budget_and_can_be_extended(
+    tiny_task: dict[str, Any], tmp_path: Path, ray_session: None
+) -> None:
+    """Two objectives at once: what works for two works for one."""
+    parameters = {
+        "learning_rate": {"distribution": "log_uniform", "min": 1e-4, "max": 1e-2},
+        "batch_size": {"distribution": "power_of_two", "min": 4, "max": 16},
+        "rows_per_micro_batch": {"distribution": "power_of_two", "min": 1, "max": 8},
+    }
+    keys = {"method": "tpe", "metric": ["accuracy", "train_seconds"], "parameters": parameters}
+    path = write_space(tmp_path / "s.yaml", tiny_task, samples=3, plan={"epochs": 1}, **keys)
+    first = sweep_here(path, tmp_path / "runs")
+    assert len(first) == 3
+    for record in first.values():
+        assert record["finished"]
+        assert record["privacy"]["epsilon"]["gdp"] == pytest.approx(8, rel=1e-3)
+    write_space(path, tiny_task, samples=5, plan={"epochs": 1}, **keys)
+    second = sweep_here(path, tmp_path / "runs")
+    assert len(second) == 5
+    assert all(second[identity] == record for identity, record in first.items())
+    assert records(tmp_path / "runs") == second

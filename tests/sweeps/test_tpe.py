@@ -1,0 +1,167 @@
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.tune.search import Searcher
+
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.values import make_plan
+from dpfp_ray.results.store import Store
+from dpfp_ray.sweeps.search_space import Parameter, SearchSpace
+from dpfp_ray.sweeps.tpe import Tpe
+from dpfp_ray.sweeps.trial import Trial
+
+RATE = Parameter("learning_rate", distribution="log_uniform", low=1e-5, high=1e-1)
+ROWS = Parameter("batch_size", distribution="power_of_two", low=8, high=64)
+
+
+def make(
+    storage: Path,
+    samples: int = 8,
+    parameters: tuple[Parameter, ...] = (RATE, ROWS),
+    metrics: tuple[tuple[str, str], ...] = (("accuracy", "max"),),
+) -> Tpe:
+    fixed = {"method": "dpfp", "micro_batches": 1}
+    space = SearchSpace("s", "tpe", metrics, samples, 1, "none", fixed, parameters)
+
+    def bind(chosen: dict[str, Any]) -> Trial:
+        plan = make_plan(space.plan_values(chosen))
+        if plan.batch_size == 64:
+            raise UserError("cannot meet the budget")
+        return Trial(plan.bind(records=1000, representation="mean"), 1.0)
+
+    refused: list[dict[str, Any]] = []
+    tpe = Tpe(space, str(storage), bind, lambda chosen, error: refused.append(chosen))
+    tpe.refused = refused  # type: ignore[attr-defined]
+    return tpe
+
+
+def score(trial: Trial) -> dict[str, Any]:
+    """Best at a rate of 1e-3; noise that depends on the trial alone."""
+    rate = float(trial.plan.learning_rate or 0)
+    accuracy = 1 - abs(rate - 1e-3) ** 0.1 + random.Random(trial.id).random() * 0.01
+    return {"status": "finished", "accuracy": accuracy, "train_seconds": 64 / trial.plan.B}
+
+
+def step(tpe: Tpe, name: str) -> Trial | None:
+    config = tpe.suggest(name)
+    if config == Searcher.FINISHED:
+        return None
+    assert config is not None
+    return Trial.from_config(config["trial"])
+
+
+def run(tpe: Tpe, steps: int = 100) -> list[str]:
+    ids = []
+    for number in range(steps):
+        trial = step(tpe, str(number))
+        if trial is None:
+            break
+        ids.append(trial.id)
+        tpe.on_trial_complete(str(number), score(trial))
+    return ids
+
+
+def test_proposes_as_many_as_asked_each_once(tmp_path: Path) -> None:
+    tpe = make(tmp_path, samples=12)
+    assert tpe.left == 12
+    ids = run(tpe)
+    assert len(ids) == len(set(ids)) == 12 - len(tpe.refused)  # type: ignore[attr-defined]
+    assert tpe.left == 0
+
+
+def test_what_cannot_meet_its_budget_is_refused_and_counts(tmp_path: Path) -> None:
+    tpe = make(tmp_path, samples=12)
+    run(tpe)
+    assert tpe.refused  # type: ignore[attr-defined]
+    assert len(tpe.proposals) == 12
+
+
+@pytest.mark.parametrize("after", [1, 4, 7])
+def test_continued_search_is_the_unbroken_one(tmp_path: Path, after: int) -> None:
+    unbroken = run(make(tmp_path / "a", samples=9))
+    first = run(make(tmp_path / "b", samples=9), after)
+    assert first + run(make(tmp_path / "b", samples=9)) == unbroken
+
+
+def test_a_trial_that_was_running_is_proposed_again_first(tmp_path: Path) -> None:
+    tpe = make(tmp_path, samples=6)
+    run(tpe, 2)
+    open_trial = step(tpe, "killed")
+    assert open_trial is not None
+    again = make(tmp_path, samples=6)
+    continued = step(again, "new")
+    assert continued is not None
+    assert continued.id == open_trial.id
+    again.on_trial_complete("new", score(continued))
+    assert len(again.proposals) == 3
+
+
+def test_a_trial_that_ended_unheard_is_not_run_again(tmp_path: Path) -> None:
+    tpe = make(tmp_path, samples=6)
+    trial = step(tpe, "killed")
+    assert trial is not None
+    history = [
+        {"epoch": 1, "step": 9, "epsilon": {}, "train_loss": 0.7, "train_seconds": 1.0},
+    ]
+    Store(tmp_path).put(
+        {
+            "plan": trial.plan.to_dict(),
+            "finished": True,
+            "metrics": {"accuracy": 0.5},
+            "history": history,
+            "privacy": {"sigma": 1.0},
+            "cost": {"examples_per_second": 9.0},
+            "trial": {"id": trial.id, "status": "finished"},
+        }
+    )
+    again = make(tmp_path, samples=6)
+    assert again.left == 5
+    assert again.proposals[0]["values"] == [0.5]
+
+
+def test_more_samples_continue_a_finished_search(tmp_path: Path) -> None:
+    first = run(make(tmp_path, samples=4))
+    more = make(tmp_path, samples=7)
+    assert more.left == 3
+    assert not set(first) & set(run(more))
+
+
+def test_small_space_ends_early(tmp_path: Path) -> None:
+    two = Parameter("batch_size", values=(8, 16))
+    tpe = make(tmp_path, samples=10, parameters=(two,))
+    assert len(run(tpe)) == 2
+
+
+def test_failed_trials_teach_nothing(tmp_path: Path) -> None:
+    tpe = make(tmp_path, samples=3)
+    assert step(tpe, "a")
+    tpe.on_trial_complete("a", {"status": "failed", "error": "x"})
+    assert step(tpe, "b")
+    tpe.on_trial_complete("b", None, error=True)
+    assert [p["state"] for p in tpe.proposals if p["id"]] == ["failed", "failed"]
+    assert make(tmp_path, samples=3).left == 3 - len(tpe.proposals)
+
+
+def test_finds_the_good_region(tmp_path: Path) -> None:
+    tpe = make(tmp_path, samples=30, parameters=(RATE,))
+    run(tpe)
+    rates = [proposal["params"]["learning_rate"] for proposal in tpe.proposals]
+    near = [sum(1e-4 < rate < 1e-2 for rate in part) for part in (rates[:10], rates[20:])]
+    assert near[1] > near[0]
+
+
+def test_two_objectives(tmp_path: Path) -> None:
+    metrics = (("accuracy", "max"), ("train_seconds", "min"))
+    tpe = make(tmp_path, samples=14, metrics=metrics)
+    run(tpe)
+    assert all(len(p["values"]) == 2 for p in tpe.proposals if p["state"] == "complete")
+
+
+def test_memory_is_json_without_secrets(tmp_path: Path) -> None:
+    run(make(tmp_path, samples=2))
+    (path,) = tmp_path.glob("search-*.json")
+    proposals = json.loads(path.read_text())
+    assert {key for p in proposals for key in p} == {"params", "id", "state", "values"}

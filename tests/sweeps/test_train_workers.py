@@ -1,0 +1,63 @@
+"""Several Ray Train workers for one trial: the same draw, the same noise, the same numbers."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfp_ray.sweeps.trial import Trial
+from tests.support.ray_runs import run_here, trial
+
+# Of B = 2, often no row is left for the third worker, and sometimes none at all.
+FEW = {"batch_size": 2, "micro_batches": 1, "epochs": 1, "learning_rate": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def chosen(tiny_task: dict[str, Any]) -> Trial:
+    return trial(tiny_task, **FEW)
+
+
+@pytest.fixture(scope="module")
+def alone(
+    chosen: Trial, tmp_path_factory: pytest.TempPathFactory, ray_session: None
+) -> dict[str, Any]:
+    return run_here([chosen], tmp_path_factory.mktemp("alone"))[chosen.id]
+
+
+@pytest.fixture(scope="module")
+def two_workers(
+    chosen: Trial, tmp_path_factory: pytest.TempPathFactory, ray_session: None
+) -> dict[str, Any]:
+    """The same trial, and one that raises: its records have more rows than the data."""
+    broken = Trial(replace(chosen.plan, records=10**6), chosen.noise_multiplier)
+    found = run_here([chosen, broken], tmp_path_factory.mktemp("two"), workers=2)
+    return {"good": found[chosen.id], "broken": found[broken.id]}
+
+
+def check_same(alone: dict[str, Any], together: dict[str, Any]) -> None:
+    assert together["finished"]
+    assert together["privacy"] == alone["privacy"]
+    for ours, theirs in zip(alone["history"], together["history"], strict=True):
+        assert theirs["train_loss"] == pytest.approx(ours["train_loss"], rel=1e-4)
+        assert theirs["dev"]["dev"]["loss"] == pytest.approx(ours["dev"]["dev"]["loss"], rel=1e-4)
+        assert theirs["dev"]["dev"]["accuracy"] == ours["dev"]["dev"]["accuracy"]
+
+
+def test_two_workers_give_what_one_gives(
+    alone: dict[str, Any], two_workers: dict[str, Any]
+) -> None:
+    check_same(alone, two_workers["good"])
+
+
+def test_a_worker_that_raises_fails_the_trial_and_nothing_else(two_workers: dict[str, Any]) -> None:
+    record = two_workers["broken"]
+    assert record["trial"]["status"] == "failed"
+    assert "IndexError" in record["trial"]["error"]
+
+
+def test_a_worker_without_rows_does_not_hang(
+    chosen: Trial, alone: dict[str, Any], tmp_path: Path
+) -> None:
+    check_same(alone, run_here([chosen], tmp_path, workers=3)[chosen.id])
+    assert [path.name for path in tmp_path.iterdir()] == ["records"]

@@ -1,0 +1,51 @@
+import json
+from typing import Any
+
+import pytest
+
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.sweeps.trial import Trial
+
+
+def make(**changes: Any) -> Trial:
+    plan = Plan(**{"method": "dpfp", "task": "sst2", **changes}).bind(
+        records=1000, representation="mean"
+    )
+    return Trial(plan, 0.5)
+
+
+def test_survives_json() -> None:
+    trial = make(train_file="x.csv", task="custom", labels=("bad", "good"))
+    assert Trial.from_config(json.loads(json.dumps(trial.to_config()))) == trial
+
+
+def test_id_follows_from_plan_repetition_and_group() -> None:
+    trial = make()
+    again = Trial(trial.plan, 0.5, seed_index=1)
+    tuning = Trial(trial.plan, 0.5, group="tune")
+    assert len({trial.id, again.id, tuning.id, make(learning_rate=1e-3).id}) == 4
+    assert make().id == trial.id
+
+
+def test_seeds_differ_between_trials_and_sweeps() -> None:
+    trial = make()
+    seeds = {trial.seed(1), trial.seed(2), Trial(trial.plan, 0.5, 1).seed(1)}
+    assert len(seeds) == 3
+    assert make().seed(1) == trial.seed(1)
+
+
+def test_config_holds_no_seed() -> None:
+    assert set(make().to_config()) == {"plan", "noise_multiplier", "seed_index", "group"}
+
+
+@pytest.mark.parametrize("value", [3, 3.0])
+def test_whole_and_broken_numbers_are_one_trial(value: float) -> None:
+    assert make(epochs=value).id == make(epochs=3).id
+
+
+def test_trials_on_one_release_share_a_seed_so_that_tuning_is_free() -> None:
+    one, other = (make(mode="moments", ridge=ridge) for ridge in (0.5, 2.0))
+    assert one.id != other.id
+    assert one.seed(1) == other.seed(1)
+    assert Trial(one.plan, 0.5, group="tune").seed(1) == one.seed(1)
+    assert Trial(one.plan, 0.5, seed_index=1).seed(1) != one.seed(1)

@@ -1,0 +1,385 @@
+"""The loop: killed runs that end as if nothing had happened, empty steps, several workers."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpfp_ray.models.classifier import trainable_parameters
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.sampling import make_sampler
+from dpfp_ray.privacy.spending import Ledger
+from dpfp_ray.training.comm import Comm, SoloComm, TorchComm
+from dpfp_ray.training.loop import Progress, State, set_learning_rate, train
+from dpfp_ray.training.run import freeze_unreached
+from tests.support.gloo import run_workers
+from tests.support.tiny_runs import (
+    Killed,
+    Listener,
+    in_threads,
+    tiny_classifier,
+    tiny_data,
+    tiny_plan,
+    tiny_world,
+)
+
+SEED = 2**90 + 1
+Weights = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with tiny_world(tmp_path_factory.mktemp("world")) as folder:
+        yield folder
+
+
+def run(
+    model_folder: str,
+    plan: Plan,
+    listener: Listener | None = None,
+    *,
+    comm: Comm | None = None,
+    state: State | None = None,
+    noise: float = 0.5,
+    seed: int = SEED,
+) -> tuple[Progress, Weights]:
+    """One run from the start, or from `state`; the weights that it ends with."""
+    model = tiny_classifier(model_folder, plan)
+    progress = train(
+        plan,
+        noise if plan.private else 0.0,
+        model,
+        tiny_data(model_folder, train_rows=plan.D),
+        seed=seed,
+        comm=comm or SoloComm(),
+        reporter=listener or Listener(),
+        state=state,
+    )
+    return progress, {name: p.detach() for name, p in trainable_parameters(model)}
+
+
+def facts(progress: Progress) -> dict[str, Any]:
+    """All that a run remembers but its clock."""
+    found = copy.deepcopy(vars(progress))
+    for clock in ("train_seconds", "eval_seconds"):
+        del found[clock]
+    for record in found["history"]:
+        del record["train_seconds"]
+    return found
+
+
+def assert_identical(one: Weights, other: Weights) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+# Killed and resumed ------------------------------------------------------------------------------
+
+PLANS = {
+    "non_private": tiny_plan("non_private"),
+    "dpfp": tiny_plan("dpfp"),
+    "dropout": tiny_plan("dpfp", dropout=0.2),
+    "head": tiny_plan("dpfp", scope="head"),
+    "split": tiny_plan("dpfp", max_physical_batch=3),
+}
+
+
+@pytest.fixture(scope="module")
+def unbroken(model_folder: str) -> dict[str, tuple[Progress, Weights]]:
+    return {name: run(model_folder, plan) for name, plan in PLANS.items()}
+
+
+# Around the ends of epochs (after 6, 12 and 18 steps) and away from them.
+KILLS = {
+    "non_private": [1, 5, 6, 7, 17, 18],
+    "dpfp": [1, 5, 6, 7, 12, 17, 18],
+    "dropout": [5, 7],
+    "head": [7],
+    "split": [7],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kill_after"), [(name, step) for name in KILLS for step in KILLS[name]]
+)
+def test_a_killed_and_resumed_run_ends_as_an_unbroken_one(
+    model_folder: str, unbroken: dict[str, tuple[Progress, Weights]], name: str, kill_after: int
+) -> None:
+    victim = Listener(kill_after)
+    with pytest.raises(Killed):
+        run(model_folder, PLANS[name], victim)
+    progress, weights = run(model_folder, PLANS[name], state=victim.state())
+    assert_identical(weights, unbroken[name][1])
+    assert facts(progress) == facts(unbroken[name][0])
+
+
+def test_a_run_killed_between_evaluation_and_report_loses_no_epoch(
+    model_folder: str, unbroken: dict[str, tuple[Progress, Weights]]
+) -> None:
+    victim = Listener(12, at_epoch=True)
+    with pytest.raises(Killed):
+        run(model_folder, PLANS["dpfp"], victim)
+    progress, weights = run(model_folder, PLANS["dpfp"], state=victim.state())
+    assert_identical(weights, unbroken["dpfp"][1])
+    assert facts(progress) == facts(unbroken["dpfp"][0])
+
+
+def test_a_run_killed_at_every_second_step_ends_the_same(
+    model_folder: str, unbroken: dict[str, tuple[Progress, Weights]]
+) -> None:
+    state: State | None = None
+    for kill_after in range(2, 18, 2):
+        victim = Listener(kill_after)
+        with pytest.raises(Killed):
+            run(model_folder, PLANS["dropout"], victim, state=state)
+        state = victim.state()
+    progress, weights = run(model_folder, PLANS["dropout"], state=state)
+    assert_identical(weights, unbroken["dropout"][1])
+    assert facts(progress) == facts(unbroken["dropout"][0])
+
+
+def test_the_bit_identity_tests_can_fail(
+    model_folder: str, unbroken: dict[str, tuple[Progress, Weights]]
+) -> None:
+    """Another seed, or dropout or noise of another size, does end elsewhere."""
+    found = unbroken["dpfp"][1]["head.weight"]
+    assert not torch.equal(found, unbroken["dropout"][1]["head.weight"])
+    assert not torch.equal(found, run(model_folder, PLANS["dpfp"], seed=1)[1]["head.weight"])
+    assert not torch.equal(found, run(model_folder, PLANS["dpfp"], noise=0.6)[1]["head.weight"])
+
+
+@pytest.mark.parametrize("kill_after", [3, 6, 17])
+def test_a_checkpoint_says_what_was_spent(model_folder: str, kill_after: int) -> None:
+    victim = Listener(kill_after)
+    with pytest.raises(Killed):
+        run(model_folder, PLANS["dpfp"], victim)
+    state = victim.state()
+    assert state["epsilon"] == Ledger(PLANS["dpfp"], 0.5).spent(kill_after)
+    assert state["noise_multiplier"] == 0.5
+    assert state["plan_hash"] == PLANS["dpfp"].hash
+
+
+def test_a_checkpoint_holds_no_seed(model_folder: str) -> None:
+    """Who stores it decides whether the seed goes with it."""
+    victim = Listener(3)
+    with pytest.raises(Killed):
+        run(model_folder, PLANS["dpfp"], victim)
+    assert "seed" not in victim.state()
+    assert SEED.to_bytes(12, "little") not in victim.saved
+
+
+# Steps -------------------------------------------------------------------------------------------
+
+
+def test_every_step_and_epoch_is_reported_once(model_folder: str) -> None:
+    listener = Listener()
+    progress, _ = run(model_folder, PLANS["dpfp"], listener)
+    assert listener.steps == list(range(1, 19))
+    assert [record["step"] for record in listener.records] == [6, 12, 18]
+    assert [record["epoch"] for record in listener.records] == [1, 2, 3]
+    assert listener.records == progress.history
+
+
+def test_the_reported_loss_is_the_mean_over_the_rows_of_this_epoch(model_folder: str) -> None:
+    """Against single steps: with a learning rate of almost 0 the weights stay as they are."""
+    plan = tiny_plan("non_private", learning_rate=1e-30, weight_decay=0.0)
+    listener = Listener()
+    progress, _ = run(model_folder, plan, listener)
+    model, data = tiny_classifier(model_folder, plan), tiny_data(model_folder)
+    sampler = make_sampler(plan, SEED)
+    losses = []
+    for step in range(6):
+        rows = sampler.draw(step)
+        with torch.no_grad():
+            logits = model(data.train.collate(rows))
+        labels = torch.from_numpy(data.train.labels[rows])
+        losses.append(float(torch.nn.functional.cross_entropy(logits, labels)))
+    assert listener.losses[2] == pytest.approx(sum(losses[:3]) / 3, rel=1e-5)
+    # Every epoch has the same 24 rows, so what one leaves behind would show in the next.
+    for record in progress.history:
+        assert record["train_loss"] == pytest.approx(sum(losses) / 6, rel=1e-5)
+
+
+@pytest.fixture
+def sparse() -> tuple[Plan, int]:
+    """A plan of one expected row a step and a seed whose first step is empty."""
+    plan = tiny_plan(batch_size=1, micro_batches=1, epochs=1)
+    seed = next(s for s in range(100) if not len(make_sampler(plan, s).draw(0)))
+    return plan, seed
+
+
+def test_empty_steps_are_steps(model_folder: str, sparse: tuple[Plan, int]) -> None:
+    plan, seed = sparse
+    sizes = [len(make_sampler(plan, seed).draw(step)) for step in range(plan.steps)]
+    assert sizes.count(0) > 3
+    progress, weights = run(model_folder, plan, seed=seed)
+    assert progress.step == plan.steps == 24
+    assert progress.rows == sum(sizes)
+    assert progress.history[-1]["epsilon"] == Ledger(plan, 0.5).spent(24)
+    assert all(weight.isfinite().all() for weight in weights.values())
+
+
+def test_an_empty_first_step_changes_no_weight_but_by_decay(
+    model_folder: str, sparse: tuple[Plan, int]
+) -> None:
+    plan, seed = sparse
+    victim = Listener(1)
+    with pytest.raises(Killed):
+        run(model_folder, plan, victim, seed=seed)
+    before = {n: p.detach() for n, p in trainable_parameters(tiny_classifier(model_folder, plan))}
+    decay = 1 - float(plan.learning_rate or 0) * float(plan.weight_decay or 0)
+    for name, weight in victim.state()["model"].items():
+        torch.testing.assert_close(weight, before[name] * decay)
+
+
+@pytest.mark.parametrize("method", ["non_private", "dpfp"])
+def test_training_learns_a_task_that_can_be_learnt(model_folder: str, method: str) -> None:
+    plan = tiny_plan(method, records=60, epochs=12, batch_size=10, learning_rate=5e-3, clip=1.0)
+    progress, _ = run(model_folder, plan, noise=0.1)
+    assert progress.history[-1]["train_loss"] < 0.4 < 0.6 < progress.history[0]["train_loss"]
+    assert progress.history[-1]["dev"]["dev"]["accuracy"] >= 0.8
+
+
+def test_physical_batches_do_not_change_the_step(
+    model_folder: str, unbroken: dict[str, tuple[Progress, Weights]]
+) -> None:
+    assert_close_runs(model_folder, PLANS["dpfp"], unbroken["split"], unbroken["dpfp"])
+
+
+def test_a_linear_schedule_falls_to_almost_zero(model_folder: str) -> None:
+    listener = Listener(rates=True)
+    run(model_folder, tiny_plan("non_private", schedule="linear"), listener)
+    assert listener.rates == pytest.approx([1e-3 * (1 - step / 18) for step in range(18)])
+
+
+def test_a_constant_schedule_stays(model_folder: str) -> None:
+    listener = Listener(rates=True)
+    run(model_folder, tiny_plan("non_private", schedule="constant"), listener)
+    assert set(listener.rates) == {1e-3}
+
+
+def test_all_groups_follow_the_schedule() -> None:
+    one, other = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([{"params": [one]}, {"params": [other], "lr": 1.0}])
+    set_learning_rate(optimizer, tiny_plan(schedule="linear"), 9)
+    assert [group["lr"] for group in optimizer.param_groups] == [5e-4, 5e-4]
+
+
+# Several workers ---------------------------------------------------------------------------------
+
+
+def assert_close_runs(
+    model_folder: str, plan: Plan, one: tuple[Progress, Weights], other: tuple[Progress, Weights]
+) -> None:
+    """The same run up to rounding: apart by a small part of the way that training went.
+
+    Attention's key bias has no gradient but rounding error, which Adam blows up; it is left out.
+    """
+    start = dict(trainable_parameters(tiny_classifier(model_folder, plan)))
+    names = [name for name in one[1] if not name.endswith("key.bias")]
+    apart = sum(float((one[1][name] - other[1][name]).square().sum()) for name in names)
+    moved = sum(float((one[1][name] - start[name]).detach().square().sum()) for name in names)
+    assert moved > 1e-3
+    assert apart < 1e-6 * moved
+    assert one[0].rows == other[0].rows
+    for mine, theirs in zip(one[0].history, other[0].history, strict=True):
+        assert mine["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-4)
+        assert mine["dev"]["dev"]["loss"] == pytest.approx(theirs["dev"]["dev"]["loss"], rel=1e-4)
+        assert mine["epsilon"] == theirs["epsilon"]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("name", ["non_private", "dpfp"])
+def test_the_number_of_workers_does_not_change_the_run(
+    model_folder: str, unbroken: dict[str, tuple[Progress, Weights]], name: str, world_size: int
+) -> None:
+    workers = in_threads(world_size, lambda comm: run(model_folder, PLANS[name], comm=comm))
+    for worker in workers:
+        assert_close_runs(model_folder, PLANS[name], worker, unbroken[name])
+        assert_identical(worker[1], workers[0][1])
+
+
+def test_a_worker_without_rows_still_joins(model_folder: str) -> None:
+    """Five workers and two expected rows: some have none in every step."""
+    plan = tiny_plan(batch_size=2, micro_batches=1, epochs=1)
+    workers = in_threads(5, lambda comm: run(model_folder, plan, comm=comm))
+    for worker in workers:
+        assert_close_runs(model_folder, plan, worker, run(model_folder, plan))
+
+
+def test_a_killed_run_can_go_on_with_another_number_of_workers(
+    model_folder: str, unbroken: dict[str, tuple[Progress, Weights]]
+) -> None:
+    victim = Listener(7)
+    with pytest.raises(Killed):
+        run(model_folder, PLANS["dpfp"], victim)
+    state = victim.saved
+    workers = in_threads(2, lambda comm: resume(model_folder, state, comm))
+    for worker in workers:
+        assert_close_runs(model_folder, PLANS["dpfp"], worker, unbroken["dpfp"])
+
+
+def resume(model_folder: str, saved: bytes, comm: Comm) -> tuple[Progress, Weights]:
+    listener = Listener()
+    listener.saved = saved
+    return run(model_folder, PLANS["dpfp"], comm=comm, state=listener.state())
+
+
+def gloo_run(model_folder: str, plan: Plan) -> tuple[dict[str, Any], Weights]:
+    progress, weights = run(model_folder, plan, comm=TorchComm())
+    return vars(progress), weights
+
+
+@pytest.mark.slow
+def test_real_processes_train_as_one(tmp_path: Path, model_folder: str) -> None:
+    """Three workers and two expected rows, with gloo."""
+    plan = tiny_plan(batch_size=2, micro_batches=2, epochs=1)
+    alone = run(model_folder, plan)
+    for progress, weights in run_workers(3, tmp_path, gloo_run, model_folder, plan):
+        assert_close_runs(model_folder, plan, (Progress(**progress), weights), alone)
+
+
+# Weights that cannot learn -----------------------------------------------------------------------
+
+
+def test_a_weight_without_gradient_stops_the_run(model_folder: str) -> None:
+    plan = tiny_plan()
+    model = tiny_classifier(model_folder, plan)
+    model.register_parameter("idle", torch.nn.Parameter(torch.ones(3)))
+    with pytest.raises(UserError, match=r"1 trainable tensors got no gradient.*: idle;"):
+        train(
+            plan,
+            0.5,
+            model,
+            tiny_data(model_folder),
+            seed=SEED,
+            comm=SoloComm(),
+            reporter=Listener(),
+        )
+
+
+def test_unreached_weights_are_frozen_with_a_warning(model_folder: str) -> None:
+    plan = tiny_plan()
+    model = tiny_classifier(model_folder, plan)
+    before = [name for name, _ in trainable_parameters(model)]
+    model.register_parameter("idle", torch.nn.Parameter(torch.ones(3)))
+    with pytest.warns(UserWarning, match="1 weights do not affect the output .*: idle"):
+        freeze_unreached(model, tiny_data(model_folder))
+    assert [name for name, _ in trainable_parameters(model)] == before
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_nothing_is_frozen_in_a_sound_model(
+    model_folder: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    model = tiny_classifier(model_folder, tiny_plan())
+    before = [name for name, _ in trainable_parameters(model)]
+    freeze_unreached(model, tiny_data(model_folder))
+    assert [name for name, _ in trainable_parameters(model)] == before
+    assert not [w for w in recwarn if "do not affect" in str(w.message)]

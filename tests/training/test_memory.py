@@ -1,0 +1,68 @@
+"""Peak memory that forgets what ran before."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpfp_ray.training import memory
+
+pytestmark = pytest.mark.slow
+
+CPU = torch.device("cpu")
+MEGABYTE = 2**20
+linux = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="only Linux can reset the peak"
+)
+
+
+def allocate(megabytes: int) -> None:
+    torch.ones(megabytes * MEGABYTE // 4).sum()
+
+
+def test_the_peak_counts_what_was_freed_again() -> None:
+    before = memory.peak(CPU)
+    allocate(200 + before // MEGABYTE)
+    assert memory.peak(CPU) - before > 100 * MEGABYTE
+
+
+@linux
+def test_a_reset_forgets_the_peak() -> None:
+    memory.reset_peak(CPU)
+    calm = memory.peak(CPU)
+    allocate(300)
+    high = memory.peak(CPU)
+    memory.reset_peak(CPU)
+    assert high - calm > 250 * MEGABYTE
+    assert memory.peak(CPU) < high - 200 * MEGABYTE
+
+
+@linux
+def test_a_reset_gives_back_what_small_tensors_have_used() -> None:
+    memory.reset_peak(CPU)
+    calm = memory.peak(CPU)
+    many = [torch.ones(1000) for _ in range(50_000)]  # 200 MB, too small to be mapped one by one
+    del many
+    memory.reset_peak(CPU)
+    assert memory.peak(CPU) < calm + 50 * MEGABYTE
+
+
+def test_the_fallback_is_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = memory.peak(CPU)
+
+    def no_proc(*_: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", no_proc)
+    assert sys.platform == "darwin" or memory.peak(CPU) >= 0.5 * exact
+    assert memory.peak(CPU) < 2**40
+
+
+def test_a_system_without_the_reset_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "write_text", refused)
+    memory.reset_peak(CPU)
+    assert memory.peak(CPU) > 0

@@ -1,0 +1,431 @@
+"""Whole runs through the command line: killed, interrupted, repeated, and what they leave."""
+
+import json
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+from dpfp_ray.cli.main import main
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.privacy.spending import Ledger
+from dpfp_ray.training import run
+from tests.support.tiny_runs import Killed, Listener, tiny_world, write_csv
+
+SEED = 311_700_000_000_000_000_000_000_000_000_000_000_113  # 128 bits
+MINUTE = 60
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    root = tmp_path_factory.mktemp("world")
+    with tiny_world(root):
+        write_csv(root / "large.csv", 400)
+        write_csv(root / "small.csv", 40)
+        yield root
+
+
+def arguments(world: Path, output: Path, data: str = "small.csv", **changes: Any) -> list[str]:
+    settings = {
+        "train-file": world / data,
+        "text-column": "text",
+        "label-column": "label",
+        "model": world / "model",
+        "representation": "mean",
+        "batch-size": 4,
+        "micro-batches": 2,
+        "epochs": 2,
+        "lr": 1e-3,
+        "accountant": "gdp",
+        "seed": SEED,
+        "threads": 1,
+        "output": output,
+        **{name.replace("_", "-"): value for name, value in changes.items()},
+    }
+    if settings.get("method") == "non_private":
+        del settings["micro-batches"], settings["accountant"]
+    flags = [(f"--{name}", str(value)) for name, value in settings.items() if value is not None]
+    return ["train", *(word for flag in flags for word in flag)]
+
+
+def long_run(world: Path, output: Path, **changes: Any) -> list[str]:
+    """Some seconds: 360 records, 270 steps, an epoch every 45."""
+    return arguments(world, output, "large.csv", batch_size=8, epochs=6, **changes)
+
+
+def start(argv: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "dpfp_ray.cli", *argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def finish(argv: list[str]) -> tuple[str, str]:
+    process = start(argv)
+    out, err = process.communicate(timeout=10 * MINUTE)
+    assert process.returncode == 0, err
+    return out, err
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 5 * MINUTE
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.02)
+
+
+def strict(text: str) -> Any:
+    def refuse(token: str) -> NoReturn:
+        raise ValueError(f"{token} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def without_clock(result: dict[str, Any]) -> dict[str, Any]:
+    history = [{k: v for k, v in r.items() if k != "train_seconds"} for r in result["history"]]
+    return {k: v for k, v in result.items() if k != "cost"} | {"history": history}
+
+
+# Real processes, really killed -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def unbroken(world: Path) -> Path:
+    folder = world / "unbroken"
+    finish(long_run(world, folder))
+    return folder
+
+
+def assert_same_end(folder: Path, unbroken: Path) -> None:
+    mine, theirs = (strict((f / run.RESULT).read_text()) for f in (folder, unbroken))
+    assert without_clock(mine) == without_clock(theirs)
+    assert (folder / run.WEIGHTS).read_bytes() == (unbroken / run.WEIGHTS).read_bytes()
+    assert sorted(path.name for path in folder.iterdir()) == [run.RESULT, run.WEIGHTS]
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_with_the_same_weights(
+    world: Path, unbroken: Path, tmp_path: Path
+) -> None:
+    process = start(long_run(world, tmp_path))
+    wait_for(tmp_path / run.RESUME, process)
+    delay = random.uniform(0, 0.5)
+    time.sleep(delay)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL, f"finished within {delay} s"
+    assert not (tmp_path / run.RESULT).exists()
+
+    _, err = finish(long_run(world, tmp_path))
+    assert "continuing after step" in err
+    assert_same_end(tmp_path, unbroken)
+
+
+@pytest.mark.slow
+def test_an_interrupted_process_saves_itself_and_goes_on_without_its_seed_given(
+    world: Path, unbroken: Path, tmp_path: Path
+) -> None:
+    process = start(long_run(world, tmp_path))
+    wait_for(tmp_path / run.RESUME, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=5 * MINUTE)
+    assert process.returncode == 130
+    assert out == ""
+    assert "stopped; saved in" in err
+    assert stat.S_IMODE((tmp_path / run.RESUME).stat().st_mode) == 0o600
+    state = torch.load(tmp_path / run.RESUME, weights_only=True)
+    assert 45 <= state["progress"]["step"] < 270
+    assert state["seed"] == SEED
+
+    _, err = finish(long_run(world, tmp_path, seed=None))
+    assert f"continuing after step {state['progress']['step']} of 270" in err
+    assert_same_end(tmp_path, unbroken)
+
+
+def test_no_seed_is_left_in_the_folder(unbroken: Path) -> None:
+    length = (SEED.bit_length() + 7) // 8
+    forms = [str(SEED).encode(), hex(SEED)[2:].encode(), SEED.to_bytes(length, "little")]
+    forms.append(SEED.to_bytes(length, "big"))
+    contents = [path.read_bytes() for path in unbroken.rglob("*") if path.is_file()]
+    assert len(contents) == 2
+    assert not [form for form in forms for content in contents if form in content]
+
+
+# Results -----------------------------------------------------------------------------------------
+
+
+def do(argv: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main([*argv, "--json"]) == 0
+    result: dict[str, Any] = strict(capsys.readouterr().out)
+    return result
+
+
+@pytest.fixture
+def finished(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    return do(arguments(world, tmp_path), capsys)
+
+
+def test_what_is_printed_is_what_is_written(finished: dict[str, Any], tmp_path: Path) -> None:
+    assert strict((tmp_path / run.RESULT).read_text()) == finished
+
+
+def test_a_result_holds_all_that_the_issue_asks_for(finished: dict[str, Any]) -> None:
+    assert finished["finished"] is True
+    assert finished["plan"]["batch_size"] == 4
+    assert [record["epoch"] for record in finished["history"]] == [1, 2]
+    for record in finished["history"]:
+        assert record["dev"]["dev"].keys() == {"accuracy", "loss"}
+        assert record["epsilon"].keys() == {"gdp", "rdp", "pld"}
+        assert record["train_loss"] > 0
+    privacy, cost = finished["privacy"], finished["cost"]
+    assert privacy["epsilon"].keys() == {"gdp", "rdp", "pld"}
+    assert privacy["guarantee"] == "nominal"
+    assert (privacy["steps"], privacy["draws"]) == (18, 36)
+    assert privacy["p"] == 4 / (2 * 36)
+    assert privacy["delta"] == 1 / 72
+    assert privacy["noise_coordinates"] == 32
+    assert cost["train_seconds"] > 0
+    assert cost["eval_seconds"] > 0
+    assert cost["examples_per_second"] > 1
+    assert cost["peak_memory_bytes"] > 50 * 2**20
+    assert cost["parameters"] == cost["trainable_parameters"] > 10_000
+    assert finished["dev_records"] == {"dev": 4}
+    assert finished["labels"] == ["negative", "positive"]
+
+
+def test_the_budget_is_spent_and_not_exceeded(finished: dict[str, Any]) -> None:
+    assert 2.9 < finished["privacy"]["epsilon"]["gdp"] <= 3 * (1 + 1e-9)
+
+
+def test_a_private_run_quotes_its_last_epoch(finished: dict[str, Any]) -> None:
+    assert finished["metrics"]["accuracy"] == finished["history"][-1]["dev"]["dev"]["accuracy"]
+    assert finished["metrics"]["rule"] == "last epoch"
+
+
+def test_a_non_private_run_quotes_its_best_epoch(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = do(arguments(world, tmp_path, method="non_private", epochs=4), capsys)
+    best = max(record["dev"]["dev"]["accuracy"] for record in result["history"])
+    assert result["metrics"]["accuracy"] == best
+    assert result["metrics"]["rule"] == "best epoch on dev"
+    assert result["privacy"]["guarantee"] == "none"
+    assert result["privacy"]["epsilon"] == {}
+
+
+def test_a_subset_has_its_own_d_p_and_delta(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = do(arguments(world, tmp_path, max_train=20), capsys)
+    assert result["plan"]["records"] == 20
+    assert result["privacy"]["p"] == 4 / (2 * 20)
+    assert result["privacy"]["delta"] == 1 / 40
+    assert result["privacy"]["steps"] == 10
+
+
+def test_saved_weights_carry_their_plan(finished: dict[str, Any], tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    with safe_open(tmp_path / run.WEIGHTS, framework="pt") as file:
+        assert file.metadata() == {"plan_hash": finished["plan_hash"]}
+        assert {"head.weight", "head.bias"} < set(file.keys())
+
+
+def test_weights_can_be_left_out(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    do([*arguments(world, tmp_path), "--no-weights"], capsys)
+    assert [path.name for path in tmp_path.iterdir()] == [run.RESULT]
+
+
+def test_runs_without_a_given_seed_differ(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one", "other"):
+        do(arguments(world, tmp_path / name, seed=None), capsys)
+    one, other = ((tmp_path / name / run.WEIGHTS).read_bytes() for name in ("one", "other"))
+    assert one != other
+
+
+# The same folder again ---------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_not_repeated(
+    world: Path,
+    finished: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def untouchable(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(run, "run", untouchable)
+    assert do(arguments(world, tmp_path), capsys) == finished
+
+
+def test_overwrite_repeats_it(
+    world: Path, finished: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (tmp_path / run.WEIGHTS).read_bytes()
+    again = do([*arguments(world, tmp_path, seed=5), "--overwrite"], capsys)
+    assert again["plan_hash"] == finished["plan_hash"]
+    assert (tmp_path / run.WEIGHTS).read_bytes() != before
+
+
+def test_another_plan_in_the_folder_is_refused(
+    world: Path, finished: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(arguments(world, tmp_path, epochs=3)) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "holds the result of another plan" in err
+    assert strict((tmp_path / run.RESULT).read_text()) == finished
+
+
+def test_changed_data_are_not_taken_for_the_old(
+    world: Path, finished: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = arguments(world, tmp_path)
+    file = Path(command[command.index("--train-file") + 1])
+    times = os.stat(file)
+    later = os.stat(tmp_path / run.RESULT).st_mtime + 5
+    os.utime(file, (later, later))
+    capsys.readouterr()
+    try:
+        assert main(command) == 2
+    finally:
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert f"{file} has changed since" in capsys.readouterr().err
+
+
+def test_an_audit_is_not_taken_for_a_run(
+    world: Path, finished: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / run.RESULT).write_text(json.dumps({**finished, "audit": {}}))
+    assert main(arguments(world, tmp_path)) == 2
+    assert "holds an audit" in capsys.readouterr().err
+
+
+def test_overwrite_makes_way_for_another_plan(
+    world: Path, finished: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = do([*arguments(world, tmp_path, epochs=1), "--overwrite"], capsys)
+    assert result["plan_hash"] != finished["plan_hash"]
+
+
+def test_overwrite_keeps_the_old_result_when_the_new_plan_cannot_start(
+    world: Path, finished: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments(world, tmp_path, label_column="missing"), "--overwrite"]) == 2
+    assert strict((tmp_path / run.RESULT).read_text()) == finished
+
+
+@pytest.fixture
+def prepared(world: Path, tmp_path: Path) -> run.Prepared:
+    from dpfp_ray.cli.main import build_parser
+    from dpfp_ray.cli.options import plan_from
+
+    return run.prepare(plan_from(build_parser().parse_args(arguments(world, tmp_path))))
+
+
+@pytest.fixture
+def unfinished(prepared: run.Prepared, tmp_path: Path) -> Path:
+    """A folder in which a run was killed after seven steps."""
+    victim = Listener(7)
+    with pytest.raises(Killed):
+        run.run(prepared, victim, seed=SEED)
+    run.save_state(tmp_path, victim.state(), SEED)
+    return tmp_path
+
+
+def test_an_unfinished_run_of_another_plan_is_refused(
+    world: Path, unfinished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments(world, unfinished, epochs=3)) == 2
+    assert "unfinished run of another plan" in capsys.readouterr().err
+    assert (unfinished / run.RESUME).exists()
+
+
+def test_an_unfinished_run_with_another_seed_is_refused(
+    world: Path, unfinished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments(world, unfinished, seed=5)) == 2
+    err = capsys.readouterr().err
+    assert "another seed" in err
+    assert str(SEED) not in err
+
+
+def test_a_damaged_resume_file_is_named(
+    world: Path, unfinished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = (unfinished / run.RESUME).read_bytes()
+    (unfinished / run.RESUME).write_bytes(content[: len(content) // 2])
+    assert main(arguments(world, unfinished)) == 2
+    assert "resume.pt is damaged" in capsys.readouterr().err
+
+
+def test_the_end_removes_the_scratch_file_of_a_killed_save(
+    world: Path, unfinished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (unfinished / f"{run.RESUME}.12345").write_text(str(SEED))
+    do(arguments(world, unfinished), capsys)
+    assert sorted(path.name for path in unfinished.iterdir()) == [run.RESULT, run.WEIGHTS]
+
+
+def test_a_run_killed_right_after_its_result_forgets_its_seed_next_time(
+    world: Path, unfinished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = (unfinished / run.RESUME).read_bytes()
+    do(arguments(world, unfinished), capsys)
+    (unfinished / run.RESUME).write_bytes(state)
+    do(arguments(world, unfinished), capsys)
+    assert not (unfinished / run.RESUME).exists()
+
+
+def test_a_failed_save_keeps_the_previous_one(
+    unfinished: Path, prepared: run.Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: object) -> NoReturn:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        run.save_state(unfinished, {}, SEED)
+    state = run.load_state(unfinished, prepared.plan)
+    assert state is not None
+    assert state["progress"]["step"] == 7
+
+
+def test_a_resumed_run_keeps_the_noise_it_began_with(
+    unfinished: Path, prepared: run.Prepared
+) -> None:
+    """Should calibration give another σ by now, ε is still that of the noise really added."""
+    state = run.load_state(unfinished, prepared.plan)
+    other = replace(prepared, noise_multiplier=2 * prepared.noise_multiplier)
+    record, _ = run.run(other, Listener(), seed=SEED, state=state)
+    assert record["privacy"]["noise_multiplier"] == prepared.noise_multiplier
+    spent = Ledger(prepared.plan, prepared.noise_multiplier).spent(18)
+    assert record["privacy"]["epsilon"] == spent
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write to .*file/runs: Not a directory"):
+        run.make_folder(str(tmp_path / "file" / "runs"))
