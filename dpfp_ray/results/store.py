@@ -21,8 +21,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from dpfp_ray.data.storage import Files, Found, open_files
 from dpfp_ray.data.whole_files import to_json
-from dpfp_ray.results.storage import Files, Found, open_files
 
 Record = dict[str, Any]
 Row = dict[str, Any]

@@ -3,8 +3,8 @@
 from typing import Any
 
 from dpfp_ray import __version__
+from dpfp_ray.data.storage import public
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.results.storage import public
 from dpfp_ray.serve import SERVICE
 from dpfp_ray.serve.api import NotThere, problem, routes
 from dpfp_ray.serve.figures import Figures, TrialCurves

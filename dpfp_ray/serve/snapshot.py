@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from uuid import uuid4
 
+from dpfp_ray.data.storage import Found
 from dpfp_ray.report.runs import Cell, Run, cells_of, read_runs
 from dpfp_ray.results import store
-from dpfp_ray.results.storage import Found
 
 # Object stores tell times in seconds: a file that is as young as this may change and look the same.
 YOUNG = 3.0

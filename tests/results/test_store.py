@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
+from dpfp_ray.data.storage import LocalFiles, RemoteFiles, public
 from dpfp_ray.data.whole_files import write_json
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results import store as results
-from dpfp_ray.results.storage import LocalFiles, RemoteFiles, public
 from dpfp_ray.results.store import Store, flatten
 from tests.support.result_records import make_record
 
