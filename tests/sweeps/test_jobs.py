@@ -185,7 +185,9 @@ def test_rays_own_variables_do_not_win_over_the_address(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")
-    assert Cluster(head.dashboard, TOKEN).info("cut-off").status == "SUCCEEDED"
+    there = Cluster(head.dashboard, TOKEN)
+    there.submit("in-spite-of-variables", "true", {}, {})
+    wait_for(lambda: there.info("in-spite-of-variables").status == "SUCCEEDED", "the job's end")
 
 
 def test_nobody_at_the_address_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
