@@ -92,7 +92,7 @@ def test_prometheus_looks_where_ray_writes() -> None:
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool here")
 def test_prometheus_takes_the_settings(tmp_path: Path) -> None:
-    """With a list of nodes of the test's own: promtool wants it to exist, and no Ray may run here."""
+    """With a list of nodes of its own: promtool wants one to exist, and no Ray may run here."""
     (tmp_path / "nodes.json").write_text("[]")
     settings = (FOLDER / "prometheus.yml").read_text()
     assert DISCOVERY in settings
