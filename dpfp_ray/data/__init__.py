@@ -1,8 +1,5 @@
 """Records in, packed tokens out. `tasks` finds and checks the records, `files` reads rows, `demo`
-is a download, `tokens` packs; here is what they pass on, and every choice among rows.
-
-These choices are public: they follow from a fixed permutation of row numbers, never from a run's
-secret seed.
+is a download, `split` chooses among rows, `tokens` packs; here is what they pass on.
 """
 
 import hashlib
@@ -69,31 +66,3 @@ def public_order(count: int, purpose: str) -> npt.NDArray[np.int64]:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.argsort(x ^ (x >> np.uint64(31)), kind="stable").astype(np.int64)
-
-
-def subset(split: Split, limit: int | None) -> Split:
-    """At most `limit` rows in their old order; smaller subsets are inside larger ones."""
-    if limit is None or limit >= len(split):
-        return split
-    return split.take(np.sort(public_order(len(split), "subset")[:limit]))
-
-
-def hold_out(split: Split, rows: int) -> tuple[Split, Split]:
-    """(train, dev) with about `rows` rows in dev: no record is in both, no class leaves train."""
-    groups: dict[tuple[str, str], list[int]] = {}
-    for i, text in enumerate(split.texts):
-        pair = split.pairs[i] if split.pairs is not None else ""
-        groups.setdefault((text.strip(), pair.strip()), []).append(i)
-    together = list(groups.values())
-    left = np.bincount(split.labels)
-    chosen: list[int] = []
-    for position in public_order(len(together), "hold out"):
-        if len(chosen) == rows:
-            break
-        group = together[position]
-        taken = np.bincount(split.labels[group], minlength=len(left))
-        if len(chosen) + len(group) <= rows and np.all(left[taken > 0] > taken[taken > 0]):
-            chosen += group
-            left -= taken
-    dev = np.sort(np.array(chosen, dtype=np.int64))
-    return split.take(np.setdiff1d(np.arange(len(split)), dev)), split.take(dev)

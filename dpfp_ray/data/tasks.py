@@ -7,13 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpfp_ray.data import Split, Task, hold_out, subset
+from dpfp_ray.data import Split, Task
 from dpfp_ray.data.columns import DataChoice, open_split, read_split, require_all_classes
-from dpfp_ray.data.demo import DEMO_DEV_ROWS, DEMO_LABELS, demo_rows
+from dpfp_ray.data.demo import DEMO_DEV_SHARE, DEMO_LABELS, demo_rows
 from dpfp_ray.data.glue import GLUE, Glue
 from dpfp_ray.data.readers import SUFFIXES, Row, Table, shorten
+from dpfp_ray.data.split import hold_out, subset
 from dpfp_ray.plan.errors import UserError, unknown
 
+DEV_SHARE = 0.1  # of a file without a dev file
 DEV_STEMS = ("dev", "validation", "valid", "val")
 
 
@@ -71,7 +73,7 @@ def _task_name(given: str) -> str:
 
 def _demo() -> Task:
     texts, labels = demo_rows()
-    train, dev = hold_out(Split(texts, None, labels), DEMO_DEV_ROWS)
+    train, dev = hold_out(Split(texts, None, labels), DEMO_DEV_SHARE)
     return Task("demo", DEMO_LABELS, train, {"dev": dev})
 
 
@@ -84,7 +86,7 @@ def _from_files(name: str, plan: DataChoice, glue: Glue | None) -> Task:
         dev_path = Path(plan.dev_file).expanduser()
         dev, _ = read_split(open_split(dev_path, glue), plan, glue, names)
         return Task(name, names, whole, {"dev": dev})
-    train, dev = hold_out(whole, max(1, len(whole) // 10))
+    train, dev = hold_out(whole, DEV_SHARE)
     if not len(dev):
         raise UserError(
             f"{path}: no row can be held out without emptying a class; give --dev-file FILE"
