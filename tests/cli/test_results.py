@@ -12,7 +12,8 @@ import pytest
 
 from dpfp_ray.cli import results as verb
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.results.store import COLUMNS, Store
+from dpfp_ray.results.rows import COLUMNS
+from dpfp_ray.results.store import Store
 from tests.support.result_records import make_record
 
 
