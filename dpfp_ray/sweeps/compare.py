@@ -112,8 +112,8 @@ def summarise(records: Iterable[Mapping[str, Any]]) -> list[Row]:
             }
         )
     reference = next((row for row in rows if row["epsilon"] is None and row["runs"]), None)
-    for row in rows if reference else ():
-        if row["runs"]:
+    for row in rows:
+        if reference is not None and row["runs"]:
             row["gap"] = row["accuracy"] - reference["accuracy"]
             row["relative_speed"] = _ratio(row, reference, "examples_per_second")
             row["relative_memory"] = _ratio(row, reference, "peak_memory_bytes")
