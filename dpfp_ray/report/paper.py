@@ -97,14 +97,9 @@ _FAMILIES = {
 # Table "cmp": m batch size, d model size, k width of the representation, w model width, r rank,
 # K power iterations, M micro-batches.
 CLAIMS: dict[str, dict[str, str]] = {
-    "dpsgd": {"memory": "O(md)", "compute": "O(md)", "coordinates": "O(d)", "power": "σ²"},
-    "dpfp": {"memory": "O(d)", "compute": "O(md)", "coordinates": "O(k)", "power": "σ²/M"},
-    "rgp": {
-        "memory": "O(mrw)",
-        "compute": "O(md + Krd + Kr²w)",
-        "coordinates": "O(w)",
-        "power": "σ²",
-    },
+    "dpsgd": {"memory": "O(md)", "compute": "O(md)", "coordinates": "O(d)"},
+    "dpfp": {"memory": "O(d)", "compute": "O(md)", "coordinates": "O(k)"},
+    "rgp": {"memory": "O(mrw)", "compute": "O(md + Krd + Kr²w)", "coordinates": "O(w)"},
     "non_private": {"memory": "O(d)", "compute": "O(md)"},
 }
 
