@@ -60,14 +60,6 @@ def test_an_audits_canaries_make_no_other_task() -> None:
     assert read_runs([run])[0].task == "demo (400 records)"
 
 
-def test_an_audit_marks_the_run_that_it_audits_and_is_no_row_of_its_own() -> None:
-    run = sample("a", max_train=400, accuracy=0.8)
-    audit = audited(sample("audit-a", max_train=400, accuracy=0.6), 9.0, "refuted")
-    (cell,) = cells_of(read_runs([run, audit]))
-    assert [r.row["id"] for r in cell.runs] == ["a-0"]
-    assert cell.refutation is not None
-
-
 @pytest.mark.parametrize(
     ("plan", "name"),
     [
