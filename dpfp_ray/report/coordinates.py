@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dpfp_ray.report.plots import COLOURS, Drawing, canvas, clean, finish, short
-from dpfp_ray.report.runs import NOMINAL, Run
+from dpfp_ray.report.plots import COLOURS, Drawing, canvas, clean, finish, method_label, short
+from dpfp_ray.results.summary import NOMINAL, Run
 
 _FIELDS = {
     "method": "method",
@@ -39,7 +39,7 @@ def sweep_figures(runs: Sequence[Run], command: str) -> Iterator[Drawing]:
             lost = len(trials) - len(done)
             caption = f"{len(done)} finished trials, the best one drawn thick."
             caption += f" {lost} failed, refused or stopped: see Every run." if lost else ""
-            nominal = any(run.row["guarantee"] == "nominal" for run in done)
+            nominal = any(run.nominal for run in done)
             caption += f" {NOMINAL}: nominal ε, no guarantee." if nominal else ""
             made = f"{command}  # sweep {sweep}"
             yield finish(figure, f"sweep-{number}", title, caption, made)
@@ -55,7 +55,7 @@ def _settings(runs: Sequence[Run]) -> int:
 
 def _value(run: Run, name: str) -> Any:
     if name == "method":
-        return run.method + (NOMINAL if run.row["guarantee"] == "nominal" else "")
+        return method_label(run.method) + run.mark
     return run.row[name]
 
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from dpfp_ray.report.plots import Drawing, canvas, clean, finish, styles
-from dpfp_ray.report.runs import ACCOUNTANT_NAMES, NOMINAL, Budget, Cell, Run
+from dpfp_ray.report.plots import Drawing, canvas, cell_label, clean, finish, styles
+from dpfp_ray.results.rows import scalar, section
+from dpfp_ray.results.summary import ACCOUNTANT_NAMES, NOMINAL, Budget, Cell, Run
 
 Point = tuple[float, float, float | None]  # epochs done, accuracy, ε spent
 
@@ -46,7 +47,7 @@ def _draw(axes: Any, lines: Sequence[tuple[Cell, list[Point]]], budget: Budget) 
         look = style[cell.key.method]
         epochs = [point[0] for point in points]
         scores = [100 * point[1] for point in points]
-        axes.plot(epochs, scores, label=clean(cell.name, 40), **look)
+        axes.plot(epochs, scores, label=clean(cell_label(cell), 40), **look)
         spent = [(point[0], point[2]) for point in points if point[2] is not None]
         if cell.private and spent:
             shown = True
@@ -86,28 +87,24 @@ def averaged(runs: Sequence[Run]) -> list[Point]:
 
 def curve_of(run: Run) -> list[Point]:
     """Whatever of a record's history can be drawn."""
-    history = run.record.get("history")
-    entries = [e for e in history if isinstance(e, Mapping)] if isinstance(history, list) else []
-    last = max((step for e in entries if (step := _number(e.get("step")))), default=None)
+    last = max((step for entry in run.history if (step := _number(entry, "step"))), default=None)
     epochs, accountant = run.row["epochs"], str(run.row["accountant"])
     points: list[Point] = []
-    for entry in entries:
-        scores = entry.get("dev")
-        first = next(iter(scores.values()), None) if isinstance(scores, Mapping) else None
-        score = _number(first.get("accuracy")) if isinstance(first, Mapping) else None
-        step, done = _number(entry.get("step")), _number(entry.get("epoch"))
+    for entry in run.history:
+        first = next(iter(section(entry, "dev")), "")
+        score = _number(entry, "dev", first, "accuracy")
+        step, done = _number(entry, "step"), _number(entry, "epoch")
         if step and last and epochs:
             # The last "epoch" of a fractional E ends early: steps say how far it really got.
             done = epochs * step / last
-        spent = entry.get("epsilon")
-        spent = _number(spent.get(accountant)) if isinstance(spent, Mapping) else None
         if score is not None and done is not None:
-            points.append((done, score, spent))
+            points.append((done, score, _number(entry, "epsilon", accountant)))
     return points
 
 
-def _number(value: Any) -> float | None:
+def _number(entry: Mapping[str, Any], *path: str) -> float | None:
     """Only what can be drawn: an ε of "inf" in a record cannot."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    return None
+    for name in path[:-1]:
+        entry = section(entry, name)
+    found = scalar(entry.get(path[-1]), float)
+    return found if found is not None and math.isfinite(found) else None

@@ -1,6 +1,7 @@
 """Which figures the records allow, and their data; each is drawn only if its data exist."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
 from statistics import mean, stdev
 from typing import Any
 
@@ -10,14 +11,17 @@ from dpfp_ray.report.curves import training_figures
 from dpfp_ray.report.plots import (
     Drawing,
     canvas,
+    cell_label,
     clean,
     finish,
     legend,
+    line_styles,
     log_axis,
+    method_label,
     plain_ticks,
     styles,
 )
-from dpfp_ray.report.runs import ACCOUNTANT_NAMES, NOMINAL, Cell, Run, budgets_of
+from dpfp_ray.results.summary import ACCOUNTANT_NAMES, NOMINAL, Cell, Run, budgets_of
 
 
 def all_figures(cells: Sequence[Cell], runs: Sequence[Run], command: str) -> list[Drawing]:
@@ -70,7 +74,7 @@ def _epsilon_axes(axes: Any, plain: Sequence[Cell], cells: Sequence[Cell], accou
     for cell in plain:
         look = style[cell.key.method]
         level = 100 * cell.accuracy
-        axes.axhline(level, color=look["color"], linestyle="--", label=clean(cell.name, 40))
+        axes.axhline(level, color=look["color"], linestyle="--", label=clean(cell_label(cell), 40))
         if cell.spread:
             low, high = level - 100 * cell.spread, level + 100 * cell.spread
             axes.axhspan(low, high, color=look["color"], alpha=0.08, linewidth=0)
@@ -84,13 +88,13 @@ def _epsilon_axes(axes: Any, plain: Sequence[Cell], cells: Sequence[Cell], accou
                 [100 * cell.accuracy for cell in line],
                 yerr=[100 * (cell.spread or 0.0) for cell in line],
                 capsize=3,
-                label=clean(max((cell.name for cell in line), key=len), 40),
+                label=clean(max((cell_label(cell) for cell in line), key=len), 40),
                 **style[name],
             )
     legend(axes)
     if len(budgets) == 1:
         places = [names.index(cell.key.method) for cell in cells]
-        axes.set_xticks(places, labels=[_two_lines(cell.name) for cell in cells])
+        axes.set_xticks(places, labels=[_two_lines(cell_label(cell)) for cell in cells])
         axes.margins(x=0.2)
         axes.set_xlabel("method")
         return
@@ -124,7 +128,7 @@ def cost_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
                     marker=look["marker"],
                     linestyle="none",
                     capsize=3,
-                    label=None if cell.key.method in named else clean(cell.name, 40),
+                    label=None if cell.key.method in named else clean(cell_label(cell), 40),
                 )
                 named.add(cell.key.method)
                 if cell.key.epsilon is not None:
@@ -154,17 +158,15 @@ def micro_figures(runs: Sequence[Run], command: str) -> Iterator[Drawing]:
     for run in runs:
         if run.scored and run.row["method"] == "dpfp" and run.row["micro_batches"]:
             held = heatmap.held_fixed(run, ("micro_batches",))
-            marks[held[:3]] = NOMINAL if run.row["guarantee"] == "nominal" else ""
+            marks[held[:3]] = run.mark
             scores = groups.setdefault(held, {}).setdefault(run.row["micro_batches"], [])
             scores.append(run.row["accuracy"])
     lines = {held: by for held, by in groups.items() if len(by) > 1}
     for number, key in enumerate(dict.fromkeys(held[:3] for held in lines), start=1):
         model, task, method = key
         with canvas() as (figure, axes):
-            spare = styles([f"line {n}" for n in range(len(lines))]).values()
-            looks = [*styles(["DP-FP", "DP-SGD", "RGP"]).values(), *spare]
             here = [(held, by) for held, by in lines.items() if held[:3] == key]
-            for (held, by), look in zip(here, looks, strict=False):
+            for (held, by), look in zip(here, cycle(line_styles()), strict=False):
                 counts = sorted(by)
                 deviations = [stdev(by[m]) if len(by[m]) > 1 else 0.0 for m in counts]
                 axes.errorbar(
@@ -182,7 +184,7 @@ def micro_figures(runs: Sequence[Run], command: str) -> Iterator[Drawing]:
             axes.set_ylabel("dev accuracy (%)")
             axes.margins(y=0.15)
             axes.legend(loc="lower right", fontsize=8)
-            title = f"Accuracy against M: {method}{marks[key]}, {task}, {model}"
+            title = f"Accuracy against M: {method_label(method)}{marks[key]}, {task}, {model}"
             claim = paper.FIGURE_CLAIMS["micro"]
             caption = f"Bars: standard deviation over seeds. {claim}"
             yield finish(figure, f"micro-batches-{number}", title, caption, command)

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from statistics import mean
 from typing import Any
 
-from dpfp_ray.report.plots import COLOURS, Drawing, canvas, clean, finish, short
-from dpfp_ray.report.runs import NOMINAL, Budget, Run
+from dpfp_ray.report.plots import COLOURS, Drawing, canvas, clean, finish, method_label, short
+from dpfp_ray.results.summary import NOMINAL, Budget, Run
 
 # What makes two settings differ; a map varies two of these and holds the rest.
 _FIELDS = ("batch_size", "micro_batches", "clip", "learning_rate", "epochs")
@@ -52,7 +52,7 @@ def heat_maps(runs: Sequence[Run], field: str, command: str, claim: str) -> Iter
         at = (row[field], row["learning_rate"])
         groups.setdefault(held, {}).setdefault(at, []).append(row["accuracy"])
         sweeps.setdefault(held, set()).update([row["sweep"]] if row["sweep"] else [])
-        if row["guarantee"] == "nominal":
+        if run.nominal:
             nominal.add(held)
     number = 0
     for held, scores in groups.items():
@@ -62,9 +62,8 @@ def heat_maps(runs: Sequence[Run], field: str, command: str, claim: str) -> Iter
             continue
         number += 1
         model, task, method = held[:3]
-        mark = NOMINAL if held in nominal else ""
-        symbol = SYMBOLS[field]
-        title = f"Accuracy over {symbol} × learning rate: {method}{mark}, {task}, {model}"
+        shown = method_label(method) + (NOMINAL if held in nominal else "")
+        title = f"Accuracy over {SYMBOLS[field]} × learning rate: {shown}, {task}, {model}"
         with canvas(height=1.9 + 0.5 * len(rows)) as (figure, axes):
             averages = {at: 100 * mean(values) for at, values in scores.items()}
             _draw(figure, axes, columns, rows, averages)
@@ -74,7 +73,7 @@ def heat_maps(runs: Sequence[Run], field: str, command: str, claim: str) -> Iter
             hatched = len(averages) < len(columns) * len(rows)
             caption = "Dev accuracy in percent; the best cell is framed."
             caption += " Hatched: not run, failed or refused." if hatched else ""
-            caption += f" {claim}" if method == "DP-FP" else ""
+            caption += f" {claim}" if method == "dpfp" else ""
             name = f"heatmap-{'batch' if field == 'batch_size' else field}-{number}"
             yield finish(figure, name, title, caption, _with_sweeps(command, sweeps[held]))
 

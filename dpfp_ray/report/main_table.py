@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from statistics import mean
 
 from dpfp_ray.report import paper
-from dpfp_ray.report.runs import (
+from dpfp_ray.report.plots import cell_label, method_label
+from dpfp_ray.report.table import MISSING, Column, Entry, Row, Table, number, percent, text
+from dpfp_ray.report.tables import guarantee_text, marks_legend
+from dpfp_ray.results.summary import (
     ACCOUNTANT_NAMES,
-    METHOD_NAMES,
     REFUTED,
     SPLIT_NAMES,
     TASK_NAMES,
@@ -16,8 +18,6 @@ from dpfp_ray.report.runs import (
     budgets_of,
     order,
 )
-from dpfp_ray.report.table import MISSING, Column, Entry, Row, Table, number, percent, text
-from dpfp_ray.report.tables import guarantee_text, marks_legend
 
 OURS, PAPERS, DIFFERENCE = "ours", "paper", "ours − paper"
 _KEYS = {name: key for key, name in TASK_NAMES.items()}
@@ -57,7 +57,7 @@ def main_table(cells: Sequence[Cell]) -> Table:
         ours = [_ours(cells, mine, place, places, scores) for place in places]
         worst = max(mine, key=lambda c: (c.guarantee == "refuted", len(c.mark)))
         tone = "refuted" if all(c.guarantee == "refuted" for c in mine) else ""
-        label = [text(model), replace(text(worst.name), alarm=worst.guarantee == "refuted")]
+        label = [text(model), replace(text(cell_label(worst)), alarm=worst.guarantee == "refuted")]
         rows.append(Row([*label, text(OURS), *ours], tone))
         theirs = _papers(mine, places)
         if theirs:
@@ -170,7 +170,7 @@ def _papers(
 
 def _paper_row(cell: Cell, place: Place) -> tuple[paper.Documented, bool] | None:
     family = paper.family(str(cell.first.row["model"]))
-    plain = METHOD_NAMES.get(cell.base_method) == cell.key.method
+    plain = cell.key.method in paper.CLAIMS
     if family is None or not plain or not cell.first.whole_task or cell.key.task != place.task:
         return None
     key = _KEYS.get(place.task, "")
@@ -202,7 +202,7 @@ def _spent_rows(cells: Sequence[Cell], places: Sequence[Place], papers: bool) ->
             for model in _distinct(c.key.model for c in same):
                 mine = [c for c in same if c.key.model == model]
                 _join(lines, model, [_spent(mine, place, accountant) for place in places])
-            name = max((c.name for c in same), key=len)
+            name = max((cell_label(c) for c in same), key=len)
             for models, entries in lines:
                 label = f"ε by {shown}" + (f": {', '.join(models)}" if len(lines) > 1 else "")
                 rows.append(Row([text(label), text(name), text(OURS), *entries], "spent"))
@@ -254,7 +254,7 @@ def _notes(cells: Sequence[Cell], compared: Sequence[tuple[Cell, int, bool]]) ->
             for c, budget, _ in compared
             if (family := paper.family(str(c.first.row["model"])))
         )
-        sources = "; ".join(f"{METHOD_NAMES[method]}: {source}" for method, source in cited)
+        sources = "; ".join(f"{method_label(method)}: {source}" for method, source in cited)
         notes.append(f"Rows of the paper: {paper.SOURCE}. {sources}.")
     if any(not alike for _, _, alike in compared):
         notes.append(
@@ -263,12 +263,12 @@ def _notes(cells: Sequence[Cell], compared: Sequence[tuple[Cell, int, bool]]) ->
         )
     for cell in cells:
         if cell.guarantee == "refuted":
-            said = f"{cell.name} on {cell.key.task} at {cell.budget}, {cell.key.model}"
+            said = f"{cell_label(cell)} on {cell.key.task} at {cell.budget}, {cell.key.model}"
             notes.append(f"{said}: {guarantee_text(cell)}.")
         if cell.settings > 1:
             at = f" at {cell.budget}" if cell.budget else ""
             notes.append(
-                f"{cell.name} on {cell.key.task}{at}, {cell.key.model}: the best of "
+                f"{cell_label(cell)} on {cell.key.task}{at}, {cell.key.model}: the best of "
                 f"{cell.settings} settings on dev, which flatters it."
             )
     return notes + marks_legend(cells)

@@ -21,19 +21,13 @@ from dpfp_ray.models.download import PRETRAINING_OVERLAP
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.report import formats, winners
 from dpfp_ray.report.main_table import main_table
-from dpfp_ray.report.plots import Drawing
-from dpfp_ray.report.runs import Cell, Run, cells_of, read_runs
+from dpfp_ray.report.paper import paper_table
+from dpfp_ray.report.plots import Drawing, cell_label, method_label
+from dpfp_ray.report.run_tables import audit_table, runs_table
 from dpfp_ray.report.statements import statement_text
 from dpfp_ray.report.table import Table
-from dpfp_ray.report.tables import (
-    accounting_table,
-    audit_table,
-    cost_table,
-    guarantee_text,
-    noise_table,
-    paper_table,
-    runs_table,
-)
+from dpfp_ray.report.tables import accounting_table, cost_table, guarantee_text, noise_table
+from dpfp_ray.results.summary import Cell, Run, cells_of, read_runs
 
 MANIFEST = "report.json"
 TITLE = "Differentially private fine-tuning: results"
@@ -59,7 +53,7 @@ class Report:
     title: str
     command: str
     headline: str
-    verdicts: Sequence[winners.Verdict]
+    comparisons: Sequence[winners.Comparison]
     tables: Mapping[str, Table]
     figures: Sequence[Drawing]
     statements: Sequence[Statement]
@@ -74,7 +68,7 @@ def make_report(
 
     runs = read_runs(records)
     cells = cells_of(runs)
-    found = winners.verdicts(cells)
+    found = winners.comparisons(cells)
     refuted = [run for run in runs if run.refuted]
     tables = [
         winners.summary_table(found),
@@ -106,7 +100,7 @@ def _statements(cells: Sequence[Cell]) -> list[Statement]:
         if shown is None:
             continue
         at = f" at {cell.budget}" if cell.budget else ""
-        title = f"{cell.name} on {cell.key.task}{at}, {cell.key.model}"
+        title = f"{cell_label(cell)} on {cell.key.task}{at}, {cell.key.model}"
         runs = ", ".join(str(run.row["id"]) for run in cell.runs)
         statements.append(Statement(title, guarantee_text(cell), shown, runs))
     return statements
@@ -142,11 +136,12 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"method_label": method_label, "cell_label": cell_label}
     # Should text ever get through as markup, the browser still runs only this one script.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("template.html").render(
         report=report,
-        cards=report.verdicts[:_CARDS],
+        cards=report.comparisons[:_CARDS],
         css=(folder / "page.css").read_text(encoding="utf-8"),
         script=script,
         policy=(

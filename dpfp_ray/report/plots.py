@@ -7,23 +7,36 @@ matplotlib's $…$ markup is off.
 
 import io
 import textwrap
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dpfp_ray.results.summary import Cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_STYLES = {  # colour, marker, dashes
-    "Non-DP": ("#000000", "x", "--"),
-    "DP-FP": ("#D55E00", "o", "-"),
-    "DP-SGD": ("#0072B2", "s", "-"),
-    "RGP": ("#009E73", "^", "-"),
-    "DP-FP (release once)": ("#CC79A7", "D", "-."),
-    "DP-FP (moments)": ("#E69F00", "v", "-."),
-    "DP-SGD (head)": ("#56B4E9", "P", ":"),
+
+class Look(NamedTuple):
+    label: str
+    colour: str
+    marker: str
+    dashes: str
+
+
+# By the name of `results.summary.label`. A method that is not here needs no entry: it keeps its
+# own name and takes one of `_MORE`.
+LOOKS = {
+    "non_private": Look("Non-DP", "#000000", "x", "--"),
+    "dpfp": Look("DP-FP", "#D55E00", "o", "-"),
+    "dpsgd": Look("DP-SGD", "#0072B2", "s", "-"),
+    "rgp": Look("RGP", "#009E73", "^", "-"),
+    "dpfp release_once": Look("DP-FP (release once)", "#CC79A7", "D", "-."),
+    "dpfp moments": Look("DP-FP (moments)", "#E69F00", "v", "-."),
+    "dpsgd head": Look("DP-SGD (head)", "#56B4E9", "P", ":"),
 }
 _MORE = (
     ("#7F7F7F", "*", ":"),
@@ -112,14 +125,41 @@ def clean(text: str, longest: int = 400) -> str:
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
 
 
+def method_label(name: str) -> str:
+    """A method's name for people: `dpfp moments` is DP-FP (moments)."""
+    method, _, variant = name.partition(" ")
+    if name in LOOKS or method not in LOOKS:
+        return LOOKS[name].label if name in LOOKS else name
+    return f"{LOOKS[method].label} ({variant.replace(' ', ', ').replace('_', ' ')})"
+
+
+def cell_label(cell: Cell) -> str:
+    """The same, with the marks of a nominal and of a refuted ε."""
+    return method_label(cell.key.method) + cell.mark
+
+
 def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Colour, marker and dashes for each method; known ones always look the same."""
-    spare = iter(_MORE * (len(names) // len(_MORE) + 1))
-    found = {}
+    """Colour, marker and dashes for each method of a figure.
+
+    Methods of `LOOKS` always look the same. The others do too, unless two of one figure would look
+    alike: their place in `_MORE` comes from their name.
+    """
+    found: dict[str, tuple[str, str, str]] = {}
     for name in names:
-        colour, marker, dashes = _STYLES.get(name) or next(spare)
-        found[name] = {"color": colour, "marker": marker, "linestyle": dashes}
-    return found
+        start = zlib.crc32(name.encode("utf-8", "replace")) % len(_MORE)
+        spare = [*_MORE[start:], *_MORE[:start]]
+        free = [look for look in spare if look not in found.values()] or spare
+        found[name] = LOOKS[name][1:] if name in LOOKS else free[0]
+    return {name: _options(look) for name, look in found.items()}
+
+
+def line_styles() -> list[dict[str, Any]]:
+    """Looks for lines that are no methods."""
+    return [_options(look) for look in (*(look[1:] for look in LOOKS.values()), *_MORE)]
+
+
+def _options(look: tuple[str, str, str]) -> dict[str, Any]:
+    return dict(zip(("color", "marker", "linestyle"), look, strict=True))
 
 
 def plain_ticks(axis: Any, values: Sequence[float], form: str = "g") -> None:

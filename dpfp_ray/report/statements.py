@@ -1,11 +1,10 @@
 """What a report takes from a run's privacy statement; records of failed or older runs have none."""
 
-import math
 from collections.abc import Mapping
-from typing import Any
 
 from dpfp_ray.data.whole_files import to_json
-from dpfp_ray.report.runs import Run
+from dpfp_ray.results.rows import scalar, section
+from dpfp_ray.results.summary import Run
 
 
 def statement_text(run: Run) -> str | None:
@@ -37,12 +36,5 @@ def tuning_epsilon(run: Run) -> float | None:
 
 
 def _number(run: Run, part: str, name: str) -> float | None:
-    facts = run.part("statement").get(part)
-    value: Any = facts.get(name) if isinstance(facts, Mapping) else None
-    if value is None or isinstance(value, bool):
-        return None
-    try:
-        number = float(value)  # "inf" is how JSON files hold an infinite ε
-    except (TypeError, ValueError):
-        return None
-    return None if math.isnan(number) else number
+    found: float | None = scalar(section(run.part("statement"), part).get(name), float)
+    return found

@@ -1,13 +1,13 @@
-"""The tables beside the main one: cost, accounting, audits, every run, and the paper's own."""
+"""Tables of cells beside the main one: cost, noise, accounting."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpfp_ray.report import paper
-from dpfp_ray.report.runs import ACCOUNTANT_NAMES, METHOD_NAMES, NOMINAL, REFUTED, Cell, Run
+from dpfp_ray.report.plots import cell_label
 from dpfp_ray.report.statements import proved_epsilon, tuning_epsilon, unamplified_epsilon
-from dpfp_ray.report.table import Column, Entry, Row, Table, duration, number, percent, text
+from dpfp_ray.report.table import Column, Entry, Row, Table, duration, number, text
+from dpfp_ray.results.summary import ACCOUNTANT_NAMES, NOMINAL, REFUTED, Cell, Run
 
 MARKS = (
     f"{NOMINAL} nominal ε: what the accounting says, and no guarantee; the statement says why.",
@@ -22,7 +22,7 @@ def cost_table(cells: Sequence[Cell]) -> Table:
         *("ε", "Peak memory (MiB)", "Memory ÷ Non-DP", "Memory, paper", "Training time"),
         *("Time ÷ Non-DP", "Examples/s", "Speed ÷ Non-DP", "Compute, paper", "B", "E", "Device"),
     ]
-    columns = _columns(names, {"Memory, paper", "Compute, paper", "Device"})
+    columns = columns_of(names, {"Memory, paper", "Compute, paper", "Device"})
     rows = []
     for cell in cells:
         base = _plain(cells, cell)
@@ -61,7 +61,7 @@ def noise_table(cells: Sequence[Cell]) -> Table:
         *("ε", "Calibrated by", "Noise coordinates k", "Coordinates, paper", "σ", "C"),
         *("Noise power σ²", "Total power σ²k", "(σ/C)² ÷ DP-SGD’s", "Paper’s claim", "B", "M"),
     ]
-    columns = _columns(names, {"Calibrated by", "Coordinates, paper", "Paper’s claim"})
+    columns = columns_of(names, {"Calibrated by", "Coordinates, paper", "Paper’s claim"})
     rows = []
     for cell in cells:
         if not cell.private:
@@ -69,7 +69,7 @@ def noise_table(cells: Sequence[Cell]) -> Table:
         sigma, width = cell.average("sigma"), cell.average("noise_coordinates")
         power = None if sigma is None else sigma**2
         count = cell.average("micro_batches") if cell.base_method == "dpfp" else None
-        plain = cell.key.method == "DP-FP" and count is not None
+        plain = cell.key.method == "dpfp" and count is not None
         entries = [
             *_who(cell),
             number(cell.key.epsilon, "g", cell.mark),
@@ -101,7 +101,7 @@ def accounting_table(cells: Sequence[Cell]) -> Table:
         *("ε without amplification", "Proved ε", "Settings tried", "ε with tuning", "σ/C"),
         *("Steps", "Guarantee"),
     ]
-    columns = _columns(names, {"Calibrated by", "Guarantee"})
+    columns = columns_of(names, {"Calibrated by", "Guarantee"})
     rows = []
     for cell in cells:
         if not cell.private:
@@ -134,95 +134,6 @@ def accounting_table(cells: Sequence[Cell]) -> Table:
     return Table("accounting", "What each accountant says was spent", columns, rows, notes=notes)
 
 
-def audit_table(runs: Sequence[Run]) -> Table:
-    """Lower bounds on ε that attacks reached; a bound above the stated ε refutes it."""
-    names = [
-        *("Stated ε", "Audit: ε at least", "Verdict", "Most it could show", "Canaries"),
-        *("Guesses", "Correct", "Canary family", "Access", "Confidence", "Run"),
-    ]
-    columns = _columns(names, {"Verdict", "Canary family", "Access", "Run"})
-    rows = []
-    for run in runs:
-        audit = run.part("audit")
-        if not audit:
-            continue
-        mark = NOMINAL if run.row["guarantee"] == "nominal" else ""
-        stated = _float(audit.get("stated_epsilon", audit.get("stated")))
-        entries = [
-            *(text(run.model), text(run.task), text(run.method + mark)),
-            number(run.row["epsilon"] if stated is None else stated, ".3g", mark),
-            number(run.row["audit_epsilon"], ".3f"),
-            text(run.row["verdict"]),
-            number(_float(audit.get("ceiling")), ".3f"),
-            *(
-                number(_float(audit.get(name)), ",.0f")
-                for name in ("canaries", "guesses", "correct")
-            ),
-            *(text(audit.get(name)) for name in ("family", "access")),
-            number(_float(audit.get("confidence")), ".0%"),
-            text(run.row["id"]),
-        ]
-        rows.append(Row(entries, "refuted" if run.refuted else ""))
-    notes = [
-        "What right guesses prove about ε at the given confidence. Consistent proves nothing: this "
-        "attack found no more, and it could not have shown more than the column says."
-    ]
-    return Table("audit", "Audits", columns, rows, notes=[*notes, MARKS[0]] if rows else notes)
-
-
-def runs_table(runs: Sequence[Run]) -> Table:
-    """Every record, also those that failed, were refused or stopped."""
-    names = [
-        *("ε", "Accuracy (%)", "B", "M", "C", "Learning rate", "E", "Training time", "Guarantee"),
-        *("Status", "Sweep", "Run", "Error"),
-    ]
-    columns = _columns(names, {"Guarantee", "Status", "Sweep", "Run", "Error"})
-    rows = []
-    for run in runs:
-        row = run.row
-        mark = NOMINAL if row["guarantee"] == "nominal" else ""
-        entries = [
-            *(text(run.model), text(run.task), text(run.method + mark)),
-            number(row["epsilon"], "g", mark),
-            percent(row["accuracy"]),
-            number(row["batch_size"], ",d"),
-            number(row["micro_batches"] if row["method"] == "dpfp" else None, ",d"),
-            number(row["clip"] if row["method"] != "non_private" else None, "g"),
-            number(row["learning_rate"], ".3g"),
-            number(row["epochs"], "g"),
-            duration(row["train_seconds"]),
-            text("refuted" if run.refuted else row["guarantee"]),
-            *(text(row[name]) for name in ("status", "sweep", "id", "error")),
-        ]
-        rows.append(Row(entries, "refuted" if run.refuted else ""))
-    notes = list(MARKS[:1]) if any(run.row["guarantee"] == "nominal" for run in runs) else []
-    return Table("runs", "Every run", columns, rows, notes=notes)
-
-
-def paper_table() -> Table:
-    """The paper's main table as printed, to lay ours beside."""
-    titles = ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2", "Avg.")
-    columns = [Column(name, numeric=False) for name in ("Model", "Method", "Whose number")]
-    columns += [Column(t, f"ε = {b} (RDP)") for b in paper.BUDGETS for t in titles]
-    rows, seen = [], dict.fromkeys((d.family, d.method) for d in paper.DOCUMENTED.values())
-    for family, method in seen:
-        found = [paper.DOCUMENTED[family, method, budget] for budget in paper.BUDGETS]
-        scores = [s for d in found for s in (*d.scores.values(), d.average)]
-        head = [text(family), text(METHOD_NAMES[method]), text(found[0].cited)]
-        rows.append(Row([*head, *(number(score, ".2f") for score in scores)]))
-    foot = []
-    for accountant, name in (("gdp", "Gaussian DP + CLT"), ("pld", "Compose tradeoff func.")):
-        spent = [
-            number(known.get(column.split()[0]), ".2f")
-            for budget in paper.BUDGETS
-            for known in [paper.SPENT[accountant][budget]]
-            for column in (*paper.COLUMNS, "average")
-        ]
-        foot.append(Row([text("ε ≈"), text(name), text(paper.OWN), *spent], "spent"))
-    title = f"What the paper documents ({paper.SOURCE})"
-    return Table("paper", title, columns, rows, foot, blocks=True)
-
-
 def guarantee_text(cell: Cell) -> str:
     refutation = cell.refutation
     if refutation is None:
@@ -231,14 +142,14 @@ def guarantee_text(cell: Cell) -> str:
     return "refuted" if bound is None else f"refuted: audit says ε ≥ {bound:.2f}"
 
 
-def _columns(names: Sequence[str], words: set[str]) -> list[Column]:
+def columns_of(names: Sequence[str], words: set[str]) -> list[Column]:
     """Who was run, then `names`, which are numbers but for `words`."""
     words = words | set(_WHO)
     return [Column(name, numeric=name not in words) for name in (*_WHO, *names)]
 
 
 def _who(cell: Cell) -> list[Entry]:
-    return [text(cell.key.model), text(cell.key.task), text(cell.name)]
+    return [text(cell.key.model), text(cell.key.task), text(cell_label(cell))]
 
 
 def _tone(cell: Cell) -> str:
@@ -253,21 +164,20 @@ def marks_legend(cells: Sequence[Cell]) -> list[str]:
 
 def _claims(cell: Cell) -> Mapping[str, str]:
     """The paper's, for the methods it describes; not for variants of ours."""
-    plain = METHOD_NAMES.get(cell.base_method) == cell.key.method
-    return paper.CLAIMS[cell.base_method] if plain else {}
+    return paper.CLAIMS.get(cell.key.method, {})
 
 
 def _plain(cells: Sequence[Cell], cell: Cell) -> Cell | None:
     """Training without privacy on the same model and task."""
-    same = [c for c in cells if c.key[:2] == cell.key[:2] and c.base_method == "non_private"]
-    return next((c for c in same if c.key.method == "Non-DP"), None)
+    same = [c for c in cells if c.key[:2] == cell.key[:2]]
+    return next((c for c in same if c.key.method == "non_private"), None)
 
 
 def _noise_ratio(cells: Sequence[Cell], cell: Cell) -> float | None:
     """(σ/C)² against DP-SGD's at the same model, task, ε and expected batch."""
     for other in cells:
         same = other.key[:2] == cell.key[:2] and other.budget == cell.budget
-        if same and other.key.method == "DP-SGD" and cell.base_method == "dpfp":
+        if same and other.key.method == "dpsgd" and cell.base_method == "dpfp":
             ours, theirs = cell.average("noise_multiplier"), other.average("noise_multiplier")
             if cell.average("batch_size") == other.average("batch_size"):
                 ratio = _ratio(ours, theirs)
@@ -289,12 +199,3 @@ def _device(run: Run) -> str | None:
         return None
     threads = where.get("threads")
     return f"{where['device']}, {threads} threads" if threads else str(where["device"])
-
-
-def _float(value: Any) -> float | None:
-    """A number of an untyped part of a record; anything else counts as missing."""
-    try:
-        found = float(value)
-    except (TypeError, ValueError):
-        return None
-    return None if isinstance(value, bool) or math.isnan(found) else found

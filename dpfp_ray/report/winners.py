@@ -4,17 +4,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpfp_ray.report.runs import ACCOUNTANT_NAMES, Budget, Cell, Run, budgets_of
+from dpfp_ray.report.plots import cell_label
 from dpfp_ray.report.table import Column, Entry, Row, Table, duration, number, percent, text
 from dpfp_ray.report.tables import MARKS, guarantee_text
+from dpfp_ray.results.summary import ACCOUNTANT_NAMES, Budget, Cell, Run, budgets_of
 
 # A lead of fewer standard errors than this is called a tie.
 _CLEAR = 2.0
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """One comparison: the private methods at one ε on one task and model."""
+class Comparison:
+    """The private methods at one ε on one task and model."""
 
     task: str
     model: str
@@ -66,8 +67,8 @@ class Verdict:
             return "no other private method was run"
         points = _points(self.lead)
         if self.tie:
-            return f"{points} ahead of {self.runner_up.name}: a tie within the noise"
-        return f"{points} ahead of {self.runner_up.name}"
+            return f"{points} ahead of {cell_label(self.runner_up)}: a tie within the noise"
+        return f"{points} ahead of {cell_label(self.runner_up)}"
 
     @property
     def price_text(self) -> str:
@@ -103,7 +104,7 @@ class Verdict:
         return words.get(self.winner.guarantee, guarantee_text(self.winner))
 
 
-def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
+def comparisons(cells: Sequence[Cell]) -> list[Comparison]:
     groups: dict[tuple[str, str, Budget], list[Cell]] = {}
     for cell in cells:
         if cell.private and cell.budget is not None:
@@ -113,36 +114,36 @@ def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
         plain = [c for c in cells if not c.private and c.key[:2] == (model, task)]
         ranked = sorted(members, key=lambda cell: (-cell.accuracy, cell.key.method))
         best = max(plain, key=lambda cell: cell.accuracy, default=None)
-        found.append(Verdict(task, model, budget, ranked, best))
+        found.append(Comparison(task, model, budget, ranked, best))
     rank = {budget: at for at, budget in enumerate(budgets_of(cells))}
     # Real contests first: where only one private method was run, nobody was beaten.
-    return sorted(found, key=lambda v: (len(v.ranked) < 2, v.model, v.task, rank[v.budget]))
+    return sorted(found, key=lambda c: (len(c.ranked) < 2, c.model, c.task, rank[c.budget]))
 
 
-def headline(found: Sequence[Verdict], refuted: Sequence[Run]) -> str:
+def headline(found: Sequence[Comparison], refuted: Sequence[Run]) -> str:
     """One sentence or two; all else on the page is detail."""
     if not found:
         return "No private run has finished yet."
-    found = [verdict for verdict in found if verdict.runner_up] or found
-    wins: dict[str, list[Verdict]] = {}
-    for verdict in found:
-        wins.setdefault(verdict.winner.key.method, []).append(verdict)
+    found = [comparison for comparison in found if comparison.runner_up] or found
+    wins: dict[str, list[Comparison]] = {}
+    for comparison in found:
+        wins.setdefault(comparison.winner.key.method, []).append(comparison)
     won = max(wins.values(), key=len)
-    name = max((verdict.winner.name for verdict in won), key=len)
-    ties = sum(verdict.tie for verdict in won)
+    name = max((cell_label(comparison.winner) for comparison in won), key=len)
+    ties = sum(comparison.tie for comparison in won)
     if len(found) == 1:
         rival = won[0].runner_up
         said = f"{name} is best at {won[0].budget} on {won[0].task}"
         if rival is not None and ties:
             points = _points(won[0].lead or 0.0)
-            said = f"{name} and {rival.name} tie at {won[0].budget} on {won[0].task}"
+            said = f"{name} and {cell_label(rival)} tie at {won[0].budget} on {won[0].task}"
             return f"{said}: {points} apart, within the noise."
     elif len(wins) == 1:
         said = f"{name} is best in all {len(found)} comparisons"
     else:
         said = f"{name} is best in {len(won)} of {len(found)} comparisons"
     said += f" ({ties} within the noise)" if ties else ""
-    guarantees = {verdict.winner.guarantee for verdict in won}
+    guarantees = {comparison.winner.guarantee for comparison in won}
     if "refuted" in guarantees or any(run.method == won[0].winner.key.method for run in refuted):
         worth = "but an audit refuted its ε"
     elif guarantees == {"nominal"}:
@@ -154,7 +155,7 @@ def headline(found: Sequence[Verdict], refuted: Sequence[Run]) -> str:
     return f"{said}, {worth}."
 
 
-def summary_table(found: Sequence[Verdict]) -> Table:
+def summary_table(found: Sequence[Comparison]) -> Table:
     names = [
         *("Task", "Model", "ε", "Accountant", "Best method", "Accuracy (%)", "Lead (points)"),
         "Next best",
@@ -174,16 +175,16 @@ def summary_table(found: Sequence[Verdict]) -> Table:
             text(one.model),
             number(one.budget.epsilon, "g", one.winner.mark),
             text(ACCOUNTANT_NAMES.get(one.budget.accountant, one.budget.accountant)),
-            text(one.winner.name),
+            text(cell_label(one.winner)),
             percent(one.winner.accuracy, one.winner.spread),
             Entry(f"{lead.text} (tie)", lead.value) if one.tie else lead,
-            text(rival.name if rival else None),
+            text(cell_label(rival) if rival else None),
             percent(one.price, signed=True),
             duration(one.winner.average("train_seconds")),
             number(one.relative("train_seconds"), ".2f"),
             number(None if memory is None else memory / 2**20, ",.0f"),
             text(guarantee_text(one.winner)),
-            text(proved.name if proved else None),
+            text(cell_label(proved) if proved else None),
             percent(proved.accuracy if proved else None, proved.spread if proved else None),
         ]
         rows.append(Row(entries, "refuted" if one.winner.guarantee == "refuted" else ""))

@@ -72,13 +72,8 @@ def sort_rows(
     return ordered
 
 
-def select(rows: Sequence[Row], columns: str, known: Iterable[str] | None = None) -> list[Row]:
-    """Every row cut down to the comma-separated `columns`, in that order."""
-    names = select_columns(columns, _known(rows, known))
-    return [{name: row.get(name) for name in names} for row in rows]
-
-
 def select_columns(columns: str, known: Iterable[str]) -> list[str]:
+    """The comma-separated `columns`, each once, by their full names."""
     valid = list(known)
     return list(dict.fromkeys(resolve(name, valid) for name in _names(columns, "columns")))
 
@@ -92,7 +87,8 @@ def resolve(name: str, known: Sequence[str]) -> str:
     for candidate in (name, ALIASES.get(name, name)):
         if candidate in known:
             return candidate
-    nearest = difflib.get_close_matches(name, [*known, *ALIASES], n=1, cutoff=0.5)
+    symbols = [symbol for symbol, column in ALIASES.items() if column in known]
+    nearest = difflib.get_close_matches(name, [*known, *symbols], n=1, cutoff=0.5)
     if nearest:
         raise UserError(
             f"unknown column {_shown(name)}; did you mean {nearest[0]!r}? (text needs quotes)"

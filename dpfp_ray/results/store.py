@@ -7,15 +7,12 @@ A store is a folder or a URI (s3://, gs://, file://). Below a folder, the result
 `dpfp train` leaves, and other stores, belong to it too: `runs/` shows everything that was run.
 """
 
-import csv
 import hashlib
-import io
 import json
-import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -23,50 +20,12 @@ from typing import Any
 
 from dpfp_ray.data.storage import Files, Found, open_files
 from dpfp_ray.data.whole_files import to_json
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.results.rows import Row, columns, scalar, section, to_csv, to_parquet
+from dpfp_ray.results.rows import flatten as flatten
 
 Record = dict[str, Any]
-Row = dict[str, Any]
 
-# Every column of a flat row, in the order in which people and files see them.
-# `accuracy_<split>` columns, if any, follow `accuracy`.
-COLUMNS: dict[str, type] = {
-    "id": str,
-    "sweep": str,
-    "status": str,
-    "method": str,
-    "mode": str,
-    "task": str,
-    "model": str,
-    "epsilon": float,
-    "accountant": str,
-    "guarantee": str,
-    "accuracy": float,
-    "batch_size": int,
-    "micro_batches": int,
-    "clip": float,
-    "learning_rate": float,
-    "epochs": float,
-    "scope": str,
-    "epsilon_gdp": float,
-    "epsilon_rdp": float,
-    "epsilon_pld": float,
-    "delta": float,
-    "sigma": float,
-    "noise_multiplier": float,
-    "noise_coordinates": int,
-    "examples_per_second": float,
-    "peak_memory_bytes": int,
-    "train_seconds": float,
-    "steps": int,
-    "records": int,
-    "plan_hash": str,
-    "node": str,
-    "seed_index": int,
-    "audit_epsilon": float,
-    "verdict": str,
-    "error": str,
-}
-SPLIT = "accuracy_"
 READERS = 32  # small objects on a far store are all waiting, no work
 NAMED = 5  # files that a warning lists
 
@@ -142,10 +101,24 @@ class Store:
         return dict(record)
 
 
+def load_records(*locations: str) -> list[Record]:
+    """The records at these places, each once; a place without any is a mistake worth saying."""
+    loaded: dict[str, Record] = {}
+    for location in locations:
+        store = Store(location)
+        if not store.exists():
+            raise UserError(f"there is no folder {store.name}; give the --output of a run or sweep")
+        records = store.records()
+        if not records:
+            raise UserError(f"{store.name} holds no records; give the --output of a run or sweep")
+        loaded |= {to_json(record): record for record in records}
+    return list(loaded.values())
+
+
 def record_id(record: Any) -> str:
     """The trial's id, or the plan's hash for a run outside any sweep."""
     plan_hash = record.get("plan_hash") if isinstance(record, Mapping) else None
-    identity = _section(record, "trial").get("id") or plan_hash
+    identity = section(record, "trial").get("id") or plan_hash
     if not identity:
         raise ValueError("a record needs trial.id or plan_hash")
     return str(identity)
@@ -170,7 +143,7 @@ def distinct(found: Iterable[tuple[Record, Found]]) -> list[Record]:
     trials: dict[str, tuple[Record, Found]] = {}
     loose: dict[str, Record] = {}
     for record, file in found:
-        if not _section(record, "trial").get("id"):
+        if not section(record, "trial").get("id"):
             loose[_fingerprint(record)] = record
             continue
         known = trials.get(record_id(record))
@@ -183,7 +156,7 @@ def distinct(found: Iterable[tuple[Record, Found]]) -> list[Record]:
     for print_, record in loose.items():
         identity = record_id(record)
         if runs[identity] > 1 or identity in trials:
-            record["trial"] = {**_section(record, "trial"), "id": f"{identity}-{print_[:6]}"}
+            record["trial"] = {**section(record, "trial"), "id": f"{identity}-{print_[:6]}"}
         kept.append(record)
     return kept
 
@@ -195,110 +168,16 @@ def _fingerprint(record: Record) -> str:
 
 
 def _freshness(record: Record, file: Found) -> tuple[float, bool, float]:
-    trial = _section(record, "trial")
-    started, seconds = trial.get("started_at"), _scalar(trial.get("seconds"), float) or 0.0
+    trial = section(record, "trial")
+    started, seconds = trial.get("started_at"), scalar(trial.get("seconds"), float) or 0.0
     if isinstance(started, str):
         try:
             started = datetime.fromisoformat(started).timestamp()
         except ValueError:
             started = None
-    began = _scalar(started, float)
+    began = scalar(started, float)
     return (
         file.modified if began is None else began + seconds,
         trial.get("status") != "running",
         file.modified,
     )
-
-
-def flatten(record: Mapping[str, Any]) -> Row:
-    """One flat row for people: every column is there, what is not known is None."""
-    plan, privacy, cost = (_section(record, name) for name in ("plan", "privacy", "cost"))
-    trial, metrics, audit = (_section(record, name) for name in ("trial", "metrics", "audit"))
-    spent = _section(privacy, "epsilon")
-    ended = "finished" if record.get("finished") else "stopped" if "finished" in record else None
-    facts = {
-        **{name: plan.get(name) for name in _FROM_PLAN},
-        **{name: privacy.get(name) for name in _FROM_PRIVACY},
-        **{name: cost.get(name) for name in _FROM_COST},
-        **{name: trial.get(name) for name in _FROM_TRIAL},
-        **{f"epsilon_{name}": spent.get(name) for name in ("gdp", "rdp", "pld")},
-        "id": trial.get("id") or record.get("plan_hash"),
-        "status": trial.get("status") or ended,
-        "accuracy": metrics.get("accuracy"),
-        "delta": privacy.get("delta", plan.get("delta")),
-        "plan_hash": record.get("plan_hash"),
-        "audit_epsilon": audit.get("epsilon"),
-        "verdict": audit.get("verdict"),
-    }
-    # Plan fields that a method does not use hold their defaults; showing them would mislead.
-    if plan.get("method") != "dpfp":
-        facts["mode"] = None
-    if plan.get("method") == "non_private":
-        facts["accountant"] = None
-    row: Row = {}
-    for name, kind in COLUMNS.items():
-        row[name] = _scalar(facts.get(name), kind)
-        if name == "accuracy":
-            splits = sorted(str(key) for key in metrics if str(key).startswith(SPLIT))
-            row |= {split: _scalar(metrics[split], float) for split in splits}
-    return row
-
-
-_FROM_PLAN = (
-    *("method", "mode", "task", "model", "scope", "epsilon", "accountant", "records"),
-    *("batch_size", "micro_batches", "clip", "learning_rate", "epochs"),
-)
-_FROM_PRIVACY = ("guarantee", "sigma", "noise_multiplier", "noise_coordinates", "steps")
-_FROM_COST = ("examples_per_second", "peak_memory_bytes", "train_seconds")
-_FROM_TRIAL = ("sweep", "node", "seed_index", "error")
-
-
-def columns(rows: Sequence[Row]) -> list[str]:
-    """The columns that `rows` have together, in their fixed order."""
-    splits = sorted({name for row in rows for name in row if name.startswith(SPLIT)})
-    names = list(COLUMNS)
-    after = names.index("accuracy") + 1
-    return [*names[:after], *splits, *names[after:]]
-
-
-def to_csv(rows: Sequence[Row], names: Sequence[str]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([row.get(name) for name in names] for row in rows)
-    return text.getvalue()
-
-
-def to_parquet(rows: Sequence[Row], names: Sequence[str]) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    # Types are fixed, so that a column without any value joins with the same column of other files.
-    types = {str: pa.string(), int: pa.int64(), float: pa.float64()}
-    schema = pa.schema([(name, types[COLUMNS.get(name, float)]) for name in names])
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), sink)
-    return bytes(sink.getvalue().to_pybytes())
-
-
-def _section(record: Any, name: str) -> Mapping[str, Any]:
-    """A part of a record; records of failed trials lack some, broken ones hold nonsense there."""
-    part = record.get(name) if isinstance(record, Mapping) else None
-    return part if isinstance(part, Mapping) else {}
-
-
-def _scalar(value: Any, kind: type) -> Any:
-    """`value` as its column's type, else None. JSON files hold an infinite ε as "inf"."""
-    if value is None or isinstance(value, Mapping | list | bool):
-        return None
-    if kind is str:
-        return str(value).encode("utf-8", "replace").decode()
-    try:
-        number = float(value)
-        if math.isnan(number) or (kind is int and not abs(number) < 2**63):
-            return None
-        if kind is int:
-            return int(number) if number == int(number) else None
-        return number
-    except (TypeError, ValueError, OverflowError):
-        return None

@@ -10,13 +10,13 @@ from starlette.responses import Response
 from dpfp_ray import __version__
 from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.report.runs import Run
 from dpfp_ray.report.statements import statement_text
 from dpfp_ray.report.tables import MARKS
 from dpfp_ray.results import query
+from dpfp_ray.results.summary import Run
 from dpfp_ray.serve import SERVICE
-from dpfp_ray.serve.asking import LARGEST, PAGE, answer, known_parameters, question
 from dpfp_ray.serve.figures import Figures
+from dpfp_ray.serve.parameters import LARGEST, PAGE, check_names, matching, read_request
 from dpfp_ray.serve.snapshot import LiveRecords, Snapshot
 
 LEGEND = MARKS[0]
@@ -72,8 +72,8 @@ class NotThere(Exception):
     """Answered with 404 and the reason."""
 
 
-BAD: dict[int | str, dict[str, Any]] = {400: {"model": Problem, "description": "a bad question"}}
-GONE: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "no such trial"}}
+BAD: dict[int | str, dict[str, Any]] = {400: {"model": Problem, "description": "a bad request"}}
+MISSING: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "no such trial"}}
 WHERE = "such as: method == 'dpfp' and epsilon <= 3; knows columns, numbers, 'text', lists, None, "
 WHERE += "== != < <= > >= in, is None, and, or, not"
 
@@ -83,12 +83,12 @@ def routes(records: LiveRecords, figures: Figures) -> APIRouter:
 
     @api.get("/about", response_model=About, summary="What answers here; needs no token")
     def about(request: Request) -> Response:
-        known_parameters(request, ())
+        check_names(request, ())
         return reply({"service": SERVICE, "version": __version__})
 
     @api.get("/version", response_model=Version, summary="Has anything changed?")
     def version(request: Request) -> Response:
-        known_parameters(request, ())
+        check_names(request, ())
         return reply(version_facts(records.now(), figures))
 
     @api.get("/results", response_model=Results, responses=BAD, summary="Trials as flat rows")
@@ -101,16 +101,16 @@ def routes(records: LiveRecords, figures: Figures) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=LARGEST)] = PAGE,
         offset: Annotated[int, Query(ge=0)] = 0,
     ) -> Response:
-        asked = question(request)
+        asked = read_request(request)
         now = records.now()
-        found = answer(now, asked)
+        found = matching(now, asked)
         facts = {
             "version": now.version,
             "total": found.total,
             "offset": asked.offset,
             "columns": now.columns,
             "rows": [{name: run.row.get(name) for name in now.columns} for run in found.runs],
-            "nominal": [nominal(run) for run in found.runs],
+            "nominal": [run.nominal for run in found.runs],
             "legend": LEGEND,
         }
         return reply(facts, request, now.version)
@@ -118,11 +118,11 @@ def routes(records: LiveRecords, figures: Figures) -> APIRouter:
     @api.get(
         "/trials/{trial_id:path}",
         response_model=Trial,
-        responses={**BAD, **GONE},
+        responses={**BAD, **MISSING},
         summary="One trial's whole record: plan, history (the ledger), privacy, cost, statement",
     )
     def trial(request: Request, trial_id: Annotated[str, Path(max_length=500)]) -> Response:
-        known_parameters(request, ())
+        check_names(request, ())
         now = records.now()
         run = find(now, trial_id)
         return reply({**marked(run), "record": dict(run.record)}, request, now.version)
@@ -130,11 +130,11 @@ def routes(records: LiveRecords, figures: Figures) -> APIRouter:
     @api.get(
         "/statement/{trial_id:path}",
         response_model=Statement,
-        responses={**BAD, **GONE},
+        responses={**BAD, **MISSING},
         summary="One trial's privacy statement, as facts and as text",
     )
     def statement(request: Request, trial_id: Annotated[str, Path(max_length=500)]) -> Response:
-        known_parameters(request, ())
+        check_names(request, ())
         now = records.now()
         run = find(now, trial_id)
         shown = statement_text(run)
@@ -167,20 +167,16 @@ def find(now: Snapshot, identity: str) -> Run:
     return run
 
 
-def nominal(run: Run) -> bool:
-    return run.row["guarantee"] == "nominal"
-
-
 def marked(run: Run) -> dict[str, Any]:
     return {
         "id": run.row["id"],
-        "nominal": nominal(run),
-        "legend": LEGEND if nominal(run) else None,
+        "nominal": run.nominal,
+        "legend": LEGEND if run.nominal else None,
     }
 
 
 def reply(facts: Any, request: Request | None = None, version: str | None = None) -> Response:
-    """Strict JSON; 304 if the asker has this version already."""
+    """Strict JSON; 304 if the client has this version already."""
     headers = {"ETag": f'W/"{version}"'} if version else {}
     if request is not None and version and request.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)

@@ -14,7 +14,7 @@ from dpfp_ray.serve.snapshot import LiveRecords
 
 
 def build_app(storage: str, digest: str | None = None) -> Any:
-    """`digest` is that of the token that opens it; without one it answers to localhost only."""
+    """`digest` is that of the token that readers need; without one only localhost is answered."""
     from fastapi import FastAPI
     from fastapi.exceptions import RequestValidationError
     from starlette.exceptions import HTTPException
@@ -42,8 +42,8 @@ def build_app(storage: str, digest: str | None = None) -> Any:
         return problem(str(error), status)
 
     @app.exception_handler(UserError)
-    async def bad_question(request: Request, error: UserError) -> Response:
-        # Storage that cannot be reached is nothing that another question would mend.
+    async def bad_request(request: Request, error: UserError) -> Response:
+        # Storage that cannot be reached is not the fault of the request.
         status = 503 if str(error).startswith("cannot reach") else 400
         return refuse(request, error, status)
 

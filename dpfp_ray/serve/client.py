@@ -1,4 +1,4 @@
-"""Asking a running `dpfp serve` for rows, given its own address or that of the Ray dashboard."""
+"""Rows from a running `dpfp serve`, given its own address or that of the Ray dashboard."""
 
 import re
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import requests
 
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.results.store import COLUMNS, SPLIT, Row
+from dpfp_ray.results.rows import COLUMNS, SPLIT, Row
 from dpfp_ray.serve import SERVICE
 from dpfp_ray.sweeps import tokens
 from dpfp_ray.sweeps.tokens import LOOPBACK
@@ -66,7 +66,7 @@ def get(url: str, token: str | None, question: dict[str, Any] | None = None) -> 
             url, params=asked, auth=Bearer(token), timeout=TIMEOUT, allow_redirects=False
         )
     except requests.RequestException as error:
-        # Out of requests' and urllib3's wrappings, the operating system's own words.
+        # The operating system's own words, without those that requests and urllib3 put around them.
         root = re.search(r"\[Errno -?\d+\] ([^\"')]+)", str(error))
         reason = root.group(1) if root else type(error).__name__
         raise UserError(f"cannot reach {url.partition('/api/')[0]}: {reason[:200]}") from None

@@ -11,9 +11,9 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.serve import SERVICE
 from dpfp_ray.sweeps.tokens import LOOPBACK
 
-PATIENCE = 120.0  # seconds
+START_SECONDS = 120.0
 TRIES = 3
-CHATTER = ("ray.serve", "ray._private.worker")
+QUIET_LOGGERS = ("ray.serve", "ray._private.worker")
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ def deploy(storage: str, place: Place, digest: str | None) -> Place:
             application(storage, digest),
             name=SERVICE,
             route_prefix=real.prefix,
-            logging_config={"enable_access_log": False},  # questions are their askers' business
+            logging_config={"enable_access_log": False},  # what is asked for stays private
         )
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"Ray Serve refused {SERVICE}: {reason}") from None
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + START_SECONDS
     while not any(status == "HEALTHY" for status in serve.status().proxies.values()):
         if time.monotonic() > end:
             raise UserError(f"{SERVICE} runs, but nothing listens at {real.url}; see Serve's logs")
@@ -68,7 +68,7 @@ def deploy(storage: str, place: Place, digest: str | None) -> Place:
 
 
 def start(place: Place) -> None:
-    """Serve gives up a proxy that a busy machine is slow to start, and tries another; so do we."""
+    """Serve gives up on a proxy that a busy machine starts slowly; a second try helps."""
     from ray import serve
     from ray.exceptions import RayError
 
@@ -143,5 +143,5 @@ def remove() -> bool:
 
 def quiet() -> None:
     os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
-    for name in CHATTER:
+    for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)

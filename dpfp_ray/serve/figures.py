@@ -11,8 +11,8 @@ from collections import OrderedDict
 from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.report.curves import curve_of
 from dpfp_ray.report.figures import all_figures
-from dpfp_ray.report.plots import Drawing, canvas, clean, finish, styles
-from dpfp_ray.report.runs import ACCOUNTANT_NAMES, NOMINAL, Run
+from dpfp_ray.report.plots import Drawing, canvas, clean, finish, method_label, styles
+from dpfp_ray.results.summary import ACCOUNTANT_NAMES, Run
 from dpfp_ray.serve.snapshot import Snapshot
 
 # Drawing takes at most one part in so many of the time, however fast trials end.
@@ -90,14 +90,13 @@ class TrialCurves:
 def draw_trial(run: Run, command: str) -> Drawing:
     points = curve_of(run)
     look = styles([run.method])[run.method]
-    mark = NOMINAL if run.row["guarantee"] == "nominal" else ""
     with canvas(height=3.6) as (figure, axes):
         axes.plot([p[0] for p in points], [100 * p[1] for p in points], **look)
         axes.set_xlim(left=0)
         axes.set_xlabel("passes over the training data (epochs)")
         axes.set_ylabel("dev accuracy (%)")
         spent = [(0.0, 0.0), *((p[0], p[2]) for p in points if p[2] is not None)]
-        if run.row["method"] != "non_private" and len(spent) > 1:
+        if run.private and len(spent) > 1:
             right = axes.twinx()
             right.spines["right"].set_visible(True)
             right.grid(visible=False)
@@ -105,6 +104,6 @@ def draw_trial(run: Run, command: str) -> Drawing:
             right.set_ylim(bottom=0)
             accountant = str(run.row["accountant"])
             name = ACCOUNTANT_NAMES.get(accountant, accountant)
-            right.set_ylabel(clean(f"ε{mark} spent, by {name} (dotted)", 60))
-        title = clean(f"{run.method}{mark} on {run.task}", 90)
+            right.set_ylabel(clean(f"ε{run.mark} spent, by {name} (dotted)", 60))
+        title = clean(f"{method_label(run.method)}{run.mark} on {run.task}", 90)
         return finish(figure, "curves", title, "", command)

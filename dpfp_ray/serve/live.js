@@ -1,13 +1,13 @@
 "use strict";
 // Asks whether anything changed; if so, fetches this page again and puts its parts in place.
-// Lists and the question above the table are no such part, so nobody is disturbed while typing.
+// The filters above the table are not such a part, so nobody is disturbed while typing.
 const PERIOD = 2000;
 const body = document.body;
 let failures = 0;
 
-function pulse(state, words) {
-  for (const dot of document.querySelectorAll("[data-pulse]")) {
-    dot.className = `pulse ${state}`;
+function showConnection(state, words) {
+  for (const dot of document.querySelectorAll("[data-connection]")) {
+    dot.className = `connection ${state}`;
     dot.textContent = words;
   }
 }
@@ -32,8 +32,8 @@ function replaceParts(text) {
   body.dataset.version = fresh.body.dataset.version;
 }
 
-async function look() {
-  const answer = await fetch(body.dataset.ask, { cache: "no-store" });
+async function update() {
+  const answer = await fetch(body.dataset.versionUrl, { cache: "no-store" });
   if (answer.status === 401) return location.reload();
   if (!answer.ok) throw new Error(String(answer.status));
   const now = await answer.json();
@@ -43,23 +43,23 @@ async function look() {
     });
     if (page.ok) replaceParts(await page.text());
   }
-  pulse("on", now.running ? `live, ${now.running} running` : "live");
+  showConnection("on", now.running ? `live, ${now.running} running` : "live");
 }
 
-async function forever() {
+async function poll() {
   if (!document.hidden) {
     try {
-      await look();
+      await update();
       failures = 0;
     } catch {
       failures += 1;
-      pulse("off", "no connection; trying again");
+      showConnection("off", "no connection; trying again");
     }
   }
-  setTimeout(forever, Math.min(PERIOD * 2 ** failures, 60000));
+  setTimeout(poll, Math.min(PERIOD * 2 ** failures, 60000));
 }
-document.addEventListener("visibilitychange", () => { if (!document.hidden) look().catch(() => {}); });
-for (const list of document.querySelectorAll(".ask select")) {
+document.addEventListener("visibilitychange", () => { if (!document.hidden) update().catch(() => {}); });
+for (const list of document.querySelectorAll(".filters select")) {
   list.addEventListener("change", () => list.form.requestSubmit());
 }
-forever();
+poll();

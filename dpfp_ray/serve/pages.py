@@ -1,4 +1,4 @@
-"""The pages: all trials with filters, order and figures; one trial; the door, if there is a token.
+"""The pages: all trials with filters, order and figures; one trial; the login.
 
 They work without JavaScript; the script only asks whether something changed, and if so fetches the
 page again. Whatever comes from records is escaped by the template engine.
@@ -17,11 +17,12 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from dpfp_ray import __version__
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.report import winners
+from dpfp_ray.report.plots import cell_label, method_label
 from dpfp_ray.report.tables import MARKS
 from dpfp_ray.serve.api import NotThere, find, version_facts
-from dpfp_ray.serve.asking import PAGE, Question, answer, known_parameters, question
 from dpfp_ray.serve.figures import Figures, TrialCurves
 from dpfp_ray.serve.guard import COOKIE, SESSION_SECONDS
+from dpfp_ray.serve.parameters import PAGE, Selection, check_names, matching, read_request
 from dpfp_ray.serve.snapshot import LiveRecords, Snapshot
 from dpfp_ray.serve.trials import CHOICES, QUERY_NAMES, choices, trial_facts, trials_table
 from dpfp_ray.sweeps import tokens
@@ -45,12 +46,12 @@ def page_routes(
     def index(request: Request) -> Response:
         now, complaint = records.now(), ""
         try:
-            asked = question(request, CHOICES)
-            found = answer(now, asked, {name: request.query_params.get(name) for name in CHOICES})
+            asked = read_request(request, CHOICES)
+            found = matching(now, asked, {name: request.query_params.get(name) for name in CHOICES})
         except UserError as error:
-            complaint, asked, found = str(error), Question(), None
+            complaint, asked, found = str(error), Selection(), None
         cells = now.cells
-        verdicts = winners.verdicts(cells)
+        comparisons = winners.comparisons(cells)
         refuted = [run for run in now.runs if run.refuted]
         return page(
             request,
@@ -65,9 +66,9 @@ def page_routes(
             found=found,
             asked=asked,
             table=trials_table(found.runs) if found else None,
-            headline=winners.headline(verdicts, refuted) if cells else "No finished trial yet",
+            headline=winners.headline(comparisons, refuted) if cells else "No finished trial yet",
             refuted=refuted,
-            cards=verdicts[:CARDS],
+            cards=comparisons[:CARDS],
             counts=_counts(now),
             figures=figures.now(now),
             drawing=figures.busy,
@@ -80,12 +81,12 @@ def page_routes(
     @pages.get("/trials/{trial_id:path}")
     def trial(request: Request, trial_id: str) -> Response:
         if trial_id.endswith("/curves.svg"):
-            known_parameters(request, ("v",))
+            check_names(request, ("v",))
             svg = curves.svg(find(records.now(), trial_id.removesuffix("/curves.svg")))
             if svg is None:
                 raise NotThere("this trial has no curve")
             return _picture(svg)
-        known_parameters(request, ())
+        check_names(request, ())
         now = records.now()
         run = find(now, trial_id)
         return page(
@@ -102,7 +103,7 @@ def page_routes(
 
     @pages.get("/figures/{name}.svg")
     def figure(request: Request, name: str) -> Response:
-        known_parameters(request, ("v",))
+        check_names(request, ("v",))
         drawing = figures.find(name)
         if drawing is None:
             raise NotThere(f"there is no figure {name[:80]!r}")
@@ -116,14 +117,14 @@ def page_routes(
         return Response(path.read_bytes(), media_type=kind)
 
     @pages.get("/login")
-    def door(request: Request) -> Response:
+    def login_form(request: Request) -> Response:
         if digest is None:
             return RedirectResponse(f"{_base(request)}/", 303)
         return page(request, "login.html", wrong=False)
 
     @pages.post("/login")
-    async def enter(request: Request) -> Response:
-        """Sets a cookie in the asking browser; nothing is kept here."""
+    async def login(request: Request) -> Response:
+        """Sets a cookie in the browser; the service itself stores nothing."""
         from urllib.parse import parse_qs
 
         body = b""
@@ -169,7 +170,7 @@ def _link(request: Request, **changes: str) -> str:
 
 
 def _sort_link(request: Request, column: str) -> tuple[str, str]:
-    """Where a press on a column's head leads, and how the column is sorted now."""
+    """Where a click on a column's heading leads, and how the column is sorted now."""
     now = request.query_params.get("sort", "").strip()
     falling, rising = f"-{column}", f"+{column}"
     state = {falling: "descending", rising: "ascending"}.get(now, "none")
@@ -220,10 +221,12 @@ def page(request: Request, template: str, status: int = 200, **facts: Any) -> HT
 def _templates() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader([FOLDER, FOLDER.parent / "report"]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"method_label": method_label, "cell_label": cell_label}
+    return environment

@@ -9,8 +9,8 @@ from functools import cached_property
 from uuid import uuid4
 
 from dpfp_ray.data.storage import Found
-from dpfp_ray.report.runs import Cell, Run, cells_of, read_runs
-from dpfp_ray.results import store
+from dpfp_ray.results import rows, store
+from dpfp_ray.results.summary import Cell, Run, cells_of, read_runs
 
 # Object stores tell times in seconds: a file that is as young as this may change and look the same.
 YOUNG = 3.0
@@ -27,12 +27,12 @@ class Snapshot:
     broken: Sequence[str] = ()
 
     @cached_property
-    def rows(self) -> list[store.Row]:
+    def rows(self) -> list[rows.Row]:
         return [dict(run.row) for run in self.runs]
 
     @cached_property
     def columns(self) -> list[str]:
-        return store.columns(self.rows)
+        return rows.columns(self.rows)
 
     @cached_property
     def by_id(self) -> Mapping[str, Run]:

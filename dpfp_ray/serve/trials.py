@@ -1,12 +1,14 @@
 """Trials for the pages: one row each in the table of all, and all about one of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from dpfp_ray.report.runs import ACCOUNTANT_NAMES, NOMINAL, Run
+from dpfp_ray.report.plots import method_label
+from dpfp_ray.report.run_tables import runs_table
 from dpfp_ray.report.statements import statement_text
 from dpfp_ray.report.table import Column, Entry, Row, Table, duration, number, percent, text
-from dpfp_ray.report.tables import runs_table
+from dpfp_ray.results.rows import scalar, section
+from dpfp_ray.results.summary import ACCOUNTANT_NAMES, Run
 from dpfp_ray.serve.snapshot import Snapshot
 
 # Titles of the report's table of runs, in the order of the live page, and what they are called in
@@ -50,21 +52,17 @@ def trials_table(runs: Sequence[Run]) -> Table:
     return Table("trials", "Trials", columns, rows)
 
 
-def mark(run: Run) -> str:
-    return NOMINAL if run.row["guarantee"] == "nominal" else ""
-
-
 def spent(run: Run) -> Entry:
     """ε so far, by the accountant that the budget is counted in."""
     accountant = str(run.row["accountant"])
     value = run.row.get(f"epsilon_{accountant}")
-    return number(value if run.row["method"] != "non_private" else None, ".3f", mark(run))
+    return number(value if run.private else None, ".3f", run.mark)
 
 
 def done(run: Run) -> Entry:
     """The share of steps; a running trial's record is as old as its last epoch."""
-    history, total = _history(run), _planned_steps(run)
-    step = _number(history[-1].get("step")) if history else None
+    total = _planned_steps(run)
+    step = scalar(run.history[-1].get("step"), float) if run.history else None
     return text(None) if step is None or not total else number(min(1.0, step / total), ".0%")
 
 
@@ -90,10 +88,10 @@ def trial_facts(run: Run) -> dict[str, Any]:
     for name, entry in (
         ("Status", text(row["status"])),
         ("Accuracy (%)", percent(row["accuracy"])),
-        (f"ε{mark(run)} budget", number(row["epsilon"], "g", mark(run))),
-        (f"ε{mark(run)} spent", spent(run)),
+        (f"ε{run.mark} budget", number(row["epsilon"], "g", run.mark)),
+        (f"ε{run.mark} spent", spent(run)),
         ("δ", number(row["delta"], ".3g")),
-        ("σ", number(row["sigma"] if row["method"] != "non_private" else None, ".4g")),
+        ("σ", number(row["sigma"] if run.private else None, ".4g")),
         ("Guarantee", text("refuted" if run.refuted else row["guarantee"])),
         ("Audit", _audit(run)),
         ("Training time", duration(row["train_seconds"])),
@@ -107,71 +105,49 @@ def trial_facts(run: Run) -> dict[str, Any]:
         if not entry.missing:
             facts.append((name, entry.text))
     return {
-        "title": f"{run.method}{mark(run)} on {run.task}",
+        "title": f"{method_label(run.method)}{run.mark} on {run.task}",
         "facts": facts,
         "plan": [
-            (str(name), _short(value) + (mark(run) if name == "epsilon" else ""))
+            (str(name), _short(value) + (run.mark if name == "epsilon" else ""))
             for name, value in run.part("plan").items()
             if value is not None
         ],
         "ledger": ledger(run),
         "statement": statement_text(run),
-        "nominal": bool(mark(run)),
+        "nominal": run.nominal,
     }
 
 
 def ledger(run: Run) -> Table:
     """Epoch by epoch: what was reached and what had been spent by then."""
-    history = _history(run)
-    splits = list(dict.fromkeys(str(s) for entry in history for s in _part(entry, "dev")))
-    private = run.row["method"] != "non_private"
-    accountants = ACCOUNTANT_NAMES if private else {}
+    splits = list(dict.fromkeys(str(s) for entry in run.history for s in section(entry, "dev")))
+    accountants = ACCOUNTANT_NAMES if run.private else {}
     titles = ["Epoch", "Steps", "Training loss", *(f"Accuracy, {s} (%)" for s in splits)]
-    titles += [f"ε{mark(run)} by {name}" for name in accountants.values()] + ["Training time"]
+    titles += [f"ε{run.mark} by {name}" for name in accountants.values()] + ["Training time"]
     rows = []
-    for entry in history:
-        scores = [_part(_part(entry, "dev"), split).get("accuracy") for split in splits]
-        by = _part(entry, "epsilon")
+    for entry in run.history:
+        scores = [section(section(entry, "dev"), split).get("accuracy") for split in splits]
+        by = section(entry, "epsilon")
         entries = [
-            number(_number(entry.get("epoch")), "g"),
-            number(_number(entry.get("step")), ",.0f"),
-            number(_number(entry.get("train_loss")), ".4f"),
-            *(percent(_number(score)) for score in scores),
-            *(number(_number(by.get(name)), ".3f", mark(run)) for name in accountants),
-            duration(_number(entry.get("train_seconds"))),
+            number(scalar(entry.get("epoch"), float), "g"),
+            number(scalar(entry.get("step"), float), ",.0f"),
+            number(scalar(entry.get("train_loss"), float), ".4f"),
+            *(percent(scalar(score, float)) for score in scores),
+            *(number(scalar(by.get(name), float), ".3f", run.mark) for name in accountants),
+            duration(scalar(entry.get("train_seconds"), float)),
         ]
         rows.append(Row(entries))
     return Table("ledger", "Ledger", [Column(title) for title in titles], rows)
 
 
 def _audit(run: Run) -> Entry:
-    bound, verdict = run.row["audit_epsilon"], run.row["verdict"]
-    if verdict is None:
-        return text(None)
-    return text(verdict if bound is None else f"{verdict}: ε ≥ {bound:.2f}")
+    bound = run.row["audit_epsilon"]
+    shown = run.outcome is not None and bound is not None
+    return text(f"{run.outcome}: ε ≥ {bound:.2f}" if shown else run.outcome)
 
 
 def _mebibytes(size: int | None) -> Entry:
     return text(None) if size is None else text(f"{size / 2**20:,.0f} MiB")
-
-
-def _history(run: Run) -> list[Mapping[str, Any]]:
-    found = run.record.get("history")
-    return [e for e in found if isinstance(e, Mapping)] if isinstance(found, list) else []
-
-
-def _part(entry: Any, name: str) -> Mapping[str, Any]:
-    found = entry.get(name) if isinstance(entry, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        return float(value)  # "inf" is how JSON files hold an infinite ε
-    except ValueError:
-        return None
 
 
 def _short(value: Any) -> str:

@@ -16,8 +16,8 @@ from dpfp_ray.audit.audited_run import Settings, audit_in
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.results.store import Store
+from dpfp_ray.results.summary import label
 from dpfp_ray.sweeps.cluster import connected, settings
-from dpfp_ray.sweeps.compare import label
 from dpfp_ray.sweeps.runner import RayOptions
 from dpfp_ray.sweeps.trial import Trial
 from dpfp_ray.training.loop import Reporter, State

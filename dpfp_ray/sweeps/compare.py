@@ -1,9 +1,9 @@
-"""Methods side by side: runs the cells of a comparison and sums them up in one table."""
+"""Methods side by side: runs the cells of a comparison and shows them in one table."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from dpfp_ray.plan.defaults import ONE_RELEASE
@@ -11,7 +11,9 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import keyed_generator
 from dpfp_ray.privacy.statement import one_line
+from dpfp_ray.results.rows import scalar
 from dpfp_ray.results.store import Store
+from dpfp_ray.results.summary import Cell, Key, by_key, cells_of, read_runs
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.search_space import DERIVED
 from dpfp_ray.sweeps.spaces import read_search_space, space_path
@@ -20,12 +22,18 @@ from dpfp_ray.sweeps.trial import Trial
 from dpfp_ray.training.run import Inputs
 
 Row = dict[str, Any]
-Cell = dict[str, Any]  # the plan's values for one (method, ε)
+Values = dict[str, Any]  # the plan's values for one (method, ε)
 # A parameter of a search space that stands for another field.
 MEANS = {DERIVED: "micro_batches"}
+# Columns of flat rows that the table shows: by each accountant, and averaged over seeds.
+SPENT = ("epsilon_gdp", "epsilon_rdp", "epsilon_pld")
+MEASURED = (
+    *("sigma", "noise_coordinates", "batch_size", "epochs", "learning_rate"),
+    *("examples_per_second", "peak_memory_bytes"),
+)
 
 
-def bind_cells(cells: list[Cell], seeds: int, inputs_of: Callable[[Plan], Inputs]) -> list[Trial]:
+def bind_cells(cells: list[Values], seeds: int, inputs_of: Callable[[Plan], Inputs]) -> list[Trial]:
     """Every cell `seeds` times; repetition by repetition, so that a stopped comparison is fair."""
     return [
         bind_trial(values, inputs_of, seed_index) for seed_index in range(seeds) for values in cells
@@ -39,7 +47,7 @@ def differing(trials: list[Trial]) -> list[str]:
     return [n for n in names if n == "method" or len({config[n] for config in configs}) > 1]
 
 
-def tuned_cells(cells: list[Cell], runner: Runner, samples: int) -> list[Cell]:
+def tuned_cells(cells: list[Values], runner: Runner, samples: int) -> list[Values]:
     """Each cell with the best of `samples` settings: the same effort for every method.
 
     The method's paper's own settings are the first candidate, so tuning never loses to them by
@@ -60,14 +68,14 @@ def tuned_cells(cells: list[Cell], runner: Runner, samples: int) -> list[Cell]:
 
 
 def drawn(
-    cell: Cell, samples: int, inputs_of: Callable[[Plan], Inputs]
-) -> list[tuple[Cell, Trial]]:
+    cell: Values, samples: int, inputs_of: Callable[[Plan], Inputs]
+) -> list[tuple[Values, Trial]]:
     """The cell itself and random variants of it from the search space of its method; valid ones
     only (a batch may be larger than the data), each once."""
     space = replace(read_search_space(space_path(space_name(cell)), {}), fixed=cell)
     free = [p for p in space.parameters if MEANS.get(p.name, p.name) not in cell]
     rng = keyed_generator(PUBLIC_SEED, f"tune {space.name}", 0)
-    found: dict[str, tuple[Cell, Trial]] = {}
+    found: dict[str, tuple[Values, Trial]] = {}
     for attempt in range(20 * samples):
         values = space.plan_values({p.name: p.draw(rng) for p in free if attempt})
         try:
@@ -82,72 +90,58 @@ def drawn(
     return list(found.values())
 
 
-def space_name(cell: Cell) -> str:
+def space_name(cell: Values) -> str:
     mode = str(cell.get("mode", "paper"))
     return mode if mode in ONE_RELEASE else str(cell["method"])
 
 
-def summarise(records: Iterable[dict[str, Any]]) -> list[Row]:
+def summarise(records: Iterable[Mapping[str, Any]]) -> list[Row]:
     """One row for each (method, ε): mean ± sd over seeds, everything relative to non-private."""
-    groups: dict[tuple[str, float | None], list[dict[str, Any]]] = {}
-    for record in sorted(records, key=lambda record: _place(record["plan"])):
-        groups.setdefault((label(record["plan"]), record["plan"].get("epsilon")), []).append(record)
-    order = list(groups)
-    base = next((groups[key] for key in order if key[1] is None), [])
-    reference = _average([r for r in base if r.get("finished")])
-    rows = []
-    for key in order:
-        done = [record for record in groups[key] if record.get("finished")]
-        row: Row = {
-            "method": key[0],
-            "epsilon": key[1],
-            "runs": len(done),
-            "failed": len(groups[key]) - len(done),
-        }
-        row |= _average(done)
-        if reference and done:
+    runs = read_runs(records)
+    cells = {cell.key: cell for cell in cells_of(runs)}
+    rows: list[Row] = []
+    for key, members in sorted(by_key(runs).items(), key=lambda item: _place(item[0])):
+        cell = cells.get(key)
+        rows.append(
+            {
+                "method": key.method,
+                "epsilon": key.epsilon,
+                "runs": len(cell.runs) if cell else 0,
+                "failed": sum(not run.scored for run in members),
+                **(_averages(cell) if cell else {}),
+            }
+        )
+    reference = next((row for row in rows if row["epsilon"] is None and row["runs"]), None)
+    for row in rows:
+        if reference is not None and row["runs"]:
             row["gap"] = row["accuracy"] - reference["accuracy"]
-            row["relative_speed"] = row["examples_per_second"] / reference["examples_per_second"]
-            row["relative_memory"] = row["peak_memory_bytes"] / reference["peak_memory_bytes"]
-        rows.append(row)
+            row["relative_speed"] = _ratio(row, reference, "examples_per_second")
+            row["relative_memory"] = _ratio(row, reference, "peak_memory_bytes")
     return rows
 
 
-def _place(plan: dict[str, Any]) -> tuple[bool, float, str]:
-    """Where a plan's row stands: what has no ε first, then by budget, then by name."""
-    budget = plan.get("epsilon")
-    return (budget is not None, budget or 0.0, label(plan))
+def _place(key: Key) -> tuple[bool, float, str]:
+    """Where a row stands: what has no ε first, then by budget, then by name."""
+    return (key.epsilon is not None, key.epsilon or 0.0, key.method)
 
 
-def label(plan: dict[str, Any]) -> str:
-    """A method's name, with what makes it a variant."""
-    parts = [plan["method"]]
-    if plan["method"] == "dpfp" and plan.get("mode") not in (None, "paper"):
-        parts.append(plan["mode"])
-    elif plan.get("scope") == "head":
-        parts.append("head")
-    return " ".join(parts)
-
-
-def _average(done: list[dict[str, Any]]) -> Row:
-    if not done:
-        return {}
-    scores = [record["metrics"]["accuracy"] for record in done]
-    first = done[0]
+def _averages(cell: Cell) -> Row:
+    seconds = [scalar(run.part("trial").get("seconds"), float) for run in cell.runs]
+    known = [value for value in seconds if value is not None]
+    spent = {name: cell.first.row[name] for name in SPENT}
     return {
-        "accuracy": mean(scores),
-        "accuracy_sd": stdev(scores) if len(scores) > 1 else None,
-        "guarantee": first["privacy"]["guarantee"],
-        **{f"epsilon_{name}": value for name, value in first["privacy"]["epsilon"].items()},
-        "sigma": first["privacy"]["sigma"],
-        "noise_coordinates": first["privacy"]["noise_coordinates"],
-        "batch_size": first["plan"]["batch_size"],
-        "epochs": first["plan"]["epochs"],
-        "learning_rate": first["plan"]["learning_rate"],
-        "examples_per_second": mean(r["cost"]["examples_per_second"] for r in done),
-        "peak_memory_bytes": mean(r["cost"]["peak_memory_bytes"] for r in done),
-        "seconds": mean(r["trial"]["seconds"] for r in done),
+        "accuracy": cell.accuracy,
+        "accuracy_sd": cell.spread,
+        "guarantee": cell.first.row["guarantee"],
+        **{name: value for name, value in spent.items() if value is not None},
+        **{name: cell.average(name) for name in MEASURED},
+        "seconds": mean(known) if known else None,
     }
+
+
+def _ratio(row: Row, reference: Row, name: str) -> float | None:
+    value, base = row[name], reference[name]
+    return value / base if value is not None and base else None
 
 
 HEADINGS = (
@@ -163,11 +157,7 @@ NOMINAL = (
     "† nominal ε: the method's guarantee rests on assumptions that do not hold for it "
     "(docs/privacy.md)."
 )
-
-
 REFUTED = "✗ refuted: an audit of this method proved more than the stated ε."
-
-
 POWERLESS = "○ this audit could not have refuted the ε: more canaries, or a smaller δ, would help."
 
 
@@ -193,8 +183,8 @@ def notes_of(rows: list[Row]) -> list[str]:
     return notes
 
 
-def cells_of(row: Row) -> list[str]:
-    """One cell for each heading, the audit's last."""
+def entries(row: Row) -> list[str]:
+    """One text for each heading, the audit's last."""
 
     def number(key: str, form: str) -> str:
         value = row.get(key)
@@ -232,7 +222,7 @@ def print_comparison(rows: list[Row], records: list[dict[str, Any]]) -> None:
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*cells_of(row)[: len(headings)])
+        table.add_row(*entries(row)[: len(headings)])
     # At its natural width (about 120 columns) also where rich, not seeing a terminal, assumes 80.
     print_table(table, max(stdout.width, 150))
     for note in notes_of(rows):
@@ -245,18 +235,17 @@ def print_comparison(rows: list[Row], records: list[dict[str, Any]]) -> None:
 def privacy_lines(records: list[dict[str, Any]]) -> list[str]:
     """One line for each (method, ε): its statement in short."""
     lines = {}
-    for record in sorted(records, key=lambda record: _place(record["plan"])):
-        plan = record["plan"]
-        if "statement" in record:
-            budget = "" if plan.get("epsilon") is None else f" at ε = {plan['epsilon']:g}"
-            lines[f"{label(plan)}{budget}"] = one_line(record["statement"])
+    for run in sorted(read_runs(records), key=lambda run: _place(run.key)):
+        if "statement" in run.record:
+            budget = "" if run.key.epsilon is None else f" at ε = {run.key.epsilon:g}"
+            lines[f"{run.method}{budget}"] = one_line(run.record["statement"])
     return [f"{name}: {line}" for name, line in lines.items()]
 
 
 def markdown(rows: list[Row]) -> str:
     headings = headings_of(rows)
     lines = [f"| {' | '.join(headings)} |", f"|{' --- |' * len(headings)}"]
-    lines += [f"| {' | '.join(cells_of(row)[: len(headings)])} |" for row in rows]
+    lines += [f"| {' | '.join(entries(row)[: len(headings)])} |" for row in rows]
     return "\n".join([*lines, "", *notes_of(rows)]) + "\n"
 
 

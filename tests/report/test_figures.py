@@ -11,8 +11,8 @@ from dpfp_ray.report.curves import averaged, curve_of
 from dpfp_ray.report.figures import all_figures
 from dpfp_ray.report.heatmap import heat_maps
 from dpfp_ray.report.page import Report
-from dpfp_ray.report.plots import Drawing, short, styles
-from dpfp_ray.report.runs import cells_of, read_runs
+from dpfp_ray.report.plots import Drawing, method_label, short, styles
+from dpfp_ray.results.summary import cells_of, read_runs
 from tests.support import samples
 
 pytestmark = pytest.mark.slow
@@ -88,7 +88,7 @@ def test_hostile_names_are_drawn_as_they_are(hostile: Path) -> None:
         assert "$x^2$" in said
 
 
-def test_curves_are_cut_to_what_all_seeds_have() -> None:
+def test_a_mean_curve_has_the_epochs_that_all_seeds_have() -> None:
     records = [samples.sample("a", seed=seed, epochs=3) for seed in range(2)]
     del records[1]["history"][2]
     runs = read_runs(records)
@@ -111,6 +111,23 @@ def test_numbers_are_written_as_in_the_paper() -> None:
 
 
 def test_methods_are_told_apart_without_colour() -> None:
-    looks = styles(["Non-DP", "DP-FP", "DP-SGD", "RGP", "DP-FP (moments)", "other", "another"])
+    looks = styles(["non_private", "dpfp", "dpsgd", "rgp", "dpfp moments", "other", "another"])
     assert len({look["marker"] for look in looks.values()}) == len(looks)
     assert len({look["color"] for look in looks.values()}) == len(looks)
+
+
+def test_a_method_that_nobody_listed_always_looks_the_same() -> None:
+    assert styles(["new"])["new"] == styles(["dpfp", "rgp", "new"])["new"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("dpfp release_once", "DP-FP (release once)"),
+        ("rgp head", "RGP (head)"),
+        ("dpfp release_once replace-one", "DP-FP (release once, replace-one)"),
+        ("new head", "new head"),
+    ],
+)
+def test_names_are_shown_as_people_write_them(name: str, shown: str) -> None:
+    assert method_label(name) == shown

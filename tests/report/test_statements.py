@@ -3,7 +3,7 @@
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.statement import render, statement
 from dpfp_ray.report import statements
-from dpfp_ray.report.runs import read_runs
+from dpfp_ray.results.summary import read_runs
 from tests.support.samples import sample
 
 

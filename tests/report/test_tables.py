@@ -5,16 +5,11 @@ from typing import Any
 import pytest
 
 from dpfp_ray.report.main_table import main_table
-from dpfp_ray.report.runs import cells_of, read_runs
+from dpfp_ray.report.paper import paper_table
+from dpfp_ray.report.run_tables import audit_table, runs_table
 from dpfp_ray.report.table import MISSING, Row, Table, duration, number, percent, text
-from dpfp_ray.report.tables import (
-    accounting_table,
-    audit_table,
-    cost_table,
-    noise_table,
-    paper_table,
-    runs_table,
-)
+from dpfp_ray.report.tables import accounting_table, cost_table, noise_table
+from dpfp_ray.results.summary import cells_of, read_runs
 from tests.support.samples import audited, comparison, failed, sample, with_statement
 
 FOUR = ("mnli", "qqp", "qnli", "sst2")
@@ -177,7 +172,7 @@ def test_audits_say_what_was_stated_and_what_was_shown() -> None:
     table = audit_table(read_runs([record, audited(record, 3.09, "refuted")]))
     assert len(table.rows) == 1
     row = as_dict(table, table.rows[0])
-    assert (row["Stated ε"], row["Audit: ε at least"], row["Verdict"]) == ("3†", "3.090", "refuted")
+    assert (row["Stated ε"], row["Audit: ε at least"], row["Outcome"]) == ("3†", "3.090", "refuted")
     assert table.rows[0].tone == "refuted"
 
 

@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from dpfp_ray.report.runs import cells_of, read_runs
-from dpfp_ray.report.winners import Verdict, headline, summary_table, verdicts
+from dpfp_ray.report.plots import cell_label
+from dpfp_ray.report.winners import Comparison, comparisons, headline, summary_table
+from dpfp_ray.results.summary import cells_of, read_runs
 from tests.support.samples import audited, comparison, sample
 
 
-def judged(records: Any) -> list[Verdict]:
-    return verdicts(cells_of(read_runs(records)))
+def judged(records: Any) -> list[Comparison]:
+    return comparisons(cells_of(read_runs(records)))
 
 
 def three(accuracies: tuple[float, float, float], seeds: int = 3) -> list[dict[str, Any]]:
@@ -21,12 +22,12 @@ def three(accuracies: tuple[float, float, float], seeds: int = 3) -> list[dict[s
 
 def test_the_winner_its_lead_and_its_price() -> None:
     (found,) = judged(three((0.9, 0.88, 0.80)))
-    assert found.winner.name == "DP-FP†"
+    assert cell_label(found.winner) == "DP-FP†"
     assert found.lead_text == "8.00 points ahead of DP-SGD"
     assert found.price_text == "2.00 points below Non-DP"
     assert "× the memory" in found.cost_text
     assert found.proved is not None
-    assert found.proved.name == "DP-SGD"
+    assert found.proved.key.method == "dpsgd"
 
 
 def test_a_lead_within_the_noise_is_called_a_tie() -> None:
@@ -52,7 +53,7 @@ def test_headlines() -> None:
 def test_a_refuted_winner_is_refuted_in_the_headline_card_and_table() -> None:
     records = three((0.9, 0.88, 0.80))
     runs = read_runs([*records, audited(records[3], 3.09, "refuted")])
-    found = verdicts(cells_of(runs))
+    found = comparisons(cells_of(runs))
     said = headline(found, [run for run in runs if run.refuted])
     assert said.endswith("but an audit refuted its ε.")
     assert found[0].guarantee_text == "refuted: audit says ε ≥ 3.09"

@@ -19,8 +19,8 @@ from pyarrow import fs
 from dpfp_ray.data.storage import LocalFiles, RemoteFiles, public
 from dpfp_ray.data.whole_files import write_json
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.results import store as results
-from dpfp_ray.results.store import Store, flatten
+from dpfp_ray.results.rows import flatten
+from dpfp_ray.results.store import Store, load_records, record_id
 from tests.support.result_records import make_record
 
 
@@ -30,7 +30,7 @@ def memory_store() -> Store:
 
 
 def identities(store: Store) -> list[str]:
-    return [results.record_id(record) for record in store.records()]
+    return [record_id(record) for record in store.records()]
 
 
 @pytest.fixture(params=["path", "file URI", "memory", "subtree"])
@@ -143,10 +143,11 @@ import sys
 from dpfp_ray.results.store import Store
 from tests.support.result_records import make_record
 store, n = Store(sys.argv[1]), 0
-print("ready", flush=True)
 while True:
     n += 1
     store.put({**make_record(f"t{n % 5}"), "padding": "x" * 200_000})
+    if n == 1:
+        print("ready", flush=True)
 """
 
 
@@ -293,91 +294,6 @@ def test_export_again_reads_no_export(tmp_path: Path) -> None:
     assert identities(store) == ["a"]
 
 
-def test_parquet_types_do_not_depend_on_the_values() -> None:
-    empty = dict.fromkeys(results.COLUMNS)
-    names = list(results.COLUMNS)
-    full = pq.read_schema(pa.BufferReader(results.to_parquet([flatten(make_record("a"))], names)))
-    assert pq.read_schema(pa.BufferReader(results.to_parquet([empty], names))) == full
-
-
-def test_a_flat_row_says_what_the_record_says() -> None:
-    record = make_record("t1", accuracy=0.83, batch_size=64, micro_batches=8, learning_rate=1e-4)
-    record["audit"] = {"epsilon": 3.09, "verdict": "refuted"}
-    row = flatten(record)
-    expected = {
-        "id": "t1",
-        "sweep": "s",
-        "status": "finished",
-        "method": "dpfp",
-        "mode": "paper",
-        "epsilon": 3.0,
-        "epsilon_gdp": 1.0,
-        "epsilon_pld": 3.0,
-        "guarantee": "nominal",
-        "accuracy": 0.83,
-        "accuracy_dev": 0.83,
-        "batch_size": 64,
-        "micro_batches": 8,
-        "clip": 1.0,
-        "learning_rate": 1e-4,
-        "delta": 5e-5,
-        "sigma": 0.4,
-        "noise_coordinates": 384,
-        "steps": record["privacy"]["steps"],
-        "records": 10_000,
-        "peak_memory_bytes": 300 * 2**20,
-        "plan_hash": record["plan_hash"],
-        "node": "10.0.0.1",
-        "seed_index": 0,
-        "audit_epsilon": 3.09,
-        "verdict": "refuted",
-        "error": None,
-    }
-    assert {name: row[name] for name in expected} == expected
-
-
-def test_columns_have_a_fixed_order_with_the_splits_after_accuracy() -> None:
-    first, second = make_record("a"), make_record("b")
-    second["metrics"]["accuracy_mismatched"] = 0.5
-    rows = [flatten(first), flatten(second)]
-    names = results.columns(rows)
-    at = names.index("accuracy")
-    assert names[at : at + 4] == [
-        "accuracy",
-        "accuracy_dev",
-        "accuracy_last",
-        "accuracy_mismatched",
-    ]
-    assert [name for name in names if name in results.COLUMNS] == list(results.COLUMNS)
-    assert list(rows[1]) == names
-
-
-def test_fields_that_a_method_does_not_use_are_unknown() -> None:
-    row = flatten(make_record(method="non_private"))
-    assert (row["mode"], row["accountant"], row["epsilon"]) == (None, None, None)
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        {"plan_hash": "x"},
-        {"trial": {"id": "t", "status": "failed", "error": "boom"}},
-        {"plan_hash": "x", "plan": None, "privacy": [], "metrics": "no", "cost": 3, "trial": 1},
-        {"plan_hash": "x", "plan": {"batch_size": "many", "clip": {}, "epochs": [1]}},
-        {"plan_hash": "x", "plan": {"batch_size": 10**40, "clip": "nan", "epsilon": True}},
-    ],
-)
-def test_partial_and_odd_records_become_rows(record: dict[str, Any]) -> None:
-    row = flatten(record)
-    assert list(row) == list(results.COLUMNS)
-    numbers = [row[name] for name, kind in results.COLUMNS.items() if kind is not str]
-    assert set(numbers) == {None}
-
-
-def test_a_stopped_run_says_so() -> None:
-    assert flatten({**make_record(), "finished": False})["status"] == "stopped"
-
-
 @pytest.mark.parametrize("location", ["nope://x/y", "s3://", "file://relative/path", "://"])
 def test_an_unusable_uri_is_one_line(location: str) -> None:
     with pytest.raises(UserError) as error:
@@ -391,3 +307,16 @@ def test_secrets_in_a_uri_are_not_shown() -> None:
         Store("nope://KEY:SECRET@bucket/x?token=abc")
     assert "SECRET" not in str(error.value)
     assert "abc" not in str(error.value)
+
+
+def test_a_record_that_two_places_hold_is_loaded_once(tmp_path: Path) -> None:
+    Store(tmp_path / "a").put(make_record("t1"))
+    Store(tmp_path).put(make_record("t2"))
+    found = load_records(str(tmp_path), str(tmp_path / "a"))
+    assert sorted(record_id(record) for record in found) == ["t1", "t2"]
+
+
+@pytest.mark.parametrize(("folder", "reason"), [(".", "holds no records"), ("x", "no folder")])
+def test_a_place_without_records_is_named(tmp_path: Path, folder: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        load_records(str(tmp_path / folder))

@@ -58,9 +58,9 @@ def test_what_answers_here_is_no_secret(url: str) -> None:
 def test_a_browser_is_asked_for_the_token_and_gets_a_cookie_that_is_not_it(url: str) -> None:
     with requests.Session() as browser:
         browser.headers["Accept"] = "text/html"
-        door = browser.get(f"{url}/", timeout=30)
-        assert door.url == f"{url}/login"
-        assert 'type="password"' in door.text
+        form = browser.get(f"{url}/", timeout=30)
+        assert form.url == f"{url}/login"
+        assert 'type="password"' in form.text
         wrong = browser.post(f"{url}/login", {"token": "wrong"}, timeout=30)
         assert wrong.status_code == 401
         inside = browser.post(f"{url}/login", {"token": TOKEN}, timeout=30)
@@ -78,7 +78,7 @@ def test_a_forged_cookie_opens_nothing(url: str) -> None:
         assert answer.status_code == 401
 
 
-def test_an_endless_form_is_cut_off(url: str) -> None:
+def test_a_form_that_is_too_long_is_refused(url: str) -> None:
     answer = requests.post(f"{url}/login", data={"token": "x" * 100_000}, timeout=30)
     assert answer.status_code == 400
 

@@ -126,7 +126,7 @@ def test_dpfp_results_shows_the_services_reason(
 @in_browser
 def test_the_page_loads_in_silence_and_only_from_here(browser: Browser, url: str) -> None:
     visit(browser, f"{url}/")
-    until(browser, "document.querySelector('.pulse.on') !== null")
+    until(browser, "document.querySelector('.connection.on') !== null")
     assert browser.errors == []
     assert {request.startswith((url, "data:")) for request in browser.requests} == {True}
     assert browser.run(COUNT) == 7

@@ -10,8 +10,8 @@ from dpfp_ray.sweeps.compare import (
     HEADINGS,
     audit_mark,
     bind_cells,
-    cells_of,
     drawn,
+    entries,
     markdown,
     summarise,
 )
@@ -79,19 +79,19 @@ def test_failed_runs_are_counted_and_left_out(rows: list[dict[str, Any]]) -> Non
     failed = record("dpsgd", 0.7, epsilon=3)
     failed |= {"finished": False, "metrics": {}, "history": []}
     (only,) = summarise([failed])
-    assert "failed" in cells_of(only)
+    assert "failed" in entries(only)
 
 
 def test_cells_show_spread_and_mark_what_is_nominal(rows: list[dict[str, Any]]) -> None:
     headings = [*HEADINGS, AUDIT_HEADING]
-    shown = dict(zip(headings, cells_of(named(rows, "dpfp", 3)), strict=True))
+    shown = dict(zip(headings, entries(named(rows, "dpfp", 3)), strict=True))
     assert shown["accuracy"] == "0.7500 ± 0.0141"
     assert shown["ε"] == "3†"
     assert shown["ε pld"] == "3.00†"
     assert shown["gap"] == "-0.1000"
-    shown = dict(zip(headings, cells_of(named(rows, "dpsgd", 3)), strict=True))
+    shown = dict(zip(headings, entries(named(rows, "dpsgd", 3)), strict=True))
     assert shown["ε"] == "3"
-    shown = dict(zip(headings, cells_of(named(rows, "non_private", None)), strict=True))
+    shown = dict(zip(headings, entries(named(rows, "non_private", None)), strict=True))
     assert shown["ε"] == shown["ε pld"] == "—"
 
 
@@ -116,7 +116,7 @@ def test_variants_of_a_method_have_rows_of_their_own() -> None:
 def test_without_a_non_private_run_there_is_no_gap() -> None:
     (row,) = summarise([record("dpfp", 0.7, epsilon=3)])
     assert "gap" not in row
-    assert cells_of(row)[HEADINGS.index("gap")] == "—"
+    assert entries(row)[HEADINGS.index("gap")] == "—"
 
 
 def test_repetitions_come_round_by_round(tiny_task: dict[str, Any]) -> None:
@@ -154,11 +154,11 @@ def test_every_method_has_a_space_to_tune_in(tiny_task: dict[str, Any], tmp_path
 
 
 @pytest.mark.parametrize(
-    ("verdict", "ceiling", "mark"),
+    ("outcome", "ceiling", "mark"),
     [("refuted", 4.0, " ✗"), ("consistent", 4.0, ""), ("consistent", 2.0, " ○")],
 )
-def test_an_audits_verdict_and_its_power_are_marked(
-    verdict: str, ceiling: float, mark: str
+def test_an_audits_outcome_and_its_power_are_marked(
+    outcome: str, ceiling: float, mark: str
 ) -> None:
-    row = {"epsilon": 3.0, "audit_epsilon": 1.0, "audit_ceiling": ceiling, "verdict": verdict}
+    row = {"epsilon": 3.0, "audit_epsilon": 1.0, "audit_ceiling": ceiling, "verdict": outcome}
     assert audit_mark(row) == mark

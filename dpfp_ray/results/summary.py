@@ -1,7 +1,8 @@
-"""From records to what a report compares: runs, and cells of runs that may be averaged.
+"""From records to what is compared: runs, and cells of runs that may be averaged.
 
 A cell is (model, task, method, ε, accountant). Its seeds of one setting are averaged; where several
-settings were tried (a sweep), the best one stands for the cell and the report says of how many.
+settings were tried (a sweep), the best one stands for the cell, and `settings` says of how many.
+The table of `dpfp compare`, the report and the service all show these cells.
 """
 
 import math
@@ -12,13 +13,26 @@ from functools import cached_property
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from dpfp_ray.results.store import flatten
+from dpfp_ray.results.rows import flatten, section
 
-METHOD_NAMES = {"non_private": "Non-DP", "dpsgd": "DP-SGD", "rgp": "RGP", "dpfp": "DP-FP"}
+# The paper's methods and tasks, in its order; others follow by name.
+_METHODS = ("non_private", "dpsgd", "rgp", "dpfp")
 TASK_NAMES = {"mnli": "MNLI", "qqp": "QQP", "qnli": "QNLI", "sst2": "SST-2"}
 SPLIT_NAMES = {("mnli", "matched"): "MNLI-m", ("mnli", "mismatched"): "MNLI-mm"}
 ACCOUNTANT_NAMES = {"gdp": "GDP + CLT", "rdp": "RDP", "pld": "PLD"}
 NOMINAL, REFUTED = "†", "‡"
+
+
+def label(plan: Mapping[str, Any]) -> str:
+    """A method's name, with what makes it a variant: `dpfp moments`, `dpsgd head`."""
+    parts = [str(plan.get("method") or "unknown")]
+    if plan.get("mode") not in (None, "paper"):
+        parts.append(str(plan["mode"]))
+    elif plan.get("scope") == "head":
+        parts.append("head")
+    if plan.get("adjacency") == "replace_one":
+        parts.append("replace-one")
+    return " ".join(parts)
 
 
 class Key(NamedTuple):
@@ -47,21 +61,17 @@ class Run:
     row: Mapping[str, Any]
 
     def part(self, name: str) -> Mapping[str, Any]:
-        found = self.record.get(name)
-        return found if isinstance(found, Mapping) else {}
+        return section(self.record, name)
+
+    @property
+    def history(self) -> list[Mapping[str, Any]]:
+        """What the record says of each epoch."""
+        found = self.record.get("history")
+        return [e for e in found if isinstance(e, Mapping)] if isinstance(found, list) else []
 
     @cached_property
     def method(self) -> str:
-        """The name for people, with what makes it a variant."""
-        name = str(self.row["method"] or "unknown")
-        parts = []
-        if name == "dpfp" and self.row["mode"] not in (None, "paper"):
-            parts.append(str(self.row["mode"]).replace("_", " "))
-        elif self.row["scope"] == "head":
-            parts.append("head")
-        if name == "dpfp" and self.part("plan").get("adjacency") == "replace_one":
-            parts.append("replace-one")
-        return METHOD_NAMES.get(name, name) + (f" ({', '.join(parts)})" if parts else "")
+        return label(self.part("plan"))
 
     @cached_property
     def task(self) -> str:
@@ -107,7 +117,25 @@ class Run:
 
     @property
     def refuted(self) -> bool:
-        return self.row["verdict"] == "refuted"
+        return self.outcome == "refuted"
+
+    @property
+    def outcome(self) -> str | None:
+        """What an audit found: refuted, consistent or no claim; None if there was none."""
+        return self.row["verdict"]
+
+    @property
+    def nominal(self) -> bool:
+        """Is its ε what an accounting says, and no guarantee?"""
+        return self.row["guarantee"] == "nominal"
+
+    @property
+    def mark(self) -> str:
+        return NOMINAL if self.nominal else ""
+
+    @property
+    def private(self) -> bool:
+        return self.row["method"] != "non_private"
 
     @property
     def splits(self) -> dict[str, float]:
@@ -140,7 +168,7 @@ class Cell:
 
     @property
     def private(self) -> bool:
-        return self.base_method != "non_private"
+        return self.first.private
 
     @property
     def accuracy(self) -> float:
@@ -149,15 +177,12 @@ class Cell:
     @property
     def spread(self) -> float | None:
         """Standard deviation over seeds."""
-        scores = [run.row["accuracy"] for run in self.runs]
-        return stdev(scores) if len(scores) > 1 else None
+        return _deviation([run.row["accuracy"] for run in self.runs])
 
     def split(self, name: str) -> tuple[float, float | None] | None:
         """Mean and deviation on one dev set."""
         scores = [run.splits[name] for run in self.runs if name in run.splits]
-        if not scores:
-            return None
-        return mean(scores), stdev(scores) if len(scores) > 1 else None
+        return (mean(scores), _deviation(scores)) if scores else None
 
     def average(self, name: str) -> float | None:
         """Mean of a numeric column over the seeds that have it."""
@@ -179,12 +204,7 @@ class Cell:
 
     @property
     def mark(self) -> str:
-        marks = NOMINAL if self.first.row["guarantee"] == "nominal" else ""
-        return marks + (REFUTED if self.guarantee == "refuted" else "")
-
-    @property
-    def name(self) -> str:
-        return self.key.method + self.mark
+        return self.first.mark + (REFUTED if self.guarantee == "refuted" else "")
 
     @property
     def budget(self) -> Budget | None:
@@ -202,6 +222,10 @@ class Cell:
         return math.sqrt(max(score * (1 - score), 0.0) / counts[0]) if counts and counts[0] else 0.0
 
 
+def _deviation(scores: Sequence[float]) -> float | None:
+    return stdev(scores) if len(scores) > 1 else None
+
+
 def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
@@ -212,13 +236,18 @@ def read_runs(records: Iterable[Mapping[str, Any]]) -> list[Run]:
     return sorted(runs, key=lambda run: (order(run.key), str(run.row["id"])))
 
 
-def cells_of(runs: Sequence[Run]) -> list[Cell]:
-    """One cell for each key that has at least one finished run."""
+def by_key(runs: Iterable[Run]) -> dict[Key, list[Run]]:
+    """All runs of each cell, also those that failed."""
     grouped: dict[Key, list[Run]] = {}
     for run in runs:
         grouped.setdefault(run.key, []).append(run)
+    return grouped
+
+
+def cells_of(runs: Iterable[Run]) -> list[Cell]:
+    """One cell for each key that has at least one finished run."""
     cells = []
-    for key, members in grouped.items():
+    for key, members in by_key(runs).items():
         scored = [run for run in members if run.scored]
         # Candidates of a tuning, and runs with an audit's canaries in their data, only stand in.
         compared = [run for run in scored if not run.tuning]
@@ -237,13 +266,13 @@ def cells_of(runs: Sequence[Run]) -> list[Cell]:
 
 def order(key: Key) -> tuple[Any, ...]:
     """Models, then tasks as in the paper, methods as in the paper, then ε."""
-    tasks, methods = list(TASK_NAMES.values()), list(METHOD_NAMES.values())
-    task, method = key.task.split(" (")[0], key.method.split(" (")[0]
+    tasks = list(TASK_NAMES.values())
+    task, method = key.task.split(" (")[0], key.method.split(" ")[0]
     return (
         key.model,
         tasks.index(task) if task in tasks else len(tasks),
         key.task,
-        methods.index(method) if method in methods else len(methods),
+        _METHODS.index(method) if method in _METHODS else len(_METHODS),
         key.method,
         key.accountant or "",
         key.epsilon if key.epsilon is not None else -1.0,

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from dpfp_ray.report.runs import Budget, budgets_of, cells_of, read_runs
+from dpfp_ray.results.summary import Budget, budgets_of, cells_of, label, read_runs
 from tests.support.samples import audited, comparison, failed, sample
 
 
@@ -41,7 +41,7 @@ def test_an_audited_run_marks_the_cell_but_does_not_score_for_it() -> None:
     assert len(cell.runs) == 1
     assert cell.settings == 1
     assert cell.guarantee == "refuted"
-    assert cell.name == "DP-FP†‡"
+    assert (cell.key.method, cell.mark) == ("dpfp", "†‡")
 
 
 def test_failed_and_stopped_runs_make_no_cell() -> None:
@@ -60,30 +60,18 @@ def test_an_audits_canaries_make_no_other_task() -> None:
     assert read_runs([run])[0].task == "demo (400 records)"
 
 
-def test_an_audit_marks_the_run_that_it_audits_and_is_no_row_of_its_own() -> None:
-    run = sample("a", max_train=400, accuracy=0.8)
-    audit = audited(sample("audit-a", max_train=400, accuracy=0.6), 9.0, "refuted")
-    (cell,) = cells_of(read_runs([run, audit]))
-    assert [r.row["id"] for r in cell.runs] == ["a-0"]
-    assert cell.refutation is not None
-
-
-def test_variants_are_named() -> None:
-    names = {
-        cell.key.method
-        for cell in cells_of(
-            read_runs(
-                [
-                    sample("a", method="dpsgd", scope="head"),
-                    sample("b", method="dpfp", adjacency="replace_one"),
-                    sample("c", method="dpfp", mode="moments"),
-                    sample("d", method="non_private"),
-                ]
-            )
-        )
-    }
-    assert {"DP-SGD (head)", "DP-FP (replace-one)", "Non-DP"} < names
-    assert any(name.startswith("DP-FP (moments") for name in names)
+@pytest.mark.parametrize(
+    ("plan", "name"),
+    [
+        ({"method": "dpsgd", "mode": "paper", "scope": "all"}, "dpsgd"),
+        ({"method": "dpsgd", "scope": "head"}, "dpsgd head"),
+        ({"method": "dpfp", "mode": "moments", "scope": "head"}, "dpfp moments"),
+        ({"method": "dpfp", "adjacency": "replace_one"}, "dpfp replace-one"),
+        ({}, "unknown"),
+    ],
+)
+def test_a_name_says_what_makes_a_variant(plan: dict[str, str], name: str) -> None:
+    assert label(plan) == name
 
 
 def test_a_folder_is_shown_by_its_own_name_only() -> None:

@@ -1,4 +1,4 @@
-"""Parameters of a request, checked; and the runs that they ask for."""
+"""The parameters of a request, checked, and the runs that they select."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.report.runs import Run
 from dpfp_ray.results import query
+from dpfp_ray.results.summary import Run
 from dpfp_ray.serve.snapshot import Snapshot
 
 PAGE, LARGEST = 100, 1000
-ASKING = ("where", "sort", "limit", "offset")
+NAMES = ("where", "sort", "limit", "offset")
 
 
 @dataclass(frozen=True)
-class Question:
+class Selection:
     where: str | None = None
     sort: str | None = None
     limit: int = PAGE
@@ -23,13 +23,13 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Matches:
     runs: list[Run]
     total: int
 
 
-def known_parameters(request: Request, names: tuple[str, ...]) -> None:
-    """A misspelt filter must not look like an answer."""
+def check_names(request: Request, names: tuple[str, ...]) -> None:
+    """A misspelt filter must not be ignored: its result would look filtered."""
     given = [name for name, _ in request.query_params.multi_items()]
     for name in given:
         if name not in names:
@@ -39,18 +39,18 @@ def known_parameters(request: Request, names: tuple[str, ...]) -> None:
             raise UserError(f"{name} is given {given.count(name)} times; give it once")
 
 
-def question(request: Request, more: tuple[str, ...] = ()) -> Question:
-    known_parameters(request, (*ASKING, *more))
+def read_request(request: Request, more: tuple[str, ...] = ()) -> Selection:
+    check_names(request, (*NAMES, *more))
     asked = request.query_params
-    return Question(
+    return Selection(
         asked.get("where", "").strip() or None,
         asked.get("sort", "").strip() or None,
-        whole("limit", asked.get("limit"), PAGE, 1, LARGEST),
-        whole("offset", asked.get("offset"), 0, 0, 10**9),
+        whole_number("limit", asked.get("limit"), PAGE, 1, LARGEST),
+        whole_number("offset", asked.get("offset"), 0, 0, 10**9),
     )
 
 
-def whole(name: str, text: str | None, default: int, least: int, most: int) -> int:
+def whole_number(name: str, text: str | None, default: int, least: int, most: int) -> int:
     if text is None or not text.strip():
         return default
     text = text.strip()
@@ -61,13 +61,13 @@ def whole(name: str, text: str | None, default: int, least: int, most: int) -> i
     return int(text)
 
 
-def answer(
-    snapshot: Snapshot, asked: Question, chosen: Mapping[str, str | None] | None = None
-) -> Answer:
+def matching(
+    snapshot: Snapshot, asked: Selection, chosen: Mapping[str, str | None] | None = None
+) -> Matches:
     """`chosen` are exact values of columns, from the page's lists."""
     rows = query.filter_rows(snapshot.rows, asked.where, snapshot.columns)
     for name, value in (chosen or {}).items():
         rows = [row for row in rows if not value or row[name] == value]
     rows = query.sort_rows(rows, asked.sort, snapshot.columns)
     shown = rows[asked.offset : asked.offset + asked.limit]
-    return Answer([snapshot.by_id[str(row["id"])] for row in shown], len(rows))
+    return Matches([snapshot.by_id[str(row["id"])] for row in shown], len(rows))
