@@ -20,7 +20,7 @@ QUIET = 60.0  # seconds without a line after which the connection is made anew: 
 PATIENCE = 15 * 60.0  # seconds out of reach after which following ends; the job does not
 LONGEST_PAUSE = 30.0
 OVERRIDES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
-CHATTER = (
+NOISY_LOGGERS = (
     "ray.dashboard.modules.dashboard_sdk",
     "ray.dashboard.modules.job.sdk",
     "ray._private.runtime_env.packaging",
@@ -65,13 +65,13 @@ class Cluster:
                 if "already exists" not in str(error):
                     raise
 
-        self.insist(once, patience=60.0)
+        self.retry(once, patience=60.0)
 
     def info(self, identity: str) -> Any:
-        return self.insist(lambda: self.client.get_job_info(identity))
+        return self.retry(lambda: self.client.get_job_info(identity))
 
     def stop(self, identity: str) -> bool:
-        return bool(self.insist(lambda: self.client.stop_job(identity), patience=60.0))
+        return bool(self.retry(lambda: self.client.stop_job(identity), patience=60.0))
 
     def follow(self, identity: str, write: Callable[[str], None]) -> Any:
         """Show the log to its end; the job's last state."""
@@ -89,13 +89,13 @@ class Cluster:
             asyncio.run(tail(self.client, identity, show))
 
         while True:
-            self.insist(listen)
+            self.retry(listen)
             info = self.info(identity)
             if info.status.is_terminal():
-                show(self.insist(lambda: self.client.get_job_logs(identity)), 0)
+                show(self.retry(lambda: self.client.get_job_logs(identity)), 0)
                 return info
 
-    def insist(self, act: Callable[[], Any], patience: float | None = None) -> Any:
+    def retry(self, act: Callable[[], Any], patience: float | None = None) -> Any:
         """`act`, again and again with growing pauses while the cluster is out of reach."""
         pause, lost_at = 1.0, None
         while True:
@@ -140,7 +140,7 @@ def make_client(address: str, headers: dict[str, str] | None) -> Any:
             """Ray itself would wait for an answer for ever."""
             return super()._do_request(method, endpoint, **{"timeout": TIMEOUT, **options})
 
-    for name in CHATTER:
+    for name in NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     # Ray lets these win over the address it is given, whoever gave it.
     kept = {name: os.environ.pop(name) for name in OVERRIDES if name in os.environ}

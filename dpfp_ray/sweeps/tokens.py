@@ -49,7 +49,7 @@ def digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
-def opens(authorization: str | None, expected: str) -> bool:
+def is_authorised(authorization: str | None, expected: str) -> bool:
     """Is this header `Bearer TOKEN` with the token of the digest `expected`? In constant time."""
     scheme, _, token = (authorization or "").partition(" ")
     return hmac.compare_digest(digest(token.strip()), expected) and scheme.lower() == "bearer"

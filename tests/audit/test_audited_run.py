@@ -26,8 +26,9 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.accounting import gdp_epsilon
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.training import run
+from dpfp_ray.training.checkpoints import save_state
 from dpfp_ray.training.loop import Data, State
-from dpfp_ray.training.run import Inputs, Prepared, save_state
+from dpfp_ray.training.run import Inputs, Prepared
 from tests.support.tiny_runs import Killed, tiny_split, tiny_world
 
 pytestmark = pytest.mark.slow
