@@ -218,7 +218,7 @@ def is_record(name: str) -> bool:
 
 @contextmanager
 def reachable(location: str) -> Iterator[None]:
-    """A store that cannot be reached is the user's to mend: one line, no traceback, no password."""
+    """A store that cannot be reached is the user's to fix: one line, no traceback, no password."""
     try:
         yield
     except OSError as error:

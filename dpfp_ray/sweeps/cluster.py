@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpfp_ray.data.storage import one_line
 from dpfp_ray.data.terminal import JOB
 from dpfp_ray.plan.errors import UserError
 
@@ -86,7 +87,7 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
     except UserError:
         raise
     except Exception:
-        failed = True  # the logs stay, for whoever looks for the reason
+        failed = True  # the logs stay: the reason may be in them
         raise
     finally:
         ray.shutdown()
@@ -147,10 +148,6 @@ def forget_session(session: Path) -> None:
     if latest.is_symlink() and latest.resolve() == session.resolve():
         latest.unlink(missing_ok=True)
     shutil.rmtree(session, ignore_errors=True)
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 def default_address() -> str:

@@ -145,7 +145,7 @@ def _state(trial: Any) -> str:
 
 
 def _ending(trial: Any) -> str:
-    """How a trial ended; the scheduler stops one whose last word was that it runs."""
+    """How a trial ended; one that last reported that it runs was stopped by the scheduler."""
     if trial.status == "ERROR":
         return "failed"
     status = _result(trial).get("status", "stopped")

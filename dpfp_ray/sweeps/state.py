@@ -52,7 +52,7 @@ class SweepState:
     def seed(self, given: int | None) -> int:
         """The sweep's secret seed: given, or made once and kept until `forget`.
 
-        In an object store, whoever may read the unfinished sweep may read it.
+        In an object store, all who may read the unfinished sweep may read it.
         """
         if given is not None:
             return given

@@ -122,7 +122,7 @@ def make_scheduler(space: SearchSpace, storage: str) -> "TrialScheduler | None":
 
 
 def replay(scheduler: "TrialScheduler", record: dict[str, Any]) -> None:
-    """Let `scheduler` hear a finished trial's epochs again."""
+    """Report a finished trial's epochs to `scheduler` again."""
     from dpfp_ray.sweeps.trial_process import trial_metrics
 
     trial: Any = SimpleNamespace(trial_id=record["trial"]["id"])

@@ -100,7 +100,7 @@ def host_of(address: str) -> str:
 
 
 def check_http(address: str) -> str:
-    """`http://host:port` without what would trouble us later."""
+    """`http://host:port`, checked: a web address without a password in it."""
     shown = public(address)[:100]
     if not address.startswith(("http://", "https://")) or not host_of(address):
         raise UserError(f"address is {shown!r}; give one such as http://head:8265")

@@ -40,7 +40,7 @@ class Sweep:
     gpus_per_worker: float = 0.0
     workers: int = 1
     save_every_seconds: float = 30.0
-    seed_known: bool = False  # whoever knows the seed knows the noise; results say so
+    seed_known: bool = False  # with the seed one knows the noise; results say so
 
 
 Shared = dict[tuple[object, ...], "ray.ObjectRef[SharedInputs]"]
