@@ -15,7 +15,7 @@ import numpy as np
 
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.training import run
-from dpfp_ray.training.threads import use_threads
+from dpfp_ray.training.machine import use_threads
 
 EPSILONS = (0.1, 1.0, 3.0, 8.0)
 METHODS: dict[str, dict[str, Any]] = {

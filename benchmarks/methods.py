@@ -24,7 +24,7 @@ def measure(model_name: str, cell: str, batch_size: int, steps: int) -> dict[str
     import torch
 
     from dpfp_ray.plan.values import make_plan
-    from dpfp_ray.training import memory
+    from dpfp_ray.training import machine
     from dpfp_ray.training.run import build_model, prepare
 
     torch.set_num_threads(2)
@@ -42,14 +42,14 @@ def measure(model_name: str, cell: str, batch_size: int, steps: int) -> dict[str
     prepared = prepare(make_plan(values))
     device = torch.device("cpu")
     model = build_model(prepared, 0, device)
-    memory.reset_peak(device)
+    machine.reset_peak_memory(device)
     step = plain_opacus(prepared, model, clipping) if name == "opacus" else ours(prepared, model)
     seconds = []
     for number in range(steps + 1):
         started = time.perf_counter()
         step(number)
         seconds.append(time.perf_counter() - started)
-    return {"seconds": median(seconds[1:]), "memory": memory.peak(device)}
+    return {"seconds": median(seconds[1:]), "memory": machine.peak_memory(device)}
 
 
 def rows_of(prepared: Any, number: int) -> Any:

@@ -8,7 +8,6 @@ DIR/unfinished/   resume.pt while it runs; not in DIR, where `dpfp train` would 
 No weights are kept: a model that was trained on canaries, with seeds on record, is no release.
 """
 
-import os
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -36,7 +35,7 @@ from dpfp_ray.audit.watch import Watcher
 from dpfp_ray.data import Table, Task
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.tokens import TokenTable
-from dpfp_ray.data.whole_files import read_json, write_json
+from dpfp_ray.data.whole_files import PRIVATE, read_json, write_json
 from dpfp_ray.models.pretrained import load_tokenizer
 from dpfp_ray.models.representations import RepresentationTable, represent
 from dpfp_ray.plan.errors import UserError, unknown
@@ -44,6 +43,7 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.sampling import fresh_seed, keyed_generator
 from dpfp_ray.training import run
+from dpfp_ray.training.checkpoints import load_state
 from dpfp_ray.training.loop import Data, Reporter, State
 
 AUDIT, UNFINISHED = "audit.json", "unfinished"
@@ -187,7 +187,7 @@ def audit_in(
         say(f"{folder} already holds this audit; --overwrite runs it again")
         return known
     scratch = run.make_folder(str(folder / UNFINISHED))
-    state = run.load_state(scratch, prepared.plan)
+    state = load_state(scratch, prepared.plan)
     if state is not None:
         say(f"continuing after step {state['progress']['step']:,} of {prepared.plan.steps:,}")
     keep(folder, {**asked, **seeds})
@@ -210,11 +210,7 @@ def evidence(audit: Audit, scores: Floats) -> Record:
 
 def keep(folder: Path, facts: Record) -> None:
     """Owner-only from the first byte: with the seeds one could take the noise off again."""
-    before = os.umask(0o077)
-    try:
-        write_json(folder / AUDIT, facts)
-    finally:
-        os.umask(before)
+    write_json(folder / AUDIT, facts, PRIVATE)
 
 
 def discard(folder: Path) -> None:

@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from dpfp_ray.audit.canaries import Canaries
 from dpfp_ray.data import Table
-from dpfp_ray.data.batches import PART_COST, cut
+from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
@@ -162,7 +162,7 @@ def row_gradients(model: Classifier, canaries: Canaries) -> Tensor:
     _, weight = word_embedding(model)
     rows = own_tokens(canaries)
     found = torch.zeros(len(canaries), weight.shape[1], dtype=torch.float64)
-    for part in cut(canaries.table.lengths, ROWS, PART_COST[weight.device.type]):
+    for part in split_rows(canaries.table.lengths, ROWS, PART_COST[weight.device.type]):
         logits, labels = forward(model, canaries.table, part)
         loss = functional.cross_entropy(logits, labels, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, [weight])
@@ -197,7 +197,7 @@ def losses(model: Classifier, table: Table) -> Floats:
     """Every row's own loss, without clipping and noise."""
     device = next(model.parameters()).device
     found = np.empty(len(table))
-    for part in cut(table.lengths, ROWS, PART_COST[device.type]):
+    for part in split_rows(table.lengths, ROWS, PART_COST[device.type]):
         logits, labels = forward(model, table, part)
         each = functional.cross_entropy(logits.double(), labels, reduction="none")
         found[part] = each.cpu().numpy()

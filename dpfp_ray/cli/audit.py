@@ -52,7 +52,7 @@ def command(arguments: argparse.Namespace) -> int:
     from dpfp_ray.data.terminal import stderr
     from dpfp_ray.training import run
     from dpfp_ray.training.console import ConsoleReporter, Interrupted
-    from dpfp_ray.training.threads import use_threads
+    from dpfp_ray.training.machine import use_threads
 
     settings = audited_run.Settings(
         arguments.canaries, arguments.family, arguments.access, arguments.confidence

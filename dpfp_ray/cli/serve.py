@@ -115,7 +115,7 @@ def wait(address: str) -> None:
     """Until Ctrl-C or a polite kill; then the application goes. A Ray of ours goes with us."""
     from dpfp_ray.data.terminal import stderr
     from dpfp_ray.serve import deploy
-    from dpfp_ray.sweeps.runner import handling, undisturbed
+    from dpfp_ray.sweeps.runner import handling, ignoring_ctrl_c
 
     ended = threading.Event()
 
@@ -127,5 +127,5 @@ def wait(address: str) -> None:
         while not ended.wait(1.0):
             pass
     if address != "local":
-        with undisturbed():
+        with ignoring_ctrl_c():
             deploy.remove()

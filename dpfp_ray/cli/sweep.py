@@ -135,7 +135,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 def ray_options(arguments: argparse.Namespace) -> "RayOptions":
     from dpfp_ray.sweeps.cluster import default_address
-    from dpfp_ray.sweeps.runner import RayOptions, save_seconds
+    from dpfp_ray.sweeps.runner import RayOptions
 
     return RayOptions(
         arguments.address or default_address(),
@@ -144,8 +144,7 @@ def ray_options(arguments: argparse.Namespace) -> "RayOptions":
         arguments.gpus_per_worker,
         arguments.concurrency,
         arguments.seed,
-        save_seconds(),
-        arguments.tracker,
+        tracker=arguments.tracker,
     )
 
 

@@ -33,9 +33,9 @@ def command(arguments: argparse.Namespace) -> int:
 
     from dpfp_ray.data.terminal import stderr
     from dpfp_ray.privacy.sampling import fresh_seed
-    from dpfp_ray.training import run
+    from dpfp_ray.training import checkpoints, run
     from dpfp_ray.training.console import ConsoleReporter, Interrupted
-    from dpfp_ray.training.threads import use_threads
+    from dpfp_ray.training.machine import use_threads
 
     use_threads(arguments.threads)
     folder = run.make_folder(arguments.output)
@@ -50,7 +50,7 @@ def command(arguments: argparse.Namespace) -> int:
         show(known, arguments.json)
         return 0
 
-    state = run.load_state(folder, prepared.plan)
+    state = checkpoints.load_state(folder, prepared.plan)
     seed, seed_known = arguments.seed, arguments.seed is not None
     if state is not None:
         if seed not in (None, state["seed"]):

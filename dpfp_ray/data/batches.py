@@ -1,26 +1,26 @@
-"""Cutting a step's rows into parts that fit in memory and waste little on padding.
+"""Splitting a step's rows into parts that fit in memory and waste little on padding.
 
-The gradient is a sum over rows, so the cut changes nothing but speed. Rows are taken in order of
-length; a cut pays a part's fixed cost and saves the padding of the shorter rows.
+The gradient is a sum over rows, so the split changes nothing but speed. Rows are taken in order of
+length; one more part has a fixed cost and saves the padding of the shorter rows.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 # Fixed cost of one more part, in tokens' worth of work. On a GPU a part is launched for less than
-# it takes to fill the device, so parts there are cut only for memory.
+# it takes to fill the device, so rows are split there only for memory.
 PART_COST = {"cpu": 160, "cuda": 8192}
 
 
-def cut(
+def split_rows(
     lengths: NDArray[np.int64], max_rows: int, part_cost: int = PART_COST["cpu"]
 ) -> list[NDArray[np.int64]]:
     """Row positions of each part: together every row once, none longer than `max_rows` rows.
 
     Minimises the sum over parts of (rows × longest row + `part_cost`) by dynamic programming over
-    the places that can be worth a cut: where the sorted length changes, and whole parts of
-    `max_rows` after such a place. (Moving a cut to the right past rows of equal length never costs
-    more, until the part before it is full.)
+    the places that can be worth a split: where the sorted length changes, and whole parts of
+    `max_rows` after such a place. (Moving a split to the right past rows of equal length never
+    costs more, until the part before it is full.)
     """
     order = np.argsort(lengths, kind="stable")
     ordered = lengths[order]

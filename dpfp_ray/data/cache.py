@@ -4,11 +4,11 @@ import contextlib
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+from dpfp_ray.data.whole_files import write_text
 from dpfp_ray.plan.errors import UserError
 
 # Raise when the meaning of a remembered number changes.
@@ -44,9 +44,6 @@ def cached_number(key: str, compute: Callable[[], float]) -> float:
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there yet, or damaged: compute it again
     value = compute()
-    scratch = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
     with contextlib.suppress(OSError):  # full or read-only: the next run computes it again
-        path.parent.mkdir(exist_ok=True)
-        scratch.write_text(json.dumps({"key": full_key, "value": value}))
-        os.replace(scratch, path)
+        write_text(path, json.dumps({"key": full_key, "value": value}))
     return value

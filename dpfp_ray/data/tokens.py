@@ -7,12 +7,9 @@ shorter than `max_length`, and the encoder's cost is the padded size.
 
 import hashlib
 import json
-import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,6 +20,7 @@ import numpy.typing as npt
 
 from dpfp_ray.data import Split
 from dpfp_ray.data.cache import cache_dir
+from dpfp_ray.data.whole_files import whole_folder
 from dpfp_ray.plan.errors import UserError
 
 if TYPE_CHECKING:
@@ -212,25 +210,12 @@ def _checksum(array: npt.NDArray[Any]) -> str:
 
 
 def _store(table: TokenTable, entry: Path) -> None:
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, because a rename is atomic only within a file system.
-    with tempfile.TemporaryDirectory(dir=entry.parent, prefix=".new-") as scratch:
-        built = Path(scratch) / "built"
-        built.mkdir()
+    """An entry that another process has stored meanwhile stays, unless it is damaged."""
+    with whole_folder(entry, lambda found: _load(found, table.pad_token_id) is not None) as built:
         for name, array in _arrays(table).items():
             np.save(built / f"{name}.npy", array)
         checksums = {name: _checksum(array) for name, array in _arrays(table).items()}
         (built / "checksums.json").write_text(json.dumps(checksums))
-        try:
-            os.rename(built, entry)
-        except OSError:
-            if _load(entry, table.pad_token_id) is not None:
-                return  # another process was faster, and its entry is as good as this one
-            # A damaged entry is in the way. If another process moves it first, that is as well.
-            with suppress(OSError):
-                os.rename(entry, Path(scratch) / "damaged")
-            with suppress(OSError):
-                os.rename(built, entry)
 
 
 def _load(entry: Path, pad_token_id: int) -> TokenTable | None:

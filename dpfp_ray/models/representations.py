@@ -7,9 +7,7 @@ their owner only, and they are no release.
 """
 
 import hashlib
-import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,9 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module
 
-from dpfp_ray.data.batches import PART_COST, cut
+from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.cache import cache_dir
 from dpfp_ray.data.tokens import TokenTable
+from dpfp_ray.data.whole_files import PRIVATE, whole_file
 from dpfp_ray.models.classifier import Classifier, initialise_head
 from dpfp_ray.models.download import encoder_identity
 from dpfp_ray.models.pretrained import build_classifier
@@ -93,7 +92,8 @@ def represent(
     if known is None:
         known = _encode(table, model, representation, precision, name)
         try:
-            _store(known, entry)
+            with whole_file(entry, PRIVATE) as file:
+                np.save(file, known)
         except OSError as error:
             # The cache saves time; a full or read-only disk is no reason not to train.
             warnings.warn(
@@ -109,7 +109,7 @@ def _encode(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     encoder = build_classifier(model, representation, classes=2, scope="head").to(device).eval()
     h = np.empty((len(table), encoder.width), np.float32)
-    parts = cut(table.lengths, INFERENCE_ROWS, PART_COST[device.type])
+    parts = split_rows(table.lengths, INFERENCE_ROWS, PART_COST[device.type])
     for part in _progress(parts, f"encoding {name}".rstrip()):
         batch = {key: tensor.to(device) for key, tensor in table.collate(part).items()}
         with torch.autocast(device.type, torch.bfloat16, precision == "bf16"):
@@ -141,22 +141,6 @@ def _key(table: TokenTable, model: str, representation: str, precision: str) -> 
         digest.update(f"\n{name} {array.dtype.str} {array.shape}\n".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
-
-
-def _store(h: Floats, entry: Path) -> None:
-    """In one rename, so that readers see all or nothing; of two writers the last one wins."""
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    # mkstemp's file is the owner's alone, and in the same folder a rename is atomic.
-    descriptor, scratch = tempfile.mkstemp(dir=entry.parent, prefix=".new-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            np.save(file, h)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, entry)
-    except BaseException:
-        Path(scratch).unlink(missing_ok=True)
-        raise
 
 
 def _load(entry: Path, rows: int) -> Floats | None:

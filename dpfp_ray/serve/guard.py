@@ -71,7 +71,7 @@ class Guard:
             )
         if path in PUBLIC or path.startswith("/static/"):
             return None
-        if tokens.opens(headers.get("authorization"), self.digest):
+        if tokens.is_authorised(headers.get("authorization"), self.digest):
             return None
         if tokens.session_holds(_cookie(headers.get("cookie", "")), self.digest, time.time()):
             return None

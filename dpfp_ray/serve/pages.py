@@ -133,7 +133,7 @@ def page_routes(
             if len(body) > LONGEST_FORM:
                 raise UserError("the form is too long")
         given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip()
-        if digest is None or not tokens.opens(f"Bearer {given}", digest):
+        if digest is None or not tokens.is_authorised(f"Bearer {given}", digest):
             return page(request, "login.html", 401, wrong=True)
         response = RedirectResponse(f"{_base(request)}/", 303)
         response.set_cookie(

@@ -5,10 +5,8 @@ record goes into the same store under the id audit-PLAN, and its verdict stands 
 """
 
 import tempfile
-import time
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,10 @@ from dpfp_ray.results.summary import label
 from dpfp_ray.sweeps.cluster import connected, settings
 from dpfp_ray.sweeps.runner import RayOptions
 from dpfp_ray.sweeps.trial import Trial
-from dpfp_ray.training.loop import Reporter, State
-from dpfp_ray.training.run import Prepared, make_folder, save_state
-from dpfp_ray.training.threads import use_threads
+from dpfp_ray.training.checkpoints import Saver, save_state
+from dpfp_ray.training.loop import Reporter
+from dpfp_ray.training.machine import use_threads
+from dpfp_ray.training.run import Prepared, make_folder
 
 Record = dict[str, Any]
 
@@ -113,29 +112,20 @@ def audit_task(plan: Plan, wanted: Settings, folder: str, threads: int) -> Recor
     use_threads(threads)
 
     def listen(prepared: Prepared, seed: int, scratch: Path) -> Any:
-        quiet: Reporter = SavingReporter(scratch, seed)
+        quiet: Reporter = SilentReporter(scratch, seed)
         return nullcontext(quiet)
 
     return audit_in(make_folder(folder), plan, wanted, listen)
 
 
-@dataclass
-class SavingReporter:
-    """Says nothing; saves the run now and then."""
+class SilentReporter:
+    """Shows nothing; saves the run now and then."""
 
-    folder: Path
-    seed: int
-    every_seconds: float = 60.0
-    saved_at: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.saved_at = time.monotonic()
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.saver = Saver(lambda state: save_state(folder, state, seed))
 
     def step(self, done: int, loss: Any, checkpoint: Any) -> None:
-        if time.monotonic() - self.saved_at > self.every_seconds:
-            state: State = checkpoint()
-            save_state(self.folder, state, self.seed)
-            self.saved_at = time.monotonic()
+        self.saver.save_if_due(checkpoint)
 
     def epoch(self, record: Record, checkpoint: Any) -> None:
         pass

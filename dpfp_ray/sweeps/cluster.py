@@ -1,4 +1,4 @@
-"""Connecting to Ray: this machine, a running cluster, or one far away."""
+"""Connecting to Ray, on this machine or a cluster, and what each worker gets of its nodes."""
 
 import json
 import logging
@@ -9,9 +9,11 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpfp_ray.data.storage import one_line
 from dpfp_ray.data.terminal import JOB
 from dpfp_ray.plan.errors import UserError
 
@@ -20,7 +22,7 @@ SETTINGS = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths in plans mean the user's folder
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a failed trial reports no accuracy
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # our records replace its CSV, JSON and TensorBoard
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C ends us at once; nothing needs Tune's goodbye
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C ends us at once; Tune has nothing to save
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # `state.py` keeps what a sweep needs
     "TUNE_WARN_SLOW_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "1000000000",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
@@ -32,7 +34,7 @@ SETTINGS = {
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",  # trials raise it to their own share of the cores
 }
-CHATTER = ("ray.tune", "ray.train", "ray.air", "ray._private.worker", "ray.data")
+NOISY_LOGGERS = ("ray.tune", "ray.train", "ray.air", "ray._private.worker", "ray.data")
 
 
 @contextmanager
@@ -40,7 +42,7 @@ def settings() -> Iterator[None]:
     """Ray as we want it, for whatever is imported and started inside."""
     added = [name for name in SETTINGS if name not in os.environ]
     os.environ.update({name: SETTINGS[name] for name in added})
-    for name in CHATTER:
+    for name in NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
         yield
@@ -58,7 +60,7 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
     """
     import ray
 
-    if ray.is_initialized():  # somebody else's session: use it, leave it
+    if ray.is_initialized():  # a session of the caller's: use it, and do not end it
         yield
         return
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
@@ -68,14 +70,14 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
         # Other machines' workers do not inherit this process's environment; ours do, and start
         # faster without being told.
         env = {name: os.environ.get(name, value) for name, value in SETTINGS.items()}
-        # Ray refuses a variable that the job sets too; the job's word stands.
+        # Ray refuses a variable that the job sets too; the job's value counts.
         env = {name: value for name, value in env.items() if name not in job_variables()}
         options |= {"address": address, "runtime_env": {"env_vars": env}}
         # Through Ray Client, Tune and its lines of progress are on the other side.
         options["log_to_driver"] = str(address).startswith("ray://")
     local = address in (None, "local")
     try:
-        knock(address)
+        check_listening(address)
         session = start_local(options) if local else init(options)
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"cannot reach Ray at {address or 'local'}: {one_line(error)}") from None
@@ -85,7 +87,7 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
     except UserError:
         raise
     except Exception:
-        failed = True  # the logs stay, for whoever looks for the reason
+        failed = True  # the logs stay: the reason may be in them
         raise
     finally:
         ray.shutdown()
@@ -148,10 +150,6 @@ def forget_session(session: Path) -> None:
     shutil.rmtree(session, ignore_errors=True)
 
 
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
-
-
 def default_address() -> str:
     """A Ray job runs on its own cluster, everything else on this machine."""
     return "auto" if JOB in os.environ else "local"
@@ -163,8 +161,8 @@ def job_variables() -> dict[str, str]:
     return dict((facts.get("runtime_env") or {}).get("env_vars") or {})
 
 
-def knock(address: str | None) -> None:
-    """Raise an OSError at once if nobody listens there: Ray itself tries for minutes."""
+def check_listening(address: str | None) -> None:
+    """Raise an OSError at once if nothing listens there: Ray itself tries for minutes."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host, int(port)), timeout=10).close()
@@ -175,3 +173,62 @@ def node_resources() -> list[dict[str, Any]]:
     import ray
 
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one worker gets, and how many trials run side by side, on the nodes that there are."""
+
+    cpus_per_worker: int
+    gpus_per_worker: float
+    workers: int
+    slots: int  # trials at a time
+
+
+def plan_resources(
+    nodes: list[dict[str, Any]],
+    workers: int = 1,
+    cpus: int | None = None,
+    gpus: float = 0.0,
+    concurrency: int | None = None,
+) -> Resources:
+    """Fill the nodes without oversubscribing them; a worker does not span nodes.
+
+    By default a worker has one thread, which gives the most trials an hour (threads wait for each
+    other); cores that would otherwise be idle are given to the workers.
+
+    >>> plan_resources([{"CPU": 8}])
+    Resources(cpus_per_worker=1, gpus_per_worker=0.0, workers=1, slots=8)
+    >>> plan_resources([{"CPU": 8}], concurrency=2).cpus_per_worker
+    4
+    """
+
+    def places(cpus: int) -> int:
+        return sum(_fits(node, cpus, gpus) for node in nodes)
+
+    wanted = workers * (concurrency or 1)
+    if cpus is None:
+        cpus = 1
+        if gpus and not concurrency:
+            wanted = max(workers, places(1))
+        if gpus or concurrency or workers > 1:
+            while places(cpus + 1) >= wanted:
+                cpus += 1
+    if places(cpus) < workers:
+        have = ", ".join(
+            f"{node.get('CPU', 0):g} CPUs" + (f" and {node['GPU']:g} GPUs" if gpus else "")
+            for node in ({"GPU": 0.0, **node} for node in nodes)
+        )
+        need = f"{cpus} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
+        raise UserError(
+            f"{workers} workers of {need} each do not fit the cluster ({have}); use fewer "
+            f"--workers, --cpus-per-worker{' or --gpus-per-worker' if gpus else ''}"
+        )
+    slots = places(cpus) // workers
+    return Resources(cpus, gpus, workers, min(concurrency or slots, slots))
+
+
+def _fits(node: dict[str, Any], cpus: int, gpus: float) -> int:
+    """How many such workers fit on one node."""
+    count = int(node.get("CPU", 0) // cpus)
+    return min(count, int(node.get("GPU", 0) / gpus + 1e-9)) if gpus else count

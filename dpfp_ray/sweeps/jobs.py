@@ -16,11 +16,11 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps import tokens
 
 TIMEOUT = 30.0  # seconds for one answer
-QUIET = 60.0  # seconds without a line after which the connection is made anew: it may be dead
-PATIENCE = 15 * 60.0  # seconds out of reach after which following ends; the job does not
+QUIET = 60.0  # seconds without a line after which we connect again: the connection may be dead
+PATIENCE = 15 * 60.0  # seconds without a connection after which following ends; the job goes on
 LONGEST_PAUSE = 30.0
 OVERRIDES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
-CHATTER = (
+NOISY_LOGGERS = (
     "ray.dashboard.modules.dashboard_sdk",
     "ray.dashboard.modules.job.sdk",
     "ray._private.runtime_env.packaging",
@@ -65,13 +65,13 @@ class Cluster:
                 if "already exists" not in str(error):
                     raise
 
-        self.insist(once, patience=60.0)
+        self.retry(once, patience=60.0)
 
     def info(self, identity: str) -> Any:
-        return self.insist(lambda: self.client.get_job_info(identity))
+        return self.retry(lambda: self.client.get_job_info(identity))
 
     def stop(self, identity: str) -> bool:
-        return bool(self.insist(lambda: self.client.stop_job(identity), patience=60.0))
+        return bool(self.retry(lambda: self.client.stop_job(identity), patience=60.0))
 
     def follow(self, identity: str, write: Callable[[str], None]) -> Any:
         """Show the log to its end; the job's last state."""
@@ -89,14 +89,14 @@ class Cluster:
             asyncio.run(tail(self.client, identity, show))
 
         while True:
-            self.insist(listen)
+            self.retry(listen)
             info = self.info(identity)
             if info.status.is_terminal():
-                show(self.insist(lambda: self.client.get_job_logs(identity)), 0)
+                show(self.retry(lambda: self.client.get_job_logs(identity)), 0)
                 return info
 
-    def insist(self, act: Callable[[], Any], patience: float | None = None) -> Any:
-        """`act`, again and again with growing pauses while the cluster is out of reach."""
+    def retry(self, act: Callable[[], Any], patience: float | None = None) -> Any:
+        """The answer of `act`, tried again with growing pauses while the cluster is unreachable."""
         pause, lost_at = 1.0, None
         while True:
             try:
@@ -108,7 +108,7 @@ class Cluster:
                     lost_at = now
                     self.say(f"connection to {self.address} lost ({error}); trying again …")
                 if now - lost_at + pause > (patience or self.patience):
-                    raise UserError(f"{self.address} stays out of reach: {error}") from None
+                    raise UserError(f"{self.address} cannot be reached: {error}") from None
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
                 continue
@@ -137,12 +137,12 @@ def make_client(address: str, headers: dict[str, str] | None) -> Any:
 
     class Client(JobSubmissionClient):
         def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
-            """Ray itself would wait for an answer for ever."""
+            """Ray itself would wait for an answer without end."""
             return super()._do_request(method, endpoint, **{"timeout": TIMEOUT, **options})
 
-    for name in CHATTER:
+    for name in NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
-    # Ray lets these win over the address it is given, whoever gave it.
+    # Ray prefers these to the address that it is given.
     kept = {name: os.environ.pop(name) for name in OVERRIDES if name in os.environ}
     try:
         return Client(address, headers=headers)
@@ -152,7 +152,7 @@ def make_client(address: str, headers: dict[str, str] | None) -> Any:
 
 @contextmanager
 def translated(address: str) -> Iterator[None]:
-    """Ray's many errors as two: out of reach for now, or nothing that waiting would mend."""
+    """Ray's many errors as two: Unreachable is worth another try, UserError is not."""
     import aiohttp
     import requests
     from ray.exceptions import AuthenticationError

@@ -10,8 +10,7 @@ from rich.live import Live
 from rich.table import Table
 
 from dpfp_ray.data.terminal import stderr
-from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.trial import SETTLED, Trial
+from dpfp_ray.sweeps.trial import SETTLED, Trial, settle
 
 SHOWN = 12
 REFRESH_SECONDS = 0.5
@@ -67,11 +66,11 @@ class LiveTable(Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if _result(trial).get("status") not in SETTLED:
-            settle(self.storage, trial, "stopped", "stopped early by the scheduler")
+            settle(self.storage, _ours(trial), "stopped", "stopped early by the scheduler")
         self._say(trial)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        settle(self.storage, trial, "failed", why(trial))
+        settle(self.storage, _ours(trial), "failed", why(trial))
         self._say(trial)
 
     def _say(self, trial: Any) -> None:
@@ -115,25 +114,15 @@ class LiveTable(Callback):
         return table
 
 
-def settle(storage: str, trial: Any, status: str, reason: str) -> None:
-    """Give a trial that ended early its final status, keeping what it recorded before."""
-    store = Store(storage)
-    ours = Trial.from_config(trial.config["trial"])
-    known = store.get(ours.id) or {
-        "plan": ours.plan.to_dict(),
-        "plan_hash": ours.plan.hash,
-        "finished": False,
-        "trial": {"id": ours.id, "seed_index": ours.seed_index, "group": ours.group},
-    }
-    if known["trial"].get("status") not in SETTLED:
-        store.put({**known, "trial": {**known["trial"], "status": status, "error": reason}})
-
-
 def why(trial: Any) -> str:
     """The last reason of a trial that was restarted as often as is allowed."""
     error = trial.get_error()
     reason = " ".join(str(error or "its process died").split())
     return f"given up after restarts: {reason[-300:]}"
+
+
+def _ours(trial: Any) -> Trial:
+    return Trial.from_config(trial.config["trial"])
 
 
 def _result(trial: Any) -> dict[str, Any]:
@@ -156,7 +145,7 @@ def _state(trial: Any) -> str:
 
 
 def _ending(trial: Any) -> str:
-    """How a trial ended; the scheduler stops one whose last word was that it runs."""
+    """How a trial ended; one that last reported that it runs was stopped by the scheduler."""
     if trial.status == "ERROR":
         return "failed"
     status = _result(trial).get("status", "stopped")

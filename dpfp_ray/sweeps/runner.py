@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -19,8 +19,13 @@ from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.cluster import connected, node_resources, settings
-from dpfp_ray.sweeps.resources import Resources, plan_resources
+from dpfp_ray.sweeps.cluster import (
+    Resources,
+    connected,
+    node_resources,
+    plan_resources,
+    settings,
+)
 from dpfp_ray.sweeps.state import SweepState
 from dpfp_ray.sweeps.trial import SETTLED, Trial
 from dpfp_ray.training.run import Inputs
@@ -29,7 +34,10 @@ if TYPE_CHECKING:
     from dpfp_ray.sweeps.tpe import Tpe
     from dpfp_ray.sweeps.trial_process import Shared, Sweep
 
-SAVE_SECONDS = "DPFP_SAVE_SECONDS"
+
+def save_seconds() -> float:
+    """How often trials are saved; the variable is for tests and for machines that often fail."""
+    return float(os.environ.get("DPFP_SAVE_SECONDS") or 30.0)
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class RayOptions:
     gpus_per_worker: float = 0.0
     concurrency: int | None = None
     seed: int | None = None
-    save_every_seconds: float = 30.0
+    save_every_seconds: float = field(default_factory=save_seconds)
     tracker: str | None = None
 
 
@@ -82,7 +90,7 @@ class Runner:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with undisturbed():
+        with ignoring_ctrl_c():
             self._stack.close()
         if kind is None and self._sweep is not None:
             SweepState(self.storage).forget()
@@ -113,7 +121,7 @@ class Runner:
             return
         if self.options.address.startswith("ray://"):
             raise UserError(
-                "method tpe proposes trials as others end, which Ray Client is too far away for; "
+                "method tpe proposes trials as others end, which does not work through Ray Client; "
                 "run this on the cluster with --address auto, or use method: random"
             )
         self._connect()
@@ -235,11 +243,6 @@ def check_deadlock(scheduler: Any, workers: int) -> None:
         )
 
 
-def save_seconds() -> float:
-    """How often trials save themselves; the variable is for tests and for very flaky machines."""
-    return float(os.environ.get(SAVE_SECONDS) or RayOptions.save_every_seconds)
-
-
 def short_name(trial: Any) -> str:
     """Tune's folder for a trial: without a name of ours it makes one of the whole config."""
     return str(trial.trial_id)
@@ -247,7 +250,7 @@ def short_name(trial: Any) -> str:
 
 @contextmanager
 def stopped_by_sigterm() -> Iterator[None]:
-    """A polite kill is like Ctrl-C."""
+    """SIGTERM ends a sweep as Ctrl-C does."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -256,14 +259,14 @@ def stopped_by_sigterm() -> Iterator[None]:
         yield
 
 
-def undisturbed() -> AbstractContextManager[None]:
-    """An impatient second Ctrl-C must not leave half of Ray behind."""
+def ignoring_ctrl_c() -> AbstractContextManager[None]:
+    """A second Ctrl-C during the clean-up must not leave half of Ray running."""
     return handling(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager
 def handling(number: signal.Signals, handler: Any) -> Iterator[None]:
-    """`handler` for a signal, if this thread may have a say in it."""
+    """`handler` for a signal; only the main thread may set one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

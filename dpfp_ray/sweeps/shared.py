@@ -63,7 +63,8 @@ class SharedModel:
         model = model.to_empty(device="cpu")
         with torch.no_grad():
             for name, tensor in _tensors(model).items():
-                np.copyto(tensor.numpy(), self.arrays[name])  # the arrays are everyone's
+                # Copied, because all trials on this node read the same arrays.
+                np.copyto(tensor.numpy(), self.arrays[name])
         initialise_head(model, head_seed)
         return model
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # Random search must draw the same trials when it is resumed; what it draws is public.
 PUBLIC_SEED = 0
-# No trial has as many epochs; Tune's ASHA would stop trials there, good ones too.
-FOREVER = 10_000
+# More epochs than any trial has: Tune's ASHA stops every trial at its limit, good ones too.
+NO_EPOCH_LIMIT = 10_000
 
 
 class InputsOnce:
@@ -114,7 +114,7 @@ def make_scheduler(space: SearchSpace, storage: str) -> "TrialScheduler | None":
     from ray.tune.schedulers import ASHAScheduler
 
     metric, mode = space.metrics[0]
-    scheduler = ASHAScheduler(time_attr="epoch", metric=metric, mode=mode, max_t=FOREVER)
+    scheduler = ASHAScheduler(time_attr="epoch", metric=metric, mode=mode, max_t=NO_EPOCH_LIMIT)
     for record in Store(storage).records():
         if record.get("trial", {}).get("status") in SETTLED and record.get("history"):
             replay(scheduler, record)
@@ -122,7 +122,7 @@ def make_scheduler(space: SearchSpace, storage: str) -> "TrialScheduler | None":
 
 
 def replay(scheduler: "TrialScheduler", record: dict[str, Any]) -> None:
-    """Let `scheduler` hear a finished trial's epochs again."""
+    """Report a finished trial's epochs to `scheduler` again."""
     from dpfp_ray.sweeps.trial_process import trial_metrics
 
     trial: Any = SimpleNamespace(trial_id=record["trial"]["id"])

@@ -134,7 +134,7 @@ class TrialCounts(Callback):
 
 
 def status_of(trial: Any) -> str:
-    """A Tune trial's state in our words; a scheduler stops one whose last word was "running"."""
+    """A Tune trial's state in our words; one that ended while "running" was stopped."""
     if trial.status in ("RUNNING", "ERROR"):
         return "running" if trial.status == "RUNNING" else "failed"
     if trial.status != "TERMINATED":
@@ -161,7 +161,7 @@ def method_tag(plan: Mapping[str, Any]) -> str:
 
 
 def clean(text: str) -> str:
-    """One short word, whatever a user called something."""
+    """A name as one short word of plain characters."""
     return re.sub(r"[^A-Za-z0-9_.:-]", "_", text)[:LONGEST]
 
 
@@ -171,7 +171,7 @@ def put(name: str, value: float | None, tags: dict[str, str]) -> None:
         return
     try:
         gauge(name).set(float(value), tags)
-    except Exception as error:  # a number that nobody sees is no reason to lose a trial
+    except Exception as error:  # a gauge that cannot be set must not cost a trial
         warnings.warn(f"metric {name} is not exported: {error}", stacklevel=2)
 
 

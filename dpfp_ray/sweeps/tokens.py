@@ -49,7 +49,7 @@ def digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
-def opens(authorization: str | None, expected: str) -> bool:
+def is_authorised(authorization: str | None, expected: str) -> bool:
     """Is this header `Bearer TOKEN` with the token of the digest `expected`? In constant time."""
     scheme, _, token = (authorization or "").partition(" ")
     return hmac.compare_digest(digest(token.strip()), expected) and scheme.lower() == "bearer"
@@ -100,7 +100,7 @@ def host_of(address: str) -> str:
 
 
 def check_http(address: str) -> str:
-    """`http://host:port` without what would trouble us later."""
+    """`http://host:port`, checked: a web address without a password in it."""
     shown = public(address)[:100]
     if not address.startswith(("http://", "https://")) or not host_of(address):
         raise UserError(f"address is {shown!r}; give one such as http://head:8265")

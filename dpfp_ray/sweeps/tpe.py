@@ -1,6 +1,6 @@
 """TPE by Optuna behind Tune's interface, with a memory on storage.
 
-Every proposal is a valid plan on budget before Tune hears of it. Proposal number k is a function of
+Every proposal is a valid plan on budget before Tune gets it. Proposal number k is a function of
 k and of what was known when it was made, so a sweep that is continued goes on as if never stopped.
 """
 
@@ -51,7 +51,7 @@ class Tpe(Searcher):
         self.running: dict[str, Proposal] = {}  # by Tune's id
         self.proposals = self.files.load_search(space.key)
         store = Store(storage)
-        for proposal in self._open():  # a trial may have ended when nobody was there to hear it
+        for proposal in self._open():  # a trial may have ended after the sweep was killed
             record = store.get(proposal["id"])
             if record and record["trial"]["status"] in SETTLED:
                 self._settle(proposal, trial_metrics(record))

@@ -1,6 +1,6 @@
 """`--tracker mlflow|wandb|tensorboard`: a sweep's trials in the tool that a team already uses.
 
-Ray's own callbacks do the talking, one run a trial. They are not handed to Tune as they are: they
+Ray's own callbacks do the work, one run a trial. They are not given to Tune as they are: they
 would show `trial/plan/learning_rate` for `learning_rate` and Tune's made-up names for trials, call
 trials that failed finished, and write to a folder that goes when the sweep ends. `Tracked` stands
 between and shows them a trial as the rest of this package knows it.
@@ -19,6 +19,7 @@ from typing import Any
 from ray.tune import Callback
 from ray.tune.logger import LoggerCallback, TBXLoggerCallback
 
+from dpfp_ray.data.storage import one_line
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import ACCOUNTANTS
 from dpfp_ray.privacy.statement import verdict
@@ -33,7 +34,7 @@ PACKAGES = {
 }
 # Ray's callbacks plot over this field of a result; here that is the training step.
 AXIS = "training_iteration"
-# The numbers that a trial reports (`ray_trial.trial_metrics`), without Tune's own.
+# The numbers that a trial reports (`trial_process.trial_metrics`), without Tune's own.
 PLOTTED = (
     "accuracy",
     "loss",
@@ -62,8 +63,7 @@ def make_tracker(name: str, sweep: str, storage: str) -> "Tracked":
     try:
         inner.setup()  # Tune would do it when all else is up, and fail with pages of traceback
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"tracker {name} does not start: {reason}") from None
+        raise UserError(f"tracker {name} does not start: {one_line(error)}") from None
     return Tracked(name, inner, sweep, storage, folder)
 
 
@@ -122,7 +122,7 @@ class TrackedTrial:
     def __init__(self, trial: Any, sweep: str, storage: str, folder: Path) -> None:
         ours = Trial.from_config(trial.config["trial"])
         self.name = ours.id
-        # W&B's ids are for ever: the same trial of another sweep must have another.
+        # W&B never frees an id: the same trial of another sweep must have another.
         self.trial_id = f"{file_name(ours.id)}-{mark(sweep, storage)}"
         self.experiment_dir_name = sweep
         self.folder = folder / file_name(ours.id)
@@ -202,8 +202,7 @@ class Tracked(Callback):
         try:
             what(*arguments, **keys)
         except Exception as error:
-            reason = " ".join(str(error).split())[:200]
-            warnings.warn(f"tracker {self.name} missed something: {reason}", stacklevel=2)
+            warnings.warn(f"tracker {self.name} missed an event: {one_line(error)}", stacklevel=2)
 
 
 def measurements(result: dict[str, Any]) -> dict[str, float]:

@@ -16,12 +16,11 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from torch import Tensor
 
-from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.sweeps.trial import Trial, error_reason, settle
 from dpfp_ray.sweeps.trial_process import (
     RETRIES,
     RayReporter,
     Sweep,
-    record_failure,
     run_worker,
     settled_record,
     trial_metrics,
@@ -53,7 +52,7 @@ def run_on_workers(
             resources_per_worker=resources,
         ),
         run_config=RunConfig(
-            # A new name each time: under a known one Ray Train would restore its own idea of it.
+            # A new name each time: under a known one Ray Train would restore its own state.
             name=f"{trial.id}-{uuid4().hex[:8]}",
             storage_path=f"{sweep.storage.rstrip('/')}/train",
             failure_config=FailureConfig(max_failures=RETRIES),
@@ -85,12 +84,12 @@ def worker_loop(config: dict[str, Any]) -> None:
     except (ray.exceptions.RayError, OSError, PeerLost):
         raise  # the group starts again
     except Exception as error:
-        record_failure(trial, sweep, config["facts"], error)
+        settle(sweep.storage, trial, "failed", error_reason(error), config["facts"])
         raise
 
 
 class PeerLost(Exception):
-    """A sum did not come about: another worker is gone."""
+    """A sum failed because another worker is gone."""
 
 
 class GroupComm(TorchComm):

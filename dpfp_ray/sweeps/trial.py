@@ -1,11 +1,15 @@
-"""One trial as data: which plan, which repetition, and how its seed follows from the sweep's."""
+"""One trial as data: which plan, which repetition, how its seed follows from the sweep's, and the
+last record of one that has no result."""
 
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import derived_seed
+from dpfp_ray.results.store import Store
+from dpfp_ray.sweeps.state import SweepState
 
 # States of a record that need not be run again.
 SETTLED = ("finished", "stopped", "refused", "failed")
@@ -28,8 +32,8 @@ class Trial:
     def seed(self, sweep_seed: int) -> int:
         """Secret like the sweep's; independent of the order in which trials happen to run.
 
-        Trials on one release must see the same release: its own key (`one_release.release_id`)
-        keeps different releases apart, so their trials share a seed, and the release is paid once.
+        Trials on one release must see the same release, so they share a seed and it is paid once;
+        its own key (`release_id` in `methods/parts/one_release.py`) keeps other releases apart.
         """
         if self.plan.one_release:
             return derived_seed(sweep_seed, f"release {self.seed_index}")
@@ -44,3 +48,35 @@ class Trial:
         if values.get("labels") is not None:
             values["labels"] = tuple(values["labels"])  # JSON and YAML know no tuples
         return Trial(**{**config, "plan": Plan(**values)})
+
+
+def settle(
+    storage: str, trial: Trial, status: str, reason: str, facts: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Give a trial that has no result its last record, unless it has one by now.
+
+    The epochs that it did before, and what they spent, stay on record.
+    """
+    store = Store(storage)
+    known = store.get(trial.id) or {
+        "plan": trial.plan.to_dict(),
+        "plan_hash": trial.plan.hash,
+        "finished": False,
+        "trial": {"id": trial.id, "seed_index": trial.seed_index, "group": trial.group},
+    }
+    if known["trial"].get("status") in SETTLED:
+        return known
+    settled = {**known["trial"], **(facts or {}), "status": status, "error": reason}
+    record = {**known, "trial": settled}
+    store.put(record)
+    SweepState(storage).drop_trial(trial.id)
+    return record
+
+
+def error_reason(error: Exception) -> str:
+    """An error on one line; of one that is not meant for users, also its type."""
+    text = " ".join(str(error).split())[:500]
+    if isinstance(error, UserError):
+        return text
+    kind = type(error).__name__
+    return f"{kind}: {text}" if text else kind

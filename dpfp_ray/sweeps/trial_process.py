@@ -19,15 +19,14 @@ from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.shared import SharedInputs, input_key
 from dpfp_ray.sweeps.state import SweepState
 from dpfp_ray.sweeps.telemetry import TrialGauges
-from dpfp_ray.sweeps.trial import SETTLED, Trial
+from dpfp_ray.sweeps.trial import SETTLED, Trial, error_reason, settle
+from dpfp_ray.training.checkpoints import Saver
 from dpfp_ray.training.loop import Progress, State
+from dpfp_ray.training.machine import use_threads
 from dpfp_ray.training.run import Prepared, build_model, default_device, result_record, run
-from dpfp_ray.training.threads import use_threads
 
 # How often a trial is restarted when its process or node dies; its own errors are not retried.
 RETRIES = 5
-# Saving takes at most one part in so many of a trial's time, however slow the storage.
-SAVE_SHARE = 20
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Sweep:
     gpus_per_worker: float = 0.0
     workers: int = 1
     save_every_seconds: float = 30.0
-    seed_known: bool = False  # whoever knows the seed knows the noise; results say so
+    seed_known: bool = False  # with the seed one knows the noise; results say so
 
 
 Shared = dict[tuple[object, ...], "ray.ObjectRef[SharedInputs]"]
@@ -52,7 +51,7 @@ def run_trial(config: dict[str, Any], sweep: Sweep, shared: Shared) -> None:
     that dies is Ray's to restart, and continues from what it saved."""
     trial = Trial.from_config(config["trial"])
     known = settled_record(trial, sweep)
-    if known is not None:  # the process died after its last word, before Ray heard it
+    if known is not None:  # the process died after its last record, before Ray heard of it
         ray.tune.report(trial_metrics(known))
         return
     facts = start_facts(trial, sweep)
@@ -69,7 +68,8 @@ def run_trial(config: dict[str, Any], sweep: Sweep, shared: Shared) -> None:
     except (ray.exceptions.RayError, OSError):
         raise  # a lost node or store: worth another try
     except Exception as error:
-        ray.tune.report(trial_metrics(record_failure(trial, sweep, facts, error)))
+        record = settle(sweep.storage, trial, "failed", error_reason(error), facts)
+        ray.tune.report(trial_metrics(record))
 
 
 def run_worker(
@@ -87,7 +87,7 @@ def run_worker(
     seed, device = trial.seed(sweep.seed), device or default_device()
     states = SweepState(sweep.storage)
     state = states.load_trial(trial.id, seed)
-    facts = {**facts, **whereabouts()}
+    facts = {**facts, **node_and_process()}
     if state is not None:
         facts["resumed_at_step"] = state["progress"]["step"]
     model = build_model(prepared, seed, device)
@@ -96,16 +96,14 @@ def run_worker(
         progress = Progress(**state["progress"])
         return result_record(prepared, progress, model, device, seed_known=sweep.seed_known)
 
+    gauges = TrialGauges(trial, sweep.name)
+
+    def save(state: State) -> None:
+        states.save_trial(trial.id, state, seed)
+        gauges.save(state)
+
     first = comm is None or comm.rank == 0
-    reporter = listener(
-        sweep,
-        facts,
-        TrialGauges(trial, sweep.name),
-        trial.plan.steps,
-        describe,
-        lambda s: states.save_trial(trial.id, s, seed),
-        first,
-    )
+    reporter = listener(sweep, facts, gauges, trial.plan.steps, describe, save, first)
     record, _ = run(
         prepared,
         reporter,
@@ -144,22 +142,16 @@ class RayReporter(ABC):
         self.gauges = gauges
         self.steps = steps
         self.describe = describe
-        self.save = save
-        self.save_every = sweep.save_every_seconds
-        self.began = self.saved_at = time.monotonic()
+        self.saver = Saver(save, sweep.save_every_seconds)
+        self.began = time.monotonic()
 
     @abstractmethod
     def send(self, record: dict[str, Any] | None) -> None:
         """Report to Ray; only the first worker has something to say."""
 
     def step(self, done: int, loss: Callable[[], float], checkpoint: Callable[[], State]) -> None:
-        now = time.monotonic()
-        if self.first and now - self.saved_at > self.save_every:
-            state = checkpoint()
-            self.save(state)
-            self.gauges.save(state)
-            self.saved_at = time.monotonic()
-            self.save_every = max(self.save_every, SAVE_SHARE * (self.saved_at - now))
+        if self.first:
+            self.saver.save_if_due(checkpoint)
 
     def epoch(self, record: dict[str, Any], checkpoint: Callable[[], State]) -> None:
         if record["step"] < self.steps:  # the finished record follows the last epoch at once
@@ -197,15 +189,15 @@ def start_facts(trial: Trial, sweep: Sweep) -> dict[str, Any]:
         "sweep": sweep.name,
         "group": trial.group,
         "seed_index": trial.seed_index,
-        **whereabouts(),
+        **node_and_process(),
         "started_at": before.get("started_at", time.time()),
         "seconds": before.get("seconds", 0.0),
         "error": None,
     }
 
 
-def whereabouts() -> dict[str, Any]:
-    """Node and process; Ray's log files are named after the latter."""
+def node_and_process() -> dict[str, Any]:
+    """Where a trial runs; Ray's log files are named after the process."""
     node = ray.get_runtime_context().get_node_id()
     return {"node": f"{ray.util.get_node_ip_address()}/{node[:8]}", "pid": os.getpid()}
 
@@ -232,22 +224,3 @@ def trial_metrics(record: dict[str, Any]) -> dict[str, Any]:
         "examples_per_second": record["cost"]["examples_per_second"],
         "train_seconds": last["train_seconds"],
     }
-
-
-def record_failure(
-    trial: Trial, sweep: Sweep, facts: dict[str, Any], error: Exception
-) -> dict[str, Any]:
-    """Why a trial has no result; the epochs it did before, and what they spent, stay on record."""
-    store = Store(sweep.storage)
-    known = store.get(trial.id) or {
-        "plan": trial.plan.to_dict(),
-        "plan_hash": trial.plan.hash,
-        "finished": False,
-    }
-    text = " ".join(str(error).split())[:500]
-    kind = type(error).__name__
-    reason = text if kind == "UserError" else f"{kind}: {text}" if text else kind
-    record = {**known, "trial": {**facts, "status": "failed", "error": reason}}
-    store.put(record)
-    SweepState(sweep.storage).drop_trial(trial.id)
-    return record

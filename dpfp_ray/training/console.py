@@ -21,10 +21,9 @@ from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.spending import Ledger
 from dpfp_ray.privacy.statement import verdict
+from dpfp_ray.training.checkpoints import Saver, save_state
 from dpfp_ray.training.loop import State
-from dpfp_ray.training.run import save_state
 
-SAVE_EVERY_SECONDS = 60.0
 REFRESH_SECONDS = 0.5
 
 
@@ -47,12 +46,12 @@ class ConsoleReporter:
         self.plan = plan
         self.ledger = Ledger(plan, noise_multiplier)
         self.epsilon_name = "nominal ε" if verdict(plan) == "nominal" else "ε"
-        self.folder = folder
-        self.seed = seed
-        self.seed_known = seed_known
+        self.saver: Saver | None = None
+        if folder is not None:
+            self.saver = Saver(lambda state: save_state(folder, state, seed, seed_known))
         self.accuracy: float | None = None
         self.stop_requested = False
-        self.saved_at = self.shown_at = time.monotonic()
+        self.shown_at = time.monotonic()
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -93,18 +92,16 @@ class ConsoleReporter:
         if now - self.shown_at > REFRESH_SECONDS and not self.bar.disable:
             self.shown_at = now
             self.bar.update(self.task, completed=done, facts=self._facts(done, loss()))
-        if self.folder and (self.stop_requested or now - self.saved_at > SAVE_EVERY_SECONDS):
-            save_state(self.folder, checkpoint(), self.seed, self.seed_known)
-            self.saved_at = time.monotonic()
+        if self.saver and (self.stop_requested or self.saver.due):
+            self.saver.save_now(checkpoint)
         if self.stop_requested and done < self.plan.steps:
             raise Interrupted
 
     def epoch(self, record: dict[str, Any], checkpoint: Callable[[], State]) -> None:
         scores = {name: score["accuracy"] for name, score in record["dev"].items()}
         self.accuracy = next(iter(scores.values()))
-        if self.folder and record["step"] < self.plan.steps:
-            save_state(self.folder, checkpoint(), self.seed, self.seed_known)
-            self.saved_at = time.monotonic()
+        if self.saver and record["step"] < self.plan.steps:
+            self.saver.save_now(checkpoint)
         spent = record["epsilon"].get(self.plan.accountant)
         shown = "  ".join(f"{name} accuracy {value:.4f}" for name, value in scores.items())
         # Modes of one release have no loss: it would be a second look at private rows.

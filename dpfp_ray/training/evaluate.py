@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from dpfp_ray.data import Table
-from dpfp_ray.data.batches import PART_COST, cut
+from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.training.comm import Comm, share
 
@@ -26,7 +26,7 @@ def evaluate(
     totals = torch.zeros(2, dtype=torch.float64, device=device)
     was_training = model.training
     model.eval()
-    for part in cut(table.lengths[rows], EVAL_ROWS, PART_COST[device.type]):
+    for part in split_rows(table.lengths[rows], EVAL_ROWS, PART_COST[device.type]):
         batch = {name: tensor.to(device) for name, tensor in table.collate(rows[part]).items()}
         labels = torch.from_numpy(np.asarray(table.labels[rows[part]])).to(device)
         with torch.autocast(device.type, torch.bfloat16, precision == "bf16"):

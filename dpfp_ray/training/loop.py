@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpfp_ray.data import Table
-from dpfp_ray.data.batches import PART_COST, cut
+from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.methods.parts.base import Method, Rows, make_method
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.plan.errors import UserError
@@ -117,7 +117,7 @@ def train(
         optimizer.zero_grad(set_to_none=True)
         step_loss = torch.zeros((), dtype=torch.float64, device=device)
         for number, part in enumerate(
-            cut(lengths[records[mine]], method.max_rows, PART_COST[device.type])
+            split_rows(lengths[records[mine]], method.max_rows, PART_COST[device.type])
         ):
             if plan.dropout:
                 torch.manual_seed(keyed_integer(seed, f"dropout {comm.rank} {number}", step))

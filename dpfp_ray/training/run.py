@@ -2,10 +2,9 @@
 
 DIR/result.json      the result: public facts and measurements, no secrets
 DIR/weights.safetensors   the trained weights (with their plan), if asked for
-DIR/resume.pt        only while unfinished: weights, optimizer and the *secret seed*
+DIR/resume.pt        only while unfinished, see `checkpoints.py`
 """
 
-import os
 import platform
 import warnings
 from collections.abc import Callable
@@ -30,12 +29,13 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.sampling import fresh_seed, keyed_integer
 from dpfp_ray.privacy.statement import statement, verdict
-from dpfp_ray.training import memory, one_release
+from dpfp_ray.training import machine, one_release
+from dpfp_ray.training.checkpoints import forget_state, refuse_changed_files
 from dpfp_ray.training.comm import Comm, SoloComm
 from dpfp_ray.training.loop import Data, Progress, Reporter, State, train
 
 SCHEMA = 1
-RESULT, RESUME, WEIGHTS = "result.json", "resume.pt", "weights.safetensors"
+RESULT, WEIGHTS = "result.json", "weights.safetensors"
 
 
 @dataclass
@@ -157,7 +157,7 @@ def run(
         # The noise that the first steps really had, should calibration come out otherwise by now.
         prepared = replace(prepared, noise_multiplier=state["noise_multiplier"])
     device = device or default_device()
-    memory.reset_peak(device)
+    machine.reset_peak_memory(device)
     model = model or build_model(prepared, seed, device)
     comm = comm or SoloComm()
     described = (plan, prepared.noise_multiplier, model, prepared.data)
@@ -211,7 +211,7 @@ def result_record(
             "train_seconds": progress.train_seconds,
             "eval_seconds": progress.eval_seconds,
             "examples_per_second": progress.rows / max(progress.train_seconds, 1e-9),
-            "peak_memory_bytes": memory.peak(device),
+            "peak_memory_bytes": machine.peak_memory(device),
             "parameters": count_parameters(model),
             "trainable_parameters": count_parameters(model, trainable_only=True),
         },
@@ -264,22 +264,6 @@ def discard(folder: Path) -> None:
     forget_state(folder)
 
 
-def refuse_changed_files(plan: Plan, written: Path) -> None:
-    """A plan names its files, not what is in them: what was `written` before they last changed is
-    of other data.
-
-    Times are compared and no hash is kept: a hash of private records in a result would be a release
-    of its own.
-    """
-    data = Path(plan.data_dir).glob("*") if plan.data_dir else ()
-    for path in (plan.train_file, plan.dev_file, *data):
-        if path and Path(path).is_file() and os.path.getmtime(path) > os.path.getmtime(written):
-            raise UserError(
-                f"{path} has changed since {written} was written; use another --output, or "
-                "--overwrite"
-            )
-
-
 def finished_result(folder: Path, plan: Plan, *, with_audit: bool = False) -> dict[str, Any] | None:
     """The result in `folder` if this very plan was finished there, on data as they are now."""
     if not (folder / RESULT).exists():
@@ -295,45 +279,6 @@ def finished_result(folder: Path, plan: Plan, *, with_audit: bool = False) -> di
     refuse_changed_files(plan, folder / RESULT)
     forget_state(folder)  # still there if the run was killed right after its result
     return dict(found)
-
-
-def save_state(folder: Path, state: State, seed: int, seed_known: bool = False) -> None:
-    """Written in one rename, so that a kill at any moment leaves a whole file; owner-only.
-
-    That the seed was given is kept too: the statement at the end must say so, however the run was
-    resumed.
-    """
-    scratch = folder / f"{RESUME}.{os.getpid()}"
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        torch.save({**state, "seed": seed, "seed_known": seed_known}, file)
-    os.replace(scratch, folder / RESUME)
-
-
-def forget_state(folder: Path) -> None:
-    """The seed goes with it, also from the scratch file of a save that was killed."""
-    for path in folder.glob(f"{RESUME}*"):
-        path.unlink(missing_ok=True)
-
-
-def load_state(folder: Path, plan: Plan) -> State | None:
-    """The unfinished run in `folder`, if there is one; refuses another plan's."""
-    path = folder / RESUME
-    if not path.exists():
-        return None
-    try:
-        state: State = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged bytes make torch fail in many ways
-        raise UserError(
-            f"{path} is damaged ({type(error).__name__}); --overwrite starts again"
-        ) from None
-    if state["plan_hash"] != plan.hash:
-        raise UserError(
-            f"{folder} holds an unfinished run of another plan ({state['plan_hash']}, this is "
-            f"{plan.hash}); use another --output, or --overwrite"
-        )
-    refuse_changed_files(plan, path)
-    return state
 
 
 def write_result(

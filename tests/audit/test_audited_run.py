@@ -26,8 +26,9 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.accounting import gdp_epsilon
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.training import run
+from dpfp_ray.training.checkpoints import RESUME, save_state
 from dpfp_ray.training.loop import Data, State
-from dpfp_ray.training.run import Inputs, Prepared, save_state
+from dpfp_ray.training.run import Inputs, Prepared
 from tests.support.tiny_runs import Killed, tiny_split, tiny_world
 
 pytestmark = pytest.mark.slow
@@ -425,7 +426,7 @@ def test_a_killed_audit_continues_and_ends_the_same(
     expected = audit_in(unbroken, plan, SETTINGS, listen(), task=task, **seeds)
     with pytest.raises(Killed):
         audit_in(broken, plan, SETTINGS, listen(kill_after=20), task=task, **seeds)
-    assert not (broken / run.RESUME).exists()  # `dpfp train` in this folder must not find it
+    assert not (broken / RESUME).exists()  # `dpfp train` in this folder must not find it
     said: list[str] = []
     found = audit_in(broken, plan, SETTINGS, listen(), task=task, say=said.append)
     assert said == ["continuing after step 20 of 60"]

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from dpfp_ray.data.batches import cut
+from dpfp_ray.data.batches import split_rows
 
 
 def cost(lengths: np.ndarray, parts: list[np.ndarray], part_cost: int) -> int:
@@ -30,7 +30,7 @@ def cheapest(lengths: np.ndarray, max_rows: int, part_cost: int) -> int:
 @pytest.mark.parametrize("rows", [1, 2, 63, 64, 65, 300])
 def test_every_row_is_in_one_part_within_the_limit(rows: int, max_rows: int) -> None:
     lengths = np.random.default_rng(rows).integers(3, 60, rows)
-    parts = cut(lengths, max_rows)
+    parts = split_rows(lengths, max_rows)
     assert sorted(np.concatenate(parts).tolist()) == list(range(rows))
     assert max(len(part) for part in parts) <= max_rows
 
@@ -40,40 +40,40 @@ def test_no_cut_is_cheaper(seed: int) -> None:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, int(rng.integers(3, 14)), int(rng.integers(1, 11)))
     max_rows, part_cost = int(rng.integers(1, 8)), int(rng.integers(0, 25))
-    parts = cut(lengths, max_rows, part_cost)
+    parts = split_rows(lengths, max_rows, part_cost)
     assert cost(lengths, parts, part_cost) == cheapest(lengths, max_rows, part_cost)
 
 
 def test_a_full_part_may_start_at_any_change_of_length() -> None:
     """Cuts only at changes and at multiples of the limit need four parts here."""
     lengths = np.array([1, 10, 10, 10, 10, 10, 10, 11, 11])
-    assert cost(lengths, cut(lengths, 4, 5), 5) == 1 + 40 + 44 + 3 * 5
+    assert cost(lengths, split_rows(lengths, 4, 5), 5) == 1 + 40 + 44 + 3 * 5
 
 
 def test_rows_of_one_length_are_cut_only_for_the_limit() -> None:
     lengths = np.full(10, 12)
-    assert [len(part) for part in cut(lengths, 100)] == [10]
-    assert len(cut(lengths, 4)) == 3
+    assert [len(part) for part in split_rows(lengths, 100)] == [10]
+    assert len(split_rows(lengths, 4)) == 3
 
 
 def test_a_free_part_for_every_length() -> None:
-    parts = cut(np.array([5, 3, 5, 4, 3]), 100, part_cost=0)
+    parts = split_rows(np.array([5, 3, 5, 4, 3]), 100, part_cost=0)
     assert [sorted(part.tolist()) for part in parts] == [[1, 4], [3], [0, 2]]
 
 
 def test_a_costly_part_keeps_all_rows_together() -> None:
-    assert len(cut(np.array([3, 50, 7, 128]), 100, part_cost=10**6)) == 1
+    assert len(split_rows(np.array([3, 50, 7, 128]), 100, part_cost=10**6)) == 1
 
 
 def test_no_rows_make_no_part() -> None:
-    assert cut(np.array([], dtype=np.int64), 8) == []
+    assert split_rows(np.array([], dtype=np.int64), 8) == []
 
 
 def test_one_row_makes_one_part() -> None:
-    assert [part.tolist() for part in cut(np.array([9]), 8)] == [[0]]
+    assert [part.tolist() for part in split_rows(np.array([9]), 8)] == [[0]]
 
 
 def test_the_cut_is_a_function_of_the_lengths() -> None:
     lengths = np.random.default_rng(1).integers(3, 9, 40)
-    once, again = cut(lengths, 16), cut(lengths, 16)
+    once, again = split_rows(lengths, 16), split_rows(lengths, 16)
     assert [part.tolist() for part in once] == [part.tolist() for part in again]

@@ -1,4 +1,4 @@
-"""JSON that every reader accepts, in files that are whole or absent."""
+"""Files and folders that are whole or absent, and JSON that every reader accepts."""
 
 import json
 import math
@@ -8,7 +8,16 @@ from typing import Any, NoReturn
 
 import pytest
 
-from dpfp_ray.data.whole_files import read_json, to_json, write_json
+from dpfp_ray.data.whole_files import (
+    PRIVATE,
+    delete_secret,
+    read_json,
+    to_json,
+    whole_file,
+    whole_folder,
+    write_json,
+    write_text,
+)
 from dpfp_ray.plan.errors import UserError
 
 
@@ -86,3 +95,69 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot read .*gone\.json: No such file"):
         read_json(tmp_path / "gone.json")
+
+
+def test_a_text_is_written_as_utf_8(tmp_path: Path) -> None:
+    write_text(tmp_path / "file", "ε = 3\n")
+    assert (tmp_path / "file").read_bytes() == "ε = 3\n".encode()
+
+
+def test_a_private_file_is_the_owners_only_from_its_first_byte(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_text(path, "old")
+    with whole_file(path, PRIVATE) as file:
+        assert os.fstat(file.fileno()).st_mode & 0o777 == 0o600
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_public_file_follows_the_umask(tmp_path: Path) -> None:
+    write_text(tmp_path / "ours", "")
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_block_that_raises_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    write_text(tmp_path / "file", "old")
+    with pytest.raises(ZeroDivisionError), whole_file(tmp_path / "file") as file:
+        file.write(b"half" * (1 // 0))
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "old"}
+
+
+def test_a_secret_goes_with_what_killed_writes_left_of_it(tmp_path: Path) -> None:
+    names = ("seed", "seed.123", ".seed", ".seed.ab12", "seedling", "other")
+    for name in names:
+        (tmp_path / name).touch()
+    delete_secret(tmp_path / "seed")
+    assert {path.name for path in tmp_path.iterdir()} == {"seedling", "other"}
+
+
+def test_a_secret_that_is_not_there_is_no_error(tmp_path: Path) -> None:
+    delete_secret(tmp_path / "no folder" / "seed")
+
+
+def test_a_folder_appears_when_its_block_ends(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder"
+    with whole_folder(path) as built:
+        (built / "file").write_text("x")
+        (built.parent / "needed on the way").touch()
+        assert not path.exists()
+    assert [found.name for found in path.iterdir()] == ["file"]
+    assert [found.name for found in path.parent.iterdir()] == ["folder"]
+
+
+def test_a_block_that_raises_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), whole_folder(tmp_path / "folder") as built:
+        (built / "file").write_text("half" * (1 // 0))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("good", "left"), [(True, "theirs"), (False, "ours")])
+def test_the_folder_of_a_faster_process_stays_if_it_is_good(
+    tmp_path: Path, good: bool, left: str
+) -> None:
+    path = tmp_path / "folder"
+    with whole_folder(path, keep=lambda _: good) as built:
+        (built / "ours").touch()
+        path.mkdir()
+        (path / "theirs").touch()
+    assert [found.name for found in path.iterdir()] == [left]

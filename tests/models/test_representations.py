@@ -90,7 +90,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
     def full(*_: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(representations, "_store", full)
+    monkeypatch.setattr(representations, "whole_file", full)
     with pytest.warns(UserWarning, match="not cached"):
         assert represent(tokens(model), model, "mean").h.shape == (30, 32)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.audits import SavingReporter, audit_folder, audit_trials, with_verdicts
+from dpfp_ray.sweeps.audits import SilentReporter, audit_folder, audit_trials, with_verdicts
 from dpfp_ray.sweeps.compare import summarise
 from dpfp_ray.sweeps.runner import RayOptions
 from tests.support.ray_runs import trial
@@ -46,9 +46,9 @@ def test_a_remote_store_gets_a_folder_on_the_node() -> None:
 
 
 def test_states_are_saved_now_and_then(tmp_path: Path) -> None:
-    reporter = SavingReporter(tmp_path, seed=1, every_seconds=1e6)
+    reporter = SilentReporter(tmp_path, seed=1)
     reporter.step(1, None, lambda: {})
     assert not list(tmp_path.iterdir())
-    reporter.every_seconds = 0.0
+    reporter.saver.every_seconds = 0.0
     reporter.step(2, None, lambda: {"progress": {}})
     assert [path.name for path in tmp_path.iterdir()] == ["resume.pt"]

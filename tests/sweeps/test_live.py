@@ -10,9 +10,8 @@ from rich.console import Console
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps import live
-from dpfp_ray.sweeps.live import LiveTable, clock, settle
+from dpfp_ray.sweeps.live import LiveTable, clock
 from dpfp_ray.sweeps.trial import Trial
-from tests.support.result_records import make_record
 
 
 class TuneTrial:
@@ -83,29 +82,6 @@ def test_table_shows_running_trials_and_the_best(tmp_path: Path) -> None:
     lines = [line for line in text.splitlines() if "│" in line]
     assert ["running" in lines[0], "starts" in lines[1], "0.7500" in lines[2]] == [True] * 3
     assert len(lines) == 4, "pending trials are only counted"
-
-
-def test_a_stopped_trial_keeps_its_record(tmp_path: Path) -> None:
-    trial = TuneTrial(1e-3)
-    store = Store(tmp_path)
-    record = make_record(trial.ours.id, accuracy=0.7)
-    record["trial"]["status"] = "running"
-    store.put(record)
-    settle(str(tmp_path), trial, "stopped", "why")
-    kept = store.get(trial.ours.id)
-    assert kept is not None
-    assert kept["trial"] == {**record["trial"], "status": "stopped", "error": "why"}
-    assert kept["history"] == record["history"]
-
-
-def test_a_finished_record_is_not_touched(tmp_path: Path) -> None:
-    trial = TuneTrial(1e-3)
-    store = Store(tmp_path)
-    store.put(make_record(trial.ours.id))
-    settle(str(tmp_path), trial, "stopped", "why")
-    kept = store.get(trial.ours.id)
-    assert kept is not None
-    assert kept["trial"]["status"] == "finished"
 
 
 def test_a_trial_given_up_has_a_record(tmp_path: Path, output: io.StringIO) -> None:

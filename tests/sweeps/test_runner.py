@@ -16,8 +16,8 @@ from dpfp_ray.sweeps.runner import (
     RayOptions,
     Runner,
     check_deadlock,
+    ignoring_ctrl_c,
     stopped_by_sigterm,
-    undisturbed,
     unfinished,
 )
 from dpfp_ray.sweeps.sweep import InputsOnce
@@ -162,7 +162,7 @@ def test_nested_scheduler_without_dashboard_is_refused(ray_session: None) -> Non
 def test_a_polite_kill_is_like_ctrl_c() -> None:
     with pytest.raises(KeyboardInterrupt), stopped_by_sigterm():
         os.kill(os.getpid(), signal.SIGTERM)
-    with undisturbed():
+    with ignoring_ctrl_c():
         os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

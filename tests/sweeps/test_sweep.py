@@ -9,7 +9,13 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.runner import RayOptions, Runner
 from dpfp_ray.sweeps.spaces import read_search_space
-from dpfp_ray.sweeps.sweep import FOREVER, InputsOnce, input_variants, make_scheduler, plan_trials
+from dpfp_ray.sweeps.sweep import (
+    NO_EPOCH_LIMIT,
+    InputsOnce,
+    input_variants,
+    make_scheduler,
+    plan_trials,
+)
 from tests.support.ray_runs import records, sweep_here, write_space
 from tests.support.result_records import make_record
 
@@ -109,7 +115,7 @@ def test_asha_remembers_what_finished_before(tiny_task: dict[str, Any], tmp_path
     for number, accuracy in enumerate((0.9, 0.8, 0.85, 0.95)):
         store.put(make_record(f"t-{number}", accuracy=accuracy))
     scheduler: Any = make_scheduler(space, str(tmp_path / "runs"))
-    assert scheduler._max_t == FOREVER
+    assert scheduler._max_t == NO_EPOCH_LIMIT
     (bracket,) = scheduler._brackets
     assert len(bracket._rungs[-1][1]) == 4
 

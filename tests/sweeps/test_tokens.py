@@ -56,7 +56,7 @@ def test_a_missing_token_file_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_only_the_right_header_opens(header: str | None, good: bool) -> None:
-    assert tokens.opens(header, tokens.digest(TOKEN)) is good
+    assert tokens.is_authorised(header, tokens.digest(TOKEN)) is good
 
 
 def test_a_session_ends_and_cannot_be_lengthened() -> None:

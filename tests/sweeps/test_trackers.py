@@ -145,7 +145,7 @@ def test_tensorboard_needs_a_folder() -> None:
 def test_a_tracker_that_breaks_down_is_a_warning(tmp_path: Path) -> None:
     tracker = make_tracker("tensorboard", "sweep", str(tmp_path))
     (tmp_path / "tensorboard").write_text("a file where the folder should be")
-    with pytest.warns(UserWarning, match="tracker tensorboard missed something"):
+    with pytest.warns(UserWarning, match="tracker tensorboard missed an event"):
         one_trial(tracker)
 
 

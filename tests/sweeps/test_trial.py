@@ -1,10 +1,15 @@
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.results.store import Store
+from dpfp_ray.sweeps.state import SweepState
+from dpfp_ray.sweeps.trial import Trial, error_reason, settle
+from tests.support.result_records import make_record
 
 
 def make(**changes: Any) -> Trial:
@@ -49,3 +54,52 @@ def test_trials_on_one_release_share_a_seed_so_that_tuning_is_free() -> None:
     assert one.seed(1) == other.seed(1)
     assert Trial(one.plan, 0.5, group="tune").seed(1) == one.seed(1)
     assert Trial(one.plan, 0.5, seed_index=1).seed(1) != one.seed(1)
+
+
+def test_a_settled_trial_keeps_what_it_recorded_before(tmp_path: Path) -> None:
+    trial = make()
+    record = make_record(trial.id, accuracy=0.7)
+    record["trial"]["status"] = "running"
+    Store(tmp_path).put(record)
+    settle(str(tmp_path), trial, "stopped", "why", {"pid": 7})
+    kept = Store(tmp_path).get(trial.id)
+    assert kept is not None
+    assert kept["trial"] == {**record["trial"], "pid": 7, "status": "stopped", "error": "why"}
+    assert kept["history"] == record["history"]
+
+
+def test_a_trial_that_recorded_nothing_is_settled_with_its_plan(tmp_path: Path) -> None:
+    trial = make()
+    assert settle(str(tmp_path), trial, "failed", "why") == Store(tmp_path).get(trial.id)
+    kept = Store(tmp_path).get(trial.id)
+    assert kept is not None
+    assert kept["plan"] == trial.plan.to_dict()
+    assert kept["trial"]["status"] == "failed"
+
+
+def test_a_record_that_is_settled_already_is_not_touched(tmp_path: Path) -> None:
+    trial = make()
+    Store(tmp_path).put(make_record(trial.id))
+    assert settle(str(tmp_path), trial, "stopped", "why")["trial"]["status"] == "finished"
+    kept = Store(tmp_path).get(trial.id)
+    assert kept is not None
+    assert kept["trial"]["status"] == "finished"
+
+
+def test_a_settled_trial_has_no_saved_state(tmp_path: Path) -> None:
+    trial, states = make(), SweepState(str(tmp_path))
+    states.save_trial(trial.id, {"progress": {"step": 3}}, seed=1)
+    settle(str(tmp_path), trial, "failed", "why")
+    assert states.load_trial(trial.id, seed=1) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (UserError("give a\n number"), "give a number"),
+        (IndexError("out of range"), "IndexError: out of range"),
+        (MemoryError(), "MemoryError"),
+    ],
+)
+def test_the_reason_is_one_line(error: Exception, reason: str) -> None:
+    assert error_reason(error) == reason

@@ -20,6 +20,7 @@ from dpfp_ray.cli.main import main
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.spending import Ledger
 from dpfp_ray.training import run
+from dpfp_ray.training.checkpoints import RESUME, load_state, save_state
 from tests.support.tiny_runs import Killed, Listener, tiny_world, write_csv
 
 SEED = 311_700_000_000_000_000_000_000_000_000_000_000_113  # 128 bits
@@ -122,7 +123,7 @@ def test_a_killed_process_ends_with_the_same_weights(
     world: Path, unbroken: Path, tmp_path: Path
 ) -> None:
     process = start(long_run(world, tmp_path))
-    wait_for(tmp_path / run.RESUME, process)
+    wait_for(tmp_path / RESUME, process)
     delay = random.uniform(0, 0.5)
     time.sleep(delay)
     process.kill()
@@ -140,14 +141,14 @@ def test_an_interrupted_process_saves_itself_and_goes_on_without_its_seed_given(
     world: Path, unbroken: Path, tmp_path: Path
 ) -> None:
     process = start(long_run(world, tmp_path))
-    wait_for(tmp_path / run.RESUME, process)
+    wait_for(tmp_path / RESUME, process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=5 * MINUTE)
     assert process.returncode == 130
     assert out == ""
     assert "stopped; saved in" in err
-    assert stat.S_IMODE((tmp_path / run.RESUME).stat().st_mode) == 0o600
-    state = torch.load(tmp_path / run.RESUME, weights_only=True)
+    assert stat.S_IMODE((tmp_path / RESUME).stat().st_mode) == 0o600
+    state = torch.load(tmp_path / RESUME, weights_only=True)
     assert 45 <= state["progress"]["step"] < 270
     assert state["seed"] == SEED
 
@@ -351,7 +352,7 @@ def unfinished(prepared: run.Prepared, tmp_path: Path) -> Path:
     victim = Listener(7)
     with pytest.raises(Killed):
         run.run(prepared, victim, seed=SEED)
-    run.save_state(tmp_path, victim.state(), SEED)
+    save_state(tmp_path, victim.state(), SEED)
     return tmp_path
 
 
@@ -360,7 +361,7 @@ def test_an_unfinished_run_of_another_plan_is_refused(
 ) -> None:
     assert main(arguments(world, unfinished, epochs=3)) == 2
     assert "unfinished run of another plan" in capsys.readouterr().err
-    assert (unfinished / run.RESUME).exists()
+    assert (unfinished / RESUME).exists()
 
 
 def test_an_unfinished_run_with_another_seed_is_refused(
@@ -375,8 +376,8 @@ def test_an_unfinished_run_with_another_seed_is_refused(
 def test_a_damaged_resume_file_is_named(
     world: Path, unfinished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content = (unfinished / run.RESUME).read_bytes()
-    (unfinished / run.RESUME).write_bytes(content[: len(content) // 2])
+    content = (unfinished / RESUME).read_bytes()
+    (unfinished / RESUME).write_bytes(content[: len(content) // 2])
     assert main(arguments(world, unfinished)) == 2
     assert "resume.pt is damaged" in capsys.readouterr().err
 
@@ -384,7 +385,8 @@ def test_a_damaged_resume_file_is_named(
 def test_the_end_removes_the_scratch_file_of_a_killed_save(
     world: Path, unfinished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (unfinished / f"{run.RESUME}.12345").write_text(str(SEED))
+    (unfinished / f"{RESUME}.12345").write_text(str(SEED))  # as version 0.1 named it
+    (unfinished / f".{RESUME}.ab12").write_text(str(SEED))
     do(arguments(world, unfinished), capsys)
     assert sorted(path.name for path in unfinished.iterdir()) == [run.RESULT, run.WEIGHTS]
 
@@ -392,11 +394,11 @@ def test_the_end_removes_the_scratch_file_of_a_killed_save(
 def test_a_run_killed_right_after_its_result_forgets_its_seed_next_time(
     world: Path, unfinished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    state = (unfinished / run.RESUME).read_bytes()
+    state = (unfinished / RESUME).read_bytes()
     do(arguments(world, unfinished), capsys)
-    (unfinished / run.RESUME).write_bytes(state)
+    (unfinished / RESUME).write_bytes(state)
     do(arguments(world, unfinished), capsys)
-    assert not (unfinished / run.RESUME).exists()
+    assert not (unfinished / RESUME).exists()
 
 
 def test_a_failed_save_keeps_the_previous_one(
@@ -406,9 +408,9 @@ def test_a_failed_save_keeps_the_previous_one(
         raise OSError("No space left on device")
 
     monkeypatch.setattr(torch, "save", full_disk)
-    with pytest.raises(OSError, match="No space"):
-        run.save_state(unfinished, {}, SEED)
-    state = run.load_state(unfinished, prepared.plan)
+    with pytest.raises(UserError, match=r"cannot write .*resume\.pt: No space"):
+        save_state(unfinished, {}, SEED)
+    state = load_state(unfinished, prepared.plan)
     assert state is not None
     assert state["progress"]["step"] == 7
 
@@ -417,7 +419,7 @@ def test_a_resumed_run_keeps_the_noise_it_began_with(
     unfinished: Path, prepared: run.Prepared
 ) -> None:
     """Should calibration give another σ by now, ε is still that of the noise really added."""
-    state = run.load_state(unfinished, prepared.plan)
+    state = load_state(unfinished, prepared.plan)
     other = replace(prepared, noise_multiplier=2 * prepared.noise_multiplier)
     record, _ = run.run(other, Listener(), seed=SEED, state=state)
     assert record["privacy"]["noise_multiplier"] == prepared.noise_multiplier

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpfp_ray.training import memory
+from dpfp_ray.training import machine
 
 pytestmark = pytest.mark.slow
 
@@ -22,41 +22,41 @@ def allocate(megabytes: int) -> None:
 
 
 def test_the_peak_counts_what_was_freed_again() -> None:
-    before = memory.peak(CPU)
+    before = machine.peak_memory(CPU)
     allocate(200 + before // MEGABYTE)
-    assert memory.peak(CPU) - before > 100 * MEGABYTE
+    assert machine.peak_memory(CPU) - before > 100 * MEGABYTE
 
 
 @linux
 def test_a_reset_forgets_the_peak() -> None:
-    memory.reset_peak(CPU)
-    calm = memory.peak(CPU)
+    machine.reset_peak_memory(CPU)
+    calm = machine.peak_memory(CPU)
     allocate(300)
-    high = memory.peak(CPU)
-    memory.reset_peak(CPU)
+    high = machine.peak_memory(CPU)
+    machine.reset_peak_memory(CPU)
     assert high - calm > 250 * MEGABYTE
-    assert memory.peak(CPU) < high - 200 * MEGABYTE
+    assert machine.peak_memory(CPU) < high - 200 * MEGABYTE
 
 
 @linux
 def test_a_reset_gives_back_what_small_tensors_have_used() -> None:
-    memory.reset_peak(CPU)
-    calm = memory.peak(CPU)
+    machine.reset_peak_memory(CPU)
+    calm = machine.peak_memory(CPU)
     many = [torch.ones(1000) for _ in range(50_000)]  # 200 MB, too small to be mapped one by one
     del many
-    memory.reset_peak(CPU)
-    assert memory.peak(CPU) < calm + 50 * MEGABYTE
+    machine.reset_peak_memory(CPU)
+    assert machine.peak_memory(CPU) < calm + 50 * MEGABYTE
 
 
 def test_the_fallback_is_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = memory.peak(CPU)
+    exact = machine.peak_memory(CPU)
 
     def no_proc(*_: object) -> str:
         raise FileNotFoundError
 
     monkeypatch.setattr(Path, "read_text", no_proc)
-    assert sys.platform == "darwin" or memory.peak(CPU) >= 0.5 * exact
-    assert memory.peak(CPU) < 2**40
+    assert sys.platform == "darwin" or machine.peak_memory(CPU) >= 0.5 * exact
+    assert machine.peak_memory(CPU) < 2**40
 
 
 def test_a_system_without_the_reset_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,5 +64,5 @@ def test_a_system_without_the_reset_is_no_error(monkeypatch: pytest.MonkeyPatch)
         raise PermissionError
 
     monkeypatch.setattr(Path, "write_text", refused)
-    memory.reset_peak(CPU)
-    assert memory.peak(CPU) > 0
+    machine.reset_peak_memory(CPU)
+    assert machine.peak_memory(CPU) > 0

@@ -1,16 +1,34 @@
-"""Peak memory of one run, also when several runs share a process."""
+"""What a run takes of its machine: CPU threads, and peak memory even if runs share a process."""
 
 import contextlib
 import ctypes
 import gc
+import os
 import resource
 import sys
 from pathlib import Path
 
 import torch
 
+from dpfp_ray.plan.errors import UserError
 
-def reset_peak(device: torch.device) -> None:
+
+def available_cores() -> int:
+    """The cores that this process may use, which a container may have fewer of than the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def use_threads(count: int | None) -> None:
+    """Let torch use `count` threads (default: one for each core this process may use).
+
+    Set on purpose: workers with more threads than cores run ten times slower.
+    """
+    if count is not None and count < 1:
+        raise UserError(f"threads is {count}; give a whole number of 1 or more")
+    torch.set_num_threads(count or available_cores())
+
+
+def reset_peak_memory(device: torch.device) -> None:
     """Forget the peak of what ran before, and give back what it has left behind."""
     gc.collect()
     if device.type == "cuda":
@@ -22,7 +40,7 @@ def reset_peak(device: torch.device) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # Linux: sets the high-water mark to now
 
 
-def peak(device: torch.device) -> int:
+def peak_memory(device: torch.device) -> int:
     """Bytes: allocated on the GPU, or resident in this process on a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
