@@ -11,14 +11,9 @@ run is shown as missing. The same records give the same report.
 """
 
 import argparse
-import shlex
 import sys
-import warnings
-from pathlib import Path
-from typing import Any
 
 from dpfp_ray.data.whole_files import to_json
-from dpfp_ray.plan.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,38 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(arguments: argparse.Namespace) -> int:
-    records = [record for place in arguments.locations for record in load(place)]
-    from dpfp_ray.report.page import make_report, write_report
+    from dpfp_ray import report
 
-    made = ["dpfp", "report", *arguments.locations, "--output", arguments.output]
-    report = make_report(distinct(records), shlex.join(made), arguments.title)
-    folder = Path(arguments.output).expanduser()
-    names = write_report(report, folder)
+    made = report(arguments.locations, output=arguments.output, title=arguments.title)
     if arguments.json:
-        print(to_json({"index": str(folder / "index.html"), "files": names}))
+        print(to_json({"index": str(made.index), "files": made.files}))
     else:
-        print(folder / "index.html")
-        print(report.headline, file=sys.stderr)
+        print(made.index)
+        print(made.headline, file=sys.stderr)
     return 0
-
-
-def load(location: str) -> list[dict[str, Any]]:
-    """The records at one place; a place without any is a mistake worth saying."""
-    from dpfp_ray.results.store import Store
-
-    store = Store(location)
-    if not store.exists():
-        raise UserError(f"there is no folder {store.name}; give the --output of a run or sweep")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        records = store.records()
-    for warning in caught:
-        print(f"dpfp: {warning.message}", file=sys.stderr)
-    if not records:
-        raise UserError(f"{store.name} holds no records; give the --output of a run or sweep")
-    return records
-
-
-def distinct(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each record once, should one folder lie within another."""
-    return list({to_json(record): record for record in records}.values())

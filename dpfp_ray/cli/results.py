@@ -25,13 +25,13 @@ accountant.
 import argparse
 import sys
 import textwrap
-import warnings
 from typing import Any
 
 from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results import query
 from dpfp_ray.results import store as results
+from dpfp_ray.results.load import load_rows
 
 SHOWN = (
     *("id", "status", "method", "mode", "task", "epsilon", "accuracy"),
@@ -90,7 +90,7 @@ def command(arguments: argparse.Namespace) -> int:
         where, sort = arguments.where, arguments.sort
         found, known, total = client.ask(arguments.address, token, where, sort, limit)
     else:
-        rows = load(arguments.location)
+        rows = load_rows(arguments.location)
         known = results.columns(rows)
         found = query.filter_rows(rows, arguments.where, known)
         found = query.sort_rows(found, arguments.sort, known)
@@ -110,21 +110,6 @@ def command(arguments: argparse.Namespace) -> int:
     elif len(found) < total:
         print(f"{len(found):,} of {total:,} trials", file=sys.stderr)
     return 0
-
-
-def load(location: str) -> list[results.Row]:
-    """The flat rows at `location`; a place without any is a mistake worth saying."""
-    store = results.Store(location)
-    if not store.exists():
-        raise UserError(f"there is no folder {store.name}; give the --output of a run or sweep")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        rows = store.rows()
-    for warning in caught:
-        print(f"dpfp: {warning.message}", file=sys.stderr)
-    if not rows:
-        raise UserError(f"{store.name} holds no records; give the --output of a run or sweep")
-    return rows
 
 
 def show(rows: list[results.Row], chosen: list[str] | None) -> None:

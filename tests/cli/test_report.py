@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpfp_ray.cli import report as verb
+from dpfp_ray.cli.main import main
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.store import Store
 from tests.support.samples import sample
@@ -76,5 +77,5 @@ def test_half_written_records_are_skipped_with_a_warning(
     folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (Path(folders[0]) / "records" / "half.json").write_text('{"plan": ')
-    assert run(folders[0], "--output", str(tmp_path / "out")) == 0
+    assert main(["report", folders[0], "--output", str(tmp_path / "out")]) == 0
     assert "half.json" in capsys.readouterr().err
