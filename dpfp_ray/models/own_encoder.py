@@ -6,7 +6,6 @@ weights again.
 
 import copy
 import hashlib
-import inspect
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Dropout, Module
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from dpfp_ray.data.batches import PART_COST, cut
 from dpfp_ray.data.tokens import TokenTable
@@ -29,14 +29,19 @@ _NEEDED = ("model_max_length", "num_special_tokens_to_add", "pad_token_id", "spe
 class Adapter(Module):
     """A hand-written module behind the interface of a transformers encoder."""
 
-    def __init__(self, inner: Module, pad_token_id: int | None) -> None:
+    def __init__(self, inner: Module, tokenizer: Any) -> None:
         super().__init__()
         self.inner = inner
-        self.config = SimpleNamespace(pad_token_id=pad_token_id)
+        self.config = SimpleNamespace(pad_token_id=tokenizer.pad_token_id)
+        self.vocabulary = len(tokenizer)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
         output = self.inner(input_ids=input_ids, attention_mask=attention_mask)
         return SimpleNamespace(last_hidden_state=output) if isinstance(output, Tensor) else output
+
+    def get_input_embeddings(self) -> Any:
+        """Which ids there are; wherever `inner` keeps its embedding, if it has one."""
+        return SimpleNamespace(num_embeddings=self.vocabulary)
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,6 @@ class OwnEncoder:
                 f"folder in the plan's model"
             )
         if type(self.tokenizer).__module__.split(".")[0] == "tokenizers":
-            from transformers import PreTrainedTokenizerFast
-
             wrapped = PreTrainedTokenizerFast(tokenizer_object=self.tokenizer)
             object.__setattr__(self, "tokenizer", wrapped)
         if not all(hasattr(self.tokenizer, name) for name in _NEEDED):
@@ -85,9 +88,8 @@ class OwnEncoder:
         for part in encoder.modules():
             if isinstance(part, Dropout):
                 part.p = dropout
-        takes = inspect.signature(encoder.forward).parameters
-        if not hasattr(encoder, "config") or "input_ids" not in takes:
-            encoder = Adapter(encoder, self.tokenizer.pad_token_id)
+        if not isinstance(encoder, PreTrainedModel):
+            encoder = Adapter(encoder, self.tokenizer)
         try:
             return Classifier(encoder, representation, classes, frozen=frozen, head_seed=head_seed)
         except Exception as error:  # whatever the caller's own code raises

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dpfp_ray.cli import results as verb
+from dpfp_ray.cli.main import main
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.store import COLUMNS, Store
 from tests.support.result_records import make_record
@@ -168,7 +169,7 @@ def test_broken_records_are_named_on_stderr(
     folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (Path(folder) / "records" / "half.json").write_text("{", encoding="utf-8")
-    assert run(folder, "--json") == 0
+    assert main(["results", folder, "--json"]) == 0
     out, err = capsys.readouterr()
     assert len(json.loads(out)) == 4
     assert err.count("\n") == 1
