@@ -1,3 +1,78 @@
-"""dpfp-ray: a Ray-distributed harness for differentially private fine-tuning."""
+"""dpfp-ray: a Ray-distributed harness for differentially private fine-tuning.
+
+    from dpfp_ray import Plan, calibrate, load_results, train
+
+    plan = Plan(task="demo", method="dpfp", mode="moments", epsilon=3)
+    calibrate(plan, records=9_568).sigma
+    run = train(plan, output="runs/one")
+    load_results("runs")
+
+Names are imported when they are first used, so that `import dpfp_ray` costs nothing.
+"""
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from dpfp_ray.audit.audit import audit as audit
+    from dpfp_ray.plan.errors import UserError as UserError
+    from dpfp_ray.plan.plan import Plan as Plan
+    from dpfp_ray.privacy.calibrate import calibrate as calibrate
+    from dpfp_ray.report.make import report as report
+    from dpfp_ray.results.load import load_results as load_results
+    from dpfp_ray.sweeps.explore import sweep as sweep
+    from dpfp_ray.sweeps.run_compare import compare as compare
+    from dpfp_ray.training.train import train as train
+
+_MODULES = {
+    "Plan": "plan.plan",
+    "UserError": "plan.errors",
+    "audit": "audit.audit",
+    "calibrate": "privacy.calibrate",
+    "compare": "sweeps.run_compare",
+    "load_results": "results.load",
+    "report": "report.make",
+    "sweep": "sweeps.explore",
+    "train": "training.train",
+}
+_ROOMS = ("audit", "report")  # packages of the same name: see `Room`
+__all__ = [*_MODULES, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'dpfp_ray' has no attribute {name!r}")
+    if name in _ROOMS:
+        return import_module(f"dpfp_ray.{name}")
+    return _function(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _function(name: str) -> Any:
+    return getattr(import_module(f"dpfp_ray.{_MODULES[name]}"), name)
+
+
+class Room(ModuleType):
+    """A package that can be called: `audit` and `report` are rooms and also verbs.
+
+    Python sets `dpfp_ray.audit` to the package as soon as anything imports a module of it, so a
+    function under that name would be there or not depending on what was imported before.
+    """
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._verb()(*args, **options)
+
+    @property
+    def __signature__(self) -> Any:
+        from inspect import signature
+
+        return signature(self._verb())
+
+    def _verb(self) -> Any:
+        return _function(self.__name__.rpartition(".")[2])

@@ -14,7 +14,6 @@ Stop it with Ctrl-C at any time: the same command continues. The model is not ke
 """
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from dpfp_ray.cli.options import add_plan_flags, add_seed_flags, plan_from
@@ -48,37 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(arguments: argparse.Namespace) -> int:
     plan = plan_from(arguments)
 
-    from dpfp_ray.audit import audited_run
-    from dpfp_ray.data.terminal import stderr
-    from dpfp_ray.training import run
-    from dpfp_ray.training.console import ConsoleReporter, Interrupted
-    from dpfp_ray.training.machine import use_threads
+    from dpfp_ray import audit
 
-    settings = audited_run.Settings(
-        arguments.canaries, arguments.family, arguments.access, arguments.confidence
-    )
-    use_threads(arguments.threads)
-    folder = run.make_folder(arguments.output)
-    if arguments.overwrite:
-        audited_run.discard(folder)
-
-    def listen(prepared: run.Prepared, seed: int, scratch: Path) -> ConsoleReporter:
-        noise, label = prepared.noise_multiplier, f"audit {plan.method}"
-        return ConsoleReporter(prepared.plan, noise, label, scratch, seed, seed_known=True)
-
-    try:
-        record = audited_run.audit_in(
-            folder,
-            plan,
-            settings,
-            listen,
-            seed=arguments.seed,
-            membership_seed=arguments.membership_seed,
-            say=lambda message: stderr.print(message, markup=False),
-        )
-    except Interrupted:
-        stderr.print(f"stopped; saved in {folder}. The same command continues it.", markup=False)
-        return 130
+    names = ("output", "canaries", "family", "access", "confidence", "seed", "membership_seed")
+    given = {name: getattr(arguments, name) for name in (*names, "overwrite", "threads")}
+    record = audit(plan, **given).record
     if arguments.json:
         print(to_json(record["audit"]))
     else:

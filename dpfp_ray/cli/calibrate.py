@@ -6,16 +6,15 @@ Example (SST-2 at the paper's settings):
 """
 
 import argparse
-import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dpfp_ray.cli.options import add_flag
 from dpfp_ray.data.whole_files import to_json
-from dpfp_ray.plan.errors import UserError
-from dpfp_ray.plan.plan import ACCOUNTANTS, FIELDS, Plan
+from dpfp_ray.plan.plan import ACCOUNTANTS, FIELDS
 from dpfp_ray.plan.values import make_plan
-from dpfp_ray.privacy import accounting
-from dpfp_ray.privacy.calibration import noise_multiplier
+
+if TYPE_CHECKING:
+    from dpfp_ray.privacy.calibrate import Calibration
 
 ASSUMES = {
     "gdp": "the paper's central limit theorem; not an upper bound",
@@ -36,67 +35,43 @@ def command(arguments: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(arguments).items() if name in FIELDS}
     # σ is quoted for C = 1, as σ/C, unless a clipping norm is given.
     plan = make_plan({"clip": 1.0, **given})
-    if not plan.private:
-        raise UserError("non_private adds no noise; use --method dpfp or dpsgd")
-    facts = calibration_facts(plan)
+
+    from dpfp_ray import calibrate
+
+    found = calibrate(plan)
     if arguments.json:
-        print(to_json(facts))
+        print(to_json(found.to_dict()))
     else:
-        show(plan, facts)
+        show(found)
     return 0
 
 
-def calibration_facts(plan: Plan) -> dict[str, Any]:
-    multiplier = noise_multiplier(plan)
-    spent = accounting.epsilons(accounting.mechanism(plan, multiplier), _delta(plan))
-    facts = {
-        "sigma": multiplier * plan.C,
-        "noise_multiplier": multiplier,
-        "p": plan.p,
-        "steps": plan.steps,
-        "draws": plan.draws,
-        "delta": plan.delta,
-        "epsilon": spent,
-        "accountant": plan.accountant,
-        "adjacency": plan.adjacency,
-    }
-    if plan.M > 1:
-        single = noise_multiplier(dataclasses.replace(plan, micro_batches=1))
-        facts["noise_power_ratio"] = (multiplier / single) ** 2
-        facts["noise_power_ratio_claimed"] = 1 / plan.M
-    return facts
-
-
-def _delta(plan: Plan) -> float:
-    assert plan.delta is not None
-    return plan.delta
-
-
-def show(plan: Plan, facts: dict[str, Any]) -> None:
+def show(found: "Calibration") -> None:
     from rich.table import Table
 
     from dpfp_ray.data.terminal import stdout
 
+    plan = found.plan
     stdout.print(
         f"{plan.method}: D = {plan.D:,}, B = {plan.B}, M = {plan.M}, E = {plan.epochs:g}, "
         f"δ = {plan.delta:.3g}, neighbours differ by {plan.adjacency}"
     )
     stdout.print(
         f"p = {plan.p:.4g}, T = {plan.steps:,} steps, n = {plan.draws:,} draws\n"
-        f"[bold]σ = {facts['sigma']:.4f}[/bold]"
-        f"  (σ/C = {facts['noise_multiplier']:.4f} with C = {plan.C:g})"
+        f"[bold]σ = {found.sigma:.4f}[/bold]"
+        f"  (σ/C = {found.noise_multiplier:.4f} with C = {plan.C:g})"
     )
     table = Table("accountant", "ε", "what the number rests on")
     for name in ACCOUNTANTS:
-        value = facts["epsilon"][name]
+        value = found.epsilon[name]
         mark = " ← budget" if name == plan.accountant else ""
         shown = "no bound known" if value is None else f"{value:.3f}"
         table.add_row(name, shown + mark, ASSUMES[name])
     stdout.print(table)
-    if "noise_power_ratio" in facts:
+    if found.noise_power_ratio is not None:
         stdout.print(
-            f"σ² relative to M = 1: {facts['noise_power_ratio']:.3f} "
-            f"(the paper's 1/M: {facts['noise_power_ratio_claimed']:.3f}, reached only for C/σ ≪ 1)"
+            f"σ² relative to M = 1: {found.noise_power_ratio:.3f} "
+            f"(the paper's 1/M: {found.noise_power_ratio_claimed:.3f}, reached only for C/σ ≪ 1)"
         )
     if plan.method == "dpfp":
         stdout.print("For DP-FP these ε are nominal: see docs/privacy.md.")

@@ -13,30 +13,22 @@ batch size. Stopped or killed, the same command continues and repeats no finishe
 """
 
 import argparse
-import math
-from pathlib import Path
-from typing import Any
 
-from dpfp_ray.cli.options import add_plan_flags, plan_values
-from dpfp_ray.cli.sweep import (
+from dpfp_ray.cli.options import (
+    add_plan_flags,
     add_ray_flags,
-    interrupted,
+    plan_values,
     positive,
-    ray_options,
+    ray_choices,
     show_costs,
     split_change,
 )
 from dpfp_ray.data.whole_files import to_json
-from dpfp_ray.plan.defaults import METHODS, MODES, ONE_RELEASE
+from dpfp_ray.plan.defaults import METHODS
 from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.plan import FIELDS
 from dpfp_ray.plan.values import field_name
-
-BUDGET = ("delta", "accountant", "adjacency")
-# What modes that release once have, and what they have not: they do not train in steps.
-ONLY_ONE_RELEASE = ("scaling", "ridge", "shrinkage", "label_epsilon")
-STEPS = ("batch_size", "micro_batches", "epochs", "learning_rate", "schedule", "weight_decay")
-ONLY_DPFP = ("mode", "micro_batches", *ONLY_ONE_RELEASE)
+from dpfp_ray.sweeps.cells import check_budgets, check_methods
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,82 +76,41 @@ def command(arguments: argparse.Namespace) -> int:
     methods = parse_methods(arguments.methods)
     budgets = parse_budgets(arguments.budgets)
     settings = parse_settings(arguments.settings)
-    cells = plan_cells(methods, budgets, plan_values(arguments), arguments.match, settings)
+    fields = plan_values(arguments)
 
-    from dpfp_ray.results.store import Store
-    from dpfp_ray.sweeps import compare, cost
-    from dpfp_ray.sweeps.audits import audit_trials, with_verdicts, write_verdicts
-    from dpfp_ray.sweeps.runner import Runner
-    from dpfp_ray.sweeps.state import resolve_storage
-    from dpfp_ray.sweeps.sweep import InputsOnce
+    from dpfp_ray import compare
 
-    storage = resolve_storage(arguments.output)
-    inputs_of = InputsOnce()
-    trials = compare.bind_cells(cells, arguments.seeds, inputs_of)
-    try:
-        with Runner(Path(storage).name, storage, ray_options(arguments), inputs_of) as runner:
-            if arguments.tune:
-                cells = compare.tuned_cells(cells, runner, arguments.tune)
-                trials = compare.bind_cells(cells, arguments.seeds, inputs_of)
-            runner.run(trials, varied=compare.differing(trials))
-            audits = audit_trials(trials, storage, ray_options(arguments), arguments.audit)
-    except KeyboardInterrupt:
-        return interrupted(storage)
-    store = Store(storage)
-    write_verdicts(store, audits)
-    records = store.records()
-    costs = cost.composed_cost(records)  # the tuning trials too: they chose the settings
-    cost.write_cost(storage, records, costs)
-    store.export()
-    chosen = {trial.id for trial in trials}
-    shown = [record for record in store.records() if record["trial"]["id"] in chosen]
-    rows = with_verdicts(compare.summarise(shown), audits)
-    store.files.write("table.md", compare.markdown(rows).encode())
+    made = compare(
+        output=arguments.output,
+        methods=methods,
+        epsilon=budgets,
+        seeds=arguments.seeds,
+        match=arguments.match,
+        settings=settings,
+        tune=arguments.tune,
+        audit=arguments.audit,
+        **ray_choices(arguments),
+        **fields,
+    )
     if arguments.json:
-        print(to_json(rows))
+        print(to_json(made.rows))
     else:
-        compare.print_comparison(rows, shown)
-    show_costs(costs, arguments.json)
+        from dpfp_ray.sweeps.compare import print_comparison
+
+        print_comparison(made.rows, made.records)
+    show_costs(made.costs, arguments.json)
     return 0
 
 
 def parse_methods(text: str) -> list[str]:
-    methods = [part.strip() for part in text.split(",") if part.strip()]
-    for name in methods:
-        variant(name)
-    if not methods:
-        raise UserError("methods is empty; give a list such as non_private,dpfp,dpsgd")
-    return list(dict.fromkeys(methods))
-
-
-def variant(name: str) -> dict[str, str]:
-    """The plan fields that `dpfp`, `dpfp:moments` or `dpsgd:head` stand for."""
-    method, colon, kind = name.partition(":")
-    if method not in METHODS:
-        raise UserError(unknown("method", method, METHODS))
-    if not colon:
-        return {"method": method}
-    if kind == "head":
-        return {"method": method, "scope": "head"}
-    kinds = (*MODES, "head") if method == "dpfp" else ("head",)
-    if kind not in kinds:
-        raise UserError(unknown(f"variant of {method}", kind, kinds))
-    return {"method": method, "mode": kind}
+    return check_methods(part.strip() for part in text.split(",") if part.strip())
 
 
 def parse_budgets(text: str) -> list[float]:
-    budgets = []
-    for part in text.split(","):
-        try:
-            value = float(part)
-        except ValueError:
-            raise UserError(f"epsilon {part!r} is not a number; give a list such as 3,8") from None
-        if math.isinf(value):
-            raise UserError("epsilon inf is training without privacy; use --methods non_private")
-        if not value > 0:
-            raise UserError(f"epsilon is {part}; give numbers above 0")
-        budgets.append(value)
-    return list(dict.fromkeys(budgets))
+    try:
+        return check_budgets(float(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"epsilon {text!r} is not a list of numbers; give 3 or 3,8") from None
 
 
 def parse_settings(texts: list[str]) -> dict[str, dict[str, str]]:
@@ -174,40 +125,3 @@ def parse_settings(texts: list[str]) -> dict[str, dict[str, str]]:
             raise UserError(f"--set {text}: {unknown('key', name, tuple(FIELDS))}")
         settings.setdefault(method, {})[field_name(name)] = value
     return settings
-
-
-def plan_cells(
-    methods: list[str],
-    budgets: list[float],
-    common: dict[str, Any],
-    match: str | None,
-    settings: dict[str, dict[str, str]] | None = None,
-) -> list[dict[str, Any]]:
-    """Plan values for each (method, ε); non-private training has no ε and is run once.
-
-    A flag applies to every method that knows it, one of `settings` to its method or, if it names a
-    variant, to that variant.
-    """
-    cells = []
-    for name in methods:
-        fields, own = variant(name), settings or {}
-        method = fields["method"]
-        values = {**common, **own.get(method, {}), **own.get(name, {}), **fields}
-        if match == "batch":
-            values.setdefault("batch_size", 32)
-        for key in unused(method, str(values.get("mode", ""))):
-            values.pop(key, None)
-        if method == "non_private":
-            cells.append(values)
-        else:
-            cells += [{**values, "epsilon": budget} for budget in budgets]
-    return cells
-
-
-def unused(method: str, mode: str) -> tuple[str, ...]:
-    """Fields of a plan that mean nothing to a method."""
-    if method == "non_private":
-        return (*ONLY_DPFP, *BUDGET)
-    if method != "dpfp":
-        return ONLY_DPFP
-    return STEPS if mode in ONE_RELEASE else ONLY_ONE_RELEASE

@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dpfp_ray import __version__
 from dpfp_ray.plan.errors import UserError
@@ -35,22 +35,36 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
+class VerbParser(Parser):
+    """A verb's parser, which imports the verb only when its words are to be parsed."""
+
+    verb: str = ""
+
+    def load(self) -> None:
+        """Import the verb and take its flags, once."""
+        if self.verb:
+            module = import_module(f"dpfp_ray.cli.{self.verb}")
+            self.verb = ""
+            self.description = module.__doc__
+            self.formatter_class = argparse.RawDescriptionHelpFormatter
+            module.add_arguments(self)
+            self.set_defaults(command=module.command)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.load()
+        return super().parse_known_args(args, namespace)
+
+
 def build_parser() -> Parser:
     parser = Parser(
         prog="dpfp", description="Differentially private fine-tuning, measured honestly."
     )
     parser.add_argument("--version", action="version", version=f"dpfp-ray {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = parser.add_subparsers(
+        dest="verb", metavar="VERB", required=True, parser_class=VerbParser
+    )
     for verb, summary in VERBS.items():
-        module = import_module(f"dpfp_ray.cli.{verb}")
-        sub = verbs.add_parser(
-            verb,
-            help=summary,
-            description=module.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.add_arguments(sub)
-        sub.set_defaults(command=module.command)
+        verbs.add_parser(verb, help=summary).verb = verb
     return parser
 
 
@@ -72,8 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `dpfp … | head`: nobody reads on, and that is fine
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
-        print("dpfp: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:  # one with a message says where the work is saved
+        print(str(stop) or "dpfp: interrupted", file=sys.stderr)
         return 130
 
 

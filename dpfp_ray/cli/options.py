@@ -1,10 +1,14 @@
-"""Flags that several verbs share: one for each field of a plan, generated from the plan itself."""
+"""What several verbs share: flags, one of them for each field of a plan, and what they print."""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import FIELDS, Plan
 from dpfp_ray.plan.values import ALIASES, field_name, make_plan, read_plan_file
+
+if TYPE_CHECKING:
+    from dpfp_ray.sweeps.cost import Cost
 
 GROUPS = {
     "data": ("task", "bad_rows"),
@@ -67,3 +71,65 @@ def add_seed_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--threads", type=int, default=None, metavar="N", help="CPU threads (default: all cores)"
     )
+
+
+def add_ray_flags(parser: argparse.ArgumentParser, default_storage: str | None = None) -> None:
+    """Flags of every verb that runs trials on Ray."""
+    group = parser.add_argument_group("Ray")
+    if default_storage:
+        group.add_argument(
+            "--storage",
+            metavar="PATH_OR_URI",
+            help=f"where results go (default: {default_storage})",
+        )
+    group.add_argument(
+        "--address",
+        metavar="local|auto|ray://HOST:PORT",
+        help="start Ray here (default), join this machine's cluster (default inside a Ray job), "
+        "or a remote one",
+    )
+    group.add_argument("--concurrency", type=positive, metavar="N", help="trials at a time")
+    group.add_argument("--workers", type=positive, default=1, metavar="N", help="workers a trial")
+    group.add_argument("--cpus-per-worker", type=positive, metavar="N", help="CPU threads a worker")
+    group.add_argument(
+        "--gpus-per-worker",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="GPUs a worker, also fractions (default: 0)",
+    )
+    group.add_argument("--seed", type=int, help="fix the secret seed, for tests only")
+    group.add_argument(
+        "--tracker",
+        choices=["mlflow", "wandb", "tensorboard"],
+        help="also show the trials there: MLflow (MLFLOW_TRACKING_URI, or a folder beside the "
+        "results), Weights & Biases (WANDB_API_KEY), TensorBoard (a folder beside the results)",
+    )
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def ray_choices(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the Ray flags say, as keywords of `sweep` and `compare`."""
+    names = ("address", "workers", "cpus_per_worker", "gpus_per_worker")
+    return {n: getattr(arguments, n) for n in (*names, "concurrency", "seed", "tracker")}
+
+
+def split_change(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UserError(f"--set {text}: give KEY=VALUE")
+    return key.strip(), value.strip()
+
+
+def show_costs(costs: "list[Cost]", as_json: bool) -> None:
+    """What choosing among the trials, or showing all of them, costs beyond one trial's ε."""
+    from dpfp_ray.data.terminal import stderr, stdout
+
+    for cost in costs:
+        (stderr if as_json else stdout).print(cost.sentence(), markup=False)

@@ -11,9 +11,7 @@ run is shown as missing. The same records give the same report.
 """
 
 import argparse
-import shlex
 import sys
-from pathlib import Path
 
 from dpfp_ray.data.whole_files import to_json
 
@@ -28,18 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(arguments: argparse.Namespace) -> int:
-    from dpfp_ray.report.page import make_report, write_report
-    from dpfp_ray.results.store import load_records
+    from dpfp_ray import report
 
-    records = load_records(*arguments.locations)
-
-    made = ["dpfp", "report", *arguments.locations, "--output", arguments.output]
-    report = make_report(records, shlex.join(made), arguments.title)
-    folder = Path(arguments.output).expanduser()
-    names = write_report(report, folder)
+    made = report(arguments.locations, output=arguments.output, title=arguments.title)
     if arguments.json:
-        print(to_json({"index": str(folder / "index.html"), "files": names}))
+        print(to_json({"index": str(made.index), "files": made.files}))
     else:
-        print(folder / "index.html")
-        print(report.headline, file=sys.stderr)
+        print(made.index)
+        print(made.headline, file=sys.stderr)
     return 0

@@ -31,7 +31,7 @@ from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results import query
 from dpfp_ray.results import rows as results
-from dpfp_ray.results.store import load_records
+from dpfp_ray.results.load import load_rows
 
 SHOWN = (
     *("id", "status", "method", "mode", "task", "epsilon", "accuracy"),
@@ -90,7 +90,7 @@ def command(arguments: argparse.Namespace) -> int:
         where, sort = arguments.where, arguments.sort
         found, known, total = client.ask(arguments.address, token, where, sort, limit)
     else:
-        rows = [results.flatten(record) for record in load_records(arguments.location)]
+        rows = load_rows(arguments.location)
         known = results.columns(rows)
         found = query.filter_rows(rows, arguments.where, known)
         found = query.sort_rows(found, arguments.sort, known)

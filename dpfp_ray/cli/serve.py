@@ -21,9 +21,12 @@ import signal
 import sys
 import threading
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.serve.deploy import Place
+
+if TYPE_CHECKING:
+    from dpfp_ray.serve.deploy import Place
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +66,7 @@ def command(arguments: argparse.Namespace) -> int:
         digest = None if token is None else tokens.digest(token)
         deploy.check_exposure(arguments.host, digest)
         storage = find_storage(arguments.storage)
-        place = Place(arguments.host, arguments.port, arguments.route_prefix)
+        place = deploy.Place(arguments.host, arguments.port, arguments.route_prefix)
         with connected(address):
             with stderr.status("starting Ray Serve …"):  # on a terminal only
                 real = deploy.deploy(storage, place, digest)
@@ -97,7 +100,7 @@ def find_storage(location: str) -> str:
     return storage
 
 
-def show(place: Place, token: bool) -> None:
+def show(place: "Place", token: bool) -> None:
     from ray._private.worker import get_dashboard_url
 
     from dpfp_ray.data.terminal import stderr, stdout

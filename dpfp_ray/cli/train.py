@@ -15,7 +15,6 @@ from typing import Any
 
 from dpfp_ray.cli.options import add_plan_flags, add_seed_flags, plan_from
 from dpfp_ray.data.whole_files import to_json
-from dpfp_ray.plan.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,58 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(arguments: argparse.Namespace) -> int:
     plan = plan_from(arguments)
 
-    from dpfp_ray.data.terminal import stderr
-    from dpfp_ray.privacy.sampling import fresh_seed
-    from dpfp_ray.training import checkpoints, run
-    from dpfp_ray.training.console import ConsoleReporter, Interrupted
-    from dpfp_ray.training.machine import use_threads
+    from dpfp_ray import train
 
-    use_threads(arguments.threads)
-    folder = run.make_folder(arguments.output)
-    prepared = run.prepare(plan)
-    if arguments.overwrite:
-        run.discard(folder)
-    known = run.finished_result(folder, prepared.plan)
-    if known is not None:
-        stderr.print(
-            f"{folder} already holds this plan's result; --overwrite runs it again", markup=False
-        )
-        show(known, arguments.json)
-        return 0
-
-    state = checkpoints.load_state(folder, prepared.plan)
-    seed, seed_known = arguments.seed, arguments.seed is not None
-    if state is not None:
-        if seed not in (None, state["seed"]):
-            raise UserError(
-                f"{folder} holds an unfinished run with another seed; drop --seed to continue it, "
-                f"or use --overwrite"
-            )
-        seed, seed_known = state["seed"], seed_known or state["seed_known"]
-        stderr.print(
-            f"continuing after step {state['progress']['step']:,} of {prepared.plan.steps:,}"
-        )
-    elif seed is None:
-        seed = fresh_seed()
-    reporter = ConsoleReporter(
-        prepared.plan, prepared.noise_multiplier, prepared.plan.method, folder, seed, seed_known
+    run = train(
+        plan,
+        output=arguments.output,
+        seed=arguments.seed,
+        overwrite=arguments.overwrite,
+        weights=not arguments.no_weights,
+        threads=arguments.threads,
     )
-    try:
-        with reporter:
-            record, model = run.run(
-                prepared,
-                reporter,
-                seed=seed,
-                state=state,
-                seed_known=seed_known,
-            )
-    except Interrupted:
-        stderr.print(
-            f"stopped; saved in {folder}. The same command continues the run.", markup=False
-        )
-        return 130
-    run.write_result(folder, record, None if arguments.no_weights else model, prepared.plan)
-    show(record, arguments.json)
+    show(run.record, arguments.json)
     return 0
 
 

@@ -17,6 +17,10 @@ from dpfp_ray.plan.errors import UserError, unknown
 
 DEV_SHARE = 0.1  # of a file without a dev file
 DEV_STEMS = ("dev", "validation", "valid", "val")
+# How `train_file` names data that were given to a call; see `memory`.
+MEMORY = "memory:"
+# A training split and perhaps a dev split, opened and not yet read.
+Tables = tuple[Table, Table | None]
 
 
 def task_names() -> tuple[str, ...]:
@@ -24,10 +28,11 @@ def task_names() -> tuple[str, ...]:
     return (*GLUE, "demo")
 
 
-def load_task(plan: DataChoice) -> Task:
+def load_task(plan: DataChoice, tables: Tables | None = None) -> Task:
     """The records of the plan's task; every problem with them is a `UserError`.
 
-    `train_file` comes first, then `data_dir`, then the hub. Subsets (`max_train`, `max_dev`) are
+    `tables` are what `train_file` and `dev_file` name if that is no file. `train_file` comes first,
+    then `data_dir`, then the hub. Subsets (`max_train`, `max_dev`) are
     taken last, keep the file's order, and contain each other: the first 100 are in the first 200.
     """
     name = _task_name(plan.task)
@@ -41,7 +46,7 @@ def load_task(plan: DataChoice) -> Task:
     if plan.labels and len(plan.labels) < 2:
         raise UserError(f"labels names only {plan.labels[0]!r}; two classes or more are needed")
     if plan.train_file:
-        task = _from_files(name, plan, glue)
+        task = _from_tables(name, plan, glue, tables or _open_files(plan, glue))
     elif name == "demo":
         if plan.data_dir:
             raise UserError("data_dir is given but the task is demo; name the task, --task sst2")
@@ -77,19 +82,27 @@ def _demo() -> Task:
     return Task("demo", DEMO_LABELS, train, {"dev": dev})
 
 
-def _from_files(name: str, plan: DataChoice, glue: Glue | None) -> Task:
-    path = Path(str(plan.train_file)).expanduser()
+def _open_files(plan: DataChoice, glue: Glue | None) -> Tables:
+    if str(plan.train_file).startswith(MEMORY):
+        raise UserError(f"train_file {plan.train_file} names data in memory; give them as data=")
+    train = open_split(Path(str(plan.train_file)).expanduser(), glue)
+    if not plan.dev_file:
+        return train, None
+    return train, open_split(Path(plan.dev_file).expanduser(), glue)
+
+
+def _from_tables(name: str, plan: DataChoice, glue: Glue | None, tables: Tables) -> Task:
     known = glue.labels if glue else plan.labels
-    whole, names = read_split(open_split(path, glue), plan, glue, known)
-    require_all_classes(whole, names, path)
-    if plan.dev_file:
-        dev_path = Path(plan.dev_file).expanduser()
-        dev, _ = read_split(open_split(dev_path, glue), plan, glue, names)
+    whole, names = read_split(tables[0], plan, glue, known)
+    require_all_classes(whole, names, tables[0].path)
+    if tables[1] is not None:
+        dev, _ = read_split(tables[1], plan, glue, names)
         return Task(name, names, whole, {"dev": dev})
     train, dev = hold_out(whole, DEV_SHARE)
     if not len(dev):
         raise UserError(
-            f"{path}: no row can be held out without emptying a class; give --dev-file FILE"
+            f"{tables[0].path}: no row can be held out without emptying a class; give --dev-file "
+            f"FILE"
         )
     return Task(name, names, train, {"dev": dev})
 

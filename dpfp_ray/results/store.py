@@ -101,8 +101,10 @@ class Store:
         return dict(record)
 
 
-def load_records(*locations: str) -> list[Record]:
+def load_records(*locations: str | Path) -> list[Record]:
     """The records at these places, each once; a place without any is a mistake worth saying."""
+    if not locations:
+        raise UserError("no place to load from; give the --output of a run or sweep")
     loaded: dict[str, Record] = {}
     for location in locations:
         store = Store(location)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfp_ray.audit.audited_run import Settings, audit_in
+from dpfp_ray.data import Task
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.results.store import Store
@@ -27,11 +28,15 @@ Record = dict[str, Any]
 
 
 def audit_trials(
-    trials: Iterable[Trial], storage: str, options: RayOptions, canaries: int | None
+    trials: Iterable[Trial],
+    storage: str,
+    options: RayOptions,
+    canaries: int | None,
+    data: Task | None = None,
 ) -> list[Record]:
     """Audit each distinct plan among `trials` once; those with a record in the store are done.
 
-    `canaries` None: no audit was asked for.
+    `canaries` None: no audit was asked for. `data` are the records, if no worker can load them.
     """
     if canaries is None:
         return []
@@ -53,6 +58,7 @@ def audit_trials(
                     Settings(min(canaries, plan.D // 2)),
                     audit_folder(storage, name),
                     options.cpus_per_worker or 1,
+                    data,
                 ): name
                 for name, plan in left.items()
             }
@@ -107,7 +113,9 @@ def audit_folder(storage: str, name: str) -> str:
     return str(Path(storage) / "audits" / name)
 
 
-def audit_task(plan: Plan, wanted: Settings, folder: str, threads: int) -> Record:
+def audit_task(
+    plan: Plan, wanted: Settings, folder: str, threads: int, data: Task | None
+) -> Record:
     """One audit in this process."""
     use_threads(threads)
 
@@ -115,7 +123,7 @@ def audit_task(plan: Plan, wanted: Settings, folder: str, threads: int) -> Recor
         quiet: Reporter = SilentReporter(scratch, seed)
         return nullcontext(quiet)
 
-    return audit_in(make_folder(folder), plan, wanted, listen)
+    return audit_in(make_folder(folder), plan, wanted, listen, task=data)
 
 
 class SilentReporter:

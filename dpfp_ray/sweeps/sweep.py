@@ -29,13 +29,14 @@ NO_EPOCH_LIMIT = 10_000
 class InputsOnce:
     """Loads each distinct task and model once, for binding plans on the driver."""
 
-    def __init__(self) -> None:
+    def __init__(self, load: Callable[[Plan], Inputs] = load_inputs) -> None:
+        self._load = load
         self._known: dict[tuple[object, ...], Inputs] = {}
 
     def __call__(self, plan: Plan) -> Inputs:
         key = input_key(plan)
         if key not in self._known:
-            self._known[key] = load_inputs(plan)
+            self._known[key] = self._load(plan)
         return self._known[key]
 
 

@@ -50,13 +50,15 @@ class Saver:
             self.save_now(checkpoint)
 
 
-def save_state(folder: Path, state: State, seed: int, seed_known: bool = False) -> None:
+def save_state(
+    folder: Path, state: State, seed: int, seed_known: bool = False, data_mark: str | None = None
+) -> None:
     """Save a run in a folder.
 
     That the seed was given is kept too: the statement at the end must say so, however the run was
-    resumed.
+    resumed. `data_mark` tells data in memory from others (`run.data_mark`).
     """
-    state = {**state, "seed": seed, "seed_known": seed_known}
+    state = {**state, "seed": seed, "seed_known": seed_known, "data_mark": data_mark}
     _write(LocalFiles(folder), RESUME, state, PRIVATE)
 
 

@@ -1,12 +1,18 @@
-"""What a person sees while a run is on: a progress bar on stderr, and a safe Ctrl-C."""
+"""What a person sees while a run is on, and a safe Ctrl-C.
+
+All of them save the run every minute, every epoch and on Ctrl-C. They differ in what they show:
+`terminal` a progress bar, `notebook` (and wherever stderr is no terminal) plain lines, `silent`
+nothing.
+"""
 
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rich.progress import (
     BarColumn,
@@ -18,21 +24,27 @@ from rich.progress import (
 )
 
 from dpfp_ray.data.terminal import stderr
+from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.spending import Ledger
 from dpfp_ray.privacy.statement import verdict
 from dpfp_ray.training.checkpoints import Saver, save_state
 from dpfp_ray.training.loop import State
 
+LINE_EVERY_SECONDS = 60.0
 REFRESH_SECONDS = 0.5
 
 
-class Interrupted(Exception):
-    """The user asked to stop; the run is saved and can be resumed."""
+class Interrupted(KeyboardInterrupt):
+    """The user asked to stop; its message says where the run is saved, if it is.
+
+    A KeyboardInterrupt, so that a notebook's loop over runs ends with it and `except Exception`
+    does not take it for a failure.
+    """
 
 
-class ConsoleReporter:
-    """Shows loss, accuracy and ε spent; saves the run every minute, every epoch and on Ctrl-C."""
+class SilentReporter:
+    """Says nothing. With a `folder`, keeps there what is needed to continue."""
 
     def __init__(
         self,
@@ -42,34 +54,25 @@ class ConsoleReporter:
         folder: Path | None,
         seed: int,
         seed_known: bool = False,
+        data_mark: str | None = None,
     ) -> None:
         self.plan = plan
         self.ledger = Ledger(plan, noise_multiplier)
         self.epsilon_name = "nominal ε" if verdict(plan) == "nominal" else "ε"
+        self.label = label
+        self.folder = folder
         self.saver: Saver | None = None
         if folder is not None:
-            self.saver = Saver(lambda state: save_state(folder, state, seed, seed_known))
+            self.saver = Saver(lambda state: save_state(folder, state, seed, seed_known, data_mark))
         self.accuracy: float | None = None
         self.stop_requested = False
-        self.shown_at = time.monotonic()
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
-            TimeRemainingColumn(compact=True),
-            console=stderr,
-            disable=not sys.stderr.isatty(),
-        )
-        self.task: TaskID = self.bar.add_task(label, total=plan.steps, facts="")
-        self.label = label
 
-    def __enter__(self) -> "ConsoleReporter":
-        self.bar.start()
-        self._handlers = {
-            number: signal.signal(number, self._on_signal)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
+    def __enter__(self) -> Self:
+        self._handlers: dict[int, Any] = {}
+        # Python lets only the main thread handle signals; in another, Ctrl-C is the caller's.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._handlers[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(
@@ -80,7 +83,6 @@ class ConsoleReporter:
     ) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        self.bar.stop()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.stop_requested:  # the second Ctrl-C does not wait for the step to end
@@ -88,20 +90,61 @@ class ConsoleReporter:
         self.stop_requested = True
 
     def step(self, done: int, loss: Callable[[], float], checkpoint: Callable[[], State]) -> None:
-        now = time.monotonic()
-        if now - self.shown_at > REFRESH_SECONDS and not self.bar.disable:
-            self.shown_at = now
-            self.bar.update(self.task, completed=done, facts=self._facts(done, loss()))
+        self.show_step(done, loss)
         if self.saver and (self.stop_requested or self.saver.due):
             self.saver.save_now(checkpoint)
         if self.stop_requested and done < self.plan.steps:
-            raise Interrupted
+            raise Interrupted(
+                f"stopped; saved in {self.folder}. The same command continues it."
+                if self.folder
+                else "stopped; nothing was saved, because no output was given"
+            )
 
     def epoch(self, record: dict[str, Any], checkpoint: Callable[[], State]) -> None:
-        scores = {name: score["accuracy"] for name, score in record["dev"].items()}
-        self.accuracy = next(iter(scores.values()))
+        self.accuracy = next(iter(record["dev"].values()))["accuracy"]
         if self.saver and record["step"] < self.plan.steps:
             self.saver.save_now(checkpoint)
+        self.show_epoch(record)
+
+    @staticmethod
+    def say(message: str) -> None:
+        """What the person should know besides the progress."""
+
+    def show_step(self, done: int, loss: Callable[[], float]) -> None: ...
+
+    def show_epoch(self, record: dict[str, Any]) -> None: ...
+
+    def facts(self, done: int, loss: float) -> str:
+        """Loss, accuracy and ε so far."""
+        facts = [f"loss {loss:.3f}"]
+        if self.accuracy is not None:
+            facts.append(f"acc {self.accuracy:.3f}")
+        spent = self.ledger.at_most(done)
+        if spent is not None:
+            facts.append(f"{self.epsilon_name} ≤ {spent:.2f}")
+        return "  ".join(facts)
+
+
+class LineReporter(SilentReporter):
+    """A line after every epoch and, between them, every minute; on stderr."""
+
+    def __enter__(self) -> Self:
+        self.shown_at = time.monotonic()
+        return super().__enter__()
+
+    @staticmethod
+    def say(message: str) -> None:
+        stderr.print(message, markup=False)
+
+    def show_step(self, done: int, loss: Callable[[], float]) -> None:
+        if time.monotonic() - self.shown_at > LINE_EVERY_SECONDS:
+            self.shown_at = time.monotonic()
+            self.say(f"{self.label}  step {done:,} of {self.plan.steps:,}  "
+                     f"{self.facts(done, loss())}")  # fmt: skip
+
+    def show_epoch(self, record: dict[str, Any]) -> None:
+        self.shown_at = time.monotonic()
+        scores = {name: score["accuracy"] for name, score in record["dev"].items()}
         spent = record["epsilon"].get(self.plan.accountant)
         shown = "  ".join(f"{name} accuracy {value:.4f}" for name, value in scores.items())
         # Modes of one release have no loss: it would be a second look at private rows.
@@ -111,11 +154,49 @@ class ConsoleReporter:
             budget = f"  {self.epsilon_name} spent {spent:.3f} of {self.plan.epsilon:g}"
         stderr.print(f"{self.label}  epoch {record['epoch']}  {loss}{shown}{budget}")
 
-    def _facts(self, done: int, loss: float) -> str:
-        facts = [f"loss {loss:.3f}"]
-        if self.accuracy is not None:
-            facts.append(f"acc {self.accuracy:.3f}")
-        spent = self.ledger.at_most(done)
-        if spent is not None:
-            facts.append(f"{self.epsilon_name} ≤ {spent:.2f}")
-        return "  ".join(facts)
+
+class ConsoleReporter(LineReporter):
+    """A progress bar, and a line after every epoch."""
+
+    def __enter__(self) -> Self:
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(compact=True),
+            console=stderr,
+        )
+        self.task: TaskID = self.bar.add_task(self.label, total=self.plan.steps, facts="")
+        self.bar.start()
+        return super().__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self.bar.stop()
+
+    def show_step(self, done: int, loss: Callable[[], float]) -> None:
+        if time.monotonic() - self.shown_at > REFRESH_SECONDS:
+            self.shown_at = time.monotonic()
+            self.bar.update(self.task, completed=done, facts=self.facts(done, loss()))
+
+
+REPORTERS: dict[str, type[SilentReporter]] = {
+    "terminal": ConsoleReporter,
+    "notebook": LineReporter,
+    "silent": SilentReporter,
+}
+
+
+def choose_reporter(name: str) -> type[SilentReporter]:
+    """The reporter called `name`; "auto" is a bar where stderr is a terminal, else lines."""
+    if name == "auto":
+        name = "terminal" if sys.stderr.isatty() else "notebook"
+    if name not in REPORTERS:
+        raise UserError(unknown("reporter", name, ("auto", *REPORTERS)))
+    return REPORTERS[name]

@@ -5,29 +5,33 @@ DIR/weights.safetensors   the trained weights (with their plan), if asked for
 DIR/resume.pt        only while unfinished, see `checkpoints.py`
 """
 
+import dataclasses
+import hashlib
 import platform
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from dpfp_ray.data import Task
+from dpfp_ray.data import Split, Table, Task
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.tokens import tokenise
 from dpfp_ray.data.whole_files import read_json, write_json
 from dpfp_ray.methods.parts.one_release import release_id
 from dpfp_ray.models.classifier import Classifier, count_parameters, trainable_parameters
+from dpfp_ray.models.own_encoder import CUSTOM, OwnEncoder
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer, resolve_representation
 from dpfp_ray.models.representations import HeadClassifier, RepresentationTable, represent
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
-from dpfp_ray.privacy.sampling import fresh_seed, keyed_integer
+from dpfp_ray.privacy.sampling import derived_seed, fresh_seed, keyed_integer
 from dpfp_ray.privacy.statement import statement, verdict
 from dpfp_ray.training import machine, one_release
 from dpfp_ray.training.checkpoints import forget_state, refuse_changed_files
@@ -45,7 +49,7 @@ class Inputs:
     data: Data
     label_names: tuple[str, ...]
     representation: str
-    # Set when the encoder comes from elsewhere than this machine's disk (Ray's object store).
+    # Set when the encoder is not on this machine's disk: in Ray's object store, or the caller's.
     make_model: Callable[[Plan, int], Classifier] | None = None
 
 
@@ -62,26 +66,51 @@ class Prepared:
         return self.inputs.data
 
 
-def load_inputs(plan: Plan, task: Task | None = None) -> Inputs:
+def load_inputs(plan: Plan, task: Task | None = None, own: OwnEncoder | None = None) -> Inputs:
     """Load and tokenise; with a frozen encoder, also encode (`representations.py`).
 
+    `task` and `own` are what the caller holds in memory, in place of what the plan would load.
     Nothing here depends on method, budget or seed.
     """
-    representation = resolve_representation(plan.model, plan.representation)
-    task = task or load_task(plan)
-    tokenizer = load_tokenizer(plan.model)
-    train_tokens = tokenise(task.train, tokenizer, plan.max_length, f"{task.name} train")
-    dev_tokens = {
-        name: tokenise(split, tokenizer, plan.max_length, name) for name, split in task.dev.items()
-    }
-    data = Data(train_tokens, dict(dev_tokens))
-    if plan.scope == "head":
-        options = (plan.model, representation, plan.precision)
-        data = Data(
-            represent(train_tokens, *options, f"{task.name} train"),
-            {name: represent(table, *options, name) for name, table in dev_tokens.items()},
+    if own is None and plan.model.startswith(CUSTOM):
+        raise UserError(
+            f"model {plan.model} is a module in the memory of another call; give encoder= to "
+            f"train(), or save it to a folder with save_pretrained and name that"
         )
-    return Inputs(data, task.label_names, representation)
+    resolve = own.resolve_representation if own else partial(resolve_representation, plan.model)
+    representation = resolve(plan.representation)
+    task = task or load_task(plan)
+    tokenizer = own.tokenizer if own else load_tokenizer(plan.model)
+
+    def table(split: Split, name: str) -> Table:
+        tokens = tokenise(split, tokenizer, plan.max_length, name)
+        if plan.scope != "head":
+            return tokens
+        if own:
+            return own.represent(tokens, representation, plan.precision)
+        return represent(tokens, plan.model, representation, plan.precision, name)
+
+    data = Data(
+        table(task.train, f"{task.name} train"),
+        {name: table(split, name) for name, split in task.dev.items()},
+    )
+    make_model = partial(_own_classifier, own, data, len(task.label_names)) if own else None
+    return Inputs(data, task.label_names, representation, make_model)
+
+
+def _own_classifier(
+    own: OwnEncoder, data: Data, classes: int, plan: Plan, head_seed: int
+) -> Classifier:
+    model = own.classifier(
+        plan.representation,
+        classes,
+        dropout=plan.dropout,
+        head_seed=head_seed,
+        frozen=plan.scope == "head",
+    )
+    if plan.scope == "all":
+        freeze_unreached(model, data)
+    return model
 
 
 def prepare(plan: Plan, inputs: Inputs | None = None) -> Prepared:
@@ -246,7 +275,7 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def make_folder(name: str) -> Path:
+def make_folder(name: str | Path) -> Path:
     folder = Path(name).expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -279,6 +308,30 @@ def finished_result(folder: Path, plan: Plan, *, with_audit: bool = False) -> di
     refuse_changed_files(plan, folder / RESULT)
     forget_state(folder)  # still there if the run was killed right after its result
     return dict(found)
+
+
+def data_mark(data: Data, own: OwnEncoder | None, seed: int) -> str:
+    """Whether data (and an encoder) in memory are the same as before, for the resume file only.
+
+    Keyed by the secret seed and gone with it: a plain hash of private records would be a release.
+    """
+    key = derived_seed(seed, "data mark").to_bytes(16, "big")
+    digest = hashlib.blake2b(digest_size=16, key=key)
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for part in sorted(value):
+                add(f"{name} {part}", value[part])
+        elif isinstance(value, np.ndarray):
+            digest.update(f"{name} {value.dtype} {value.shape}".encode())
+            digest.update(np.ascontiguousarray(value).data)
+
+    for split, table in {"": data.train, **data.dev}.items():
+        for field in dataclasses.fields(cast(Any, table)):
+            add(f"{split} {field.name}", getattr(table, field.name))
+    if own is not None:
+        add("encoder", {k: v.cpu().double().numpy() for k, v in own.module.state_dict().items()})
+    return digest.hexdigest()
 
 
 def write_result(

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.cli.compare import parse_settings, plan_cells
+from dpfp_ray.cli.compare import parse_settings
 from dpfp_ray.cli.main import main
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import make_plan
+from dpfp_ray.sweeps.cells import plan_cells
 from tests.support.ray_runs import records
 
 METHODS = "non_private,dpfp,dpsgd"
@@ -140,7 +141,7 @@ def test_every_row_is_audited_and_its_verdict_is_everywhere(
     ("arguments", "words"),
     [
         (["--epsilon", "inf"], "use --methods non_private"),
-        (["--epsilon", "3,x"], "'x' is not a number"),
+        (["--epsilon", "3,x"], "'3,x' is not a list of numbers"),
         (["--epsilon", "0"], "above 0"),
         (["--methods", "dpfd"], "did you mean 'dpfp'?"),
         (["--methods", "dpfp:momints"], "did you mean 'moments'?"),

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 
 from dpfp_ray import __version__
-from dpfp_ray.cli.main import VERBS, build_parser, main
+from dpfp_ray.cli.main import VERBS, VerbParser, build_parser, main
 from dpfp_ray.plan.errors import UserError
 
 CALIBRATE = ["calibrate", "--records", "1000", "--accountant", "gdp", "--epsilon", "3"]
@@ -33,7 +33,10 @@ def fails(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def sub_parsers() -> dict[str, argparse.ArgumentParser]:
     actions = build_parser()._subparsers
     assert actions is not None
-    return dict(actions._group_actions[0].choices)  # type: ignore[arg-type]
+    parsers: dict[str, VerbParser] = dict(actions._group_actions[0].choices)  # type: ignore[arg-type]
+    for parser in parsers.values():
+        parser.load()
+    return dict(parsers)
 
 
 @pytest.mark.parametrize("verb", VERBS)

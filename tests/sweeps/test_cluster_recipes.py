@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dpfp_ray.cli.main import build_parser
-from dpfp_ray.cli.sweep import split_change
+from dpfp_ray.cli.options import split_change
 from dpfp_ray.sweeps.cluster import plan_resources
 from dpfp_ray.sweeps.spaces import read_search_space
 

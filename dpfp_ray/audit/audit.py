@@ -1,0 +1,105 @@
+"""Measure what a trained model leaks, and hold it against the stated ε (see docs/auditing.md)."""
+
+from pathlib import Path
+from typing import Any
+
+from dpfp_ray.audit import audited_run
+from dpfp_ray.data import Task
+from dpfp_ray.data.memory import in_memory
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.training import run
+from dpfp_ray.training.checkpoints import load_state
+from dpfp_ray.training.console import Interrupted, SilentReporter, choose_reporter
+from dpfp_ray.training.machine import use_threads
+from dpfp_ray.training.train import Run, refuse_other_data
+
+
+class AuditedRun(Run):
+    """A run with canaries in its data. Its model is not kept: it is no release."""
+
+    @property
+    def audit(self) -> dict[str, Any]:
+        """The bound, what it rests on, and what was stated."""
+        found: dict[str, Any] = self.record["audit"]
+        return found
+
+    @property
+    def epsilon_at_least(self) -> float:
+        """What the right guesses prove about ε, at the audit's confidence."""
+        return float(self.audit["epsilon"])
+
+    @property
+    def outcome(self) -> str:
+        """refuted: the stated ε is wrong; consistent: this audit found no contradiction."""
+        return str(self.audit["verdict"])
+
+    def __repr__(self) -> str:
+        stated = self.audit["stated_epsilon"]
+        against = "" if stated is None else f" against {stated:g} stated"
+        return (
+            f"<audit of {self.plan['method']} on {self.plan['task']}: "
+            f"ε ≥ {self.epsilon_at_least:.3f}{against}, {self.outcome}, in {self.folder}>"
+        )
+
+
+def audit(
+    plan: Plan,
+    *,
+    output: str | Path,
+    canaries: int = 1000,
+    family: str | None = None,
+    access: str = "white_box",
+    confidence: float = 0.95,
+    data: Any = None,
+    dev: Any = None,
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
+    seed: int | None = None,
+    membership_seed: int | None = None,
+    overwrite: bool = False,
+    threads: int | None = None,
+    reporter: str = "auto",
+) -> AuditedRun:
+    """Train once with canaries by the ordinary loop, and guess which of them were in.
+
+    canaries    how many records' places they take; each is in or out by a fair coin
+    family      kind of canary: mislabelled or unused_token (default: the method's most telling)
+    access      what the auditor sees: black_box, the model's outputs, or white_box, all that is
+                released
+    confidence  of the bound
+
+    Everything else is as in `train`. Stopped, the same call continues.
+    """
+    reporters = choose_reporter(reporter)
+    settings = audited_run.Settings(canaries, family, access, confidence)
+    use_threads(threads)
+    folder = run.make_folder(output)
+    if overwrite:
+        audited_run.discard(folder)
+    task: Task | None = None
+    if data is not None:
+        plan, task = in_memory(plan, data, dev=dev, text=text, pair=pair, label=label)
+
+    def listen(prepared: run.Prepared, seed: int, scratch: Path) -> SilentReporter:
+        mark = None if task is None else run.data_mark(prepared.data, None, seed)
+        state = load_state(scratch, prepared.plan)
+        if state is not None:
+            refuse_other_data(state, mark, folder)
+        noise, name = prepared.noise_multiplier, f"audit {plan.method}"
+        return reporters(prepared.plan, noise, name, scratch, seed, True, mark)
+
+    try:
+        record = audited_run.audit_in(
+            folder,
+            plan,
+            settings,
+            listen,
+            seed=seed,
+            membership_seed=membership_seed,
+            task=task,
+            say=reporters.say,
+        )
+    except Interrupted:
+        raise Interrupted(f"stopped; saved in {folder}. The same command continues it.") from None
+    return AuditedRun(record, folder)

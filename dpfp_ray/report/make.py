@@ -1,0 +1,33 @@
+"""A report from the records of any number of runs, comparisons, sweeps and audits."""
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpfp_ray.report.page import make_report, write_report
+from dpfp_ray.results.store import load_records
+
+
+@dataclass(frozen=True)
+class WrittenReport:
+    """Where a report is: `index` opens in a browser, `files` are below its folder."""
+
+    index: Path
+    files: list[str]
+    headline: str
+
+
+def report(
+    places: str | Path | Iterable[str | Path], *, output: str | Path, title: str | None = None
+) -> WrittenReport:
+    """Write tables, figures and one page about all results below `places` into `output`.
+
+    The same records give the same report. What was not run is shown as missing.
+    """
+    places = [places] if isinstance(places, str | Path) else list(places)
+    records = load_records(*places)
+    command = shlex.join(["dpfp", "report", *map(str, places), "--output", str(output)])
+    made = make_report(records, command, title)
+    folder = Path(output).expanduser()
+    return WrittenReport(folder / "index.html", write_report(made, folder), made.headline)

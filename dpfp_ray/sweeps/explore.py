@@ -1,0 +1,170 @@
+"""Explore any plan fields under one privacy budget, on Ray. Stopped or killed, the same call
+continues and repeats no finished trial.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from dpfp_ray.data.terminal import stderr
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.privacy.selection import check_search, parse_selection
+from dpfp_ray.privacy.statement import brief
+from dpfp_ray.results.load import as_frame
+from dpfp_ray.results.query import sort_rows
+from dpfp_ray.results.rows import Row, flatten
+from dpfp_ray.results.store import Record, Store
+from dpfp_ray.sweeps import cost
+from dpfp_ray.sweeps.cluster import default_address
+from dpfp_ray.sweeps.cost import Cost
+from dpfp_ray.sweeps.runner import RayOptions, Runner
+from dpfp_ray.sweeps.search_space import SearchSpace
+from dpfp_ray.sweeps.spaces import read_search_space
+from dpfp_ray.sweeps.state import resolve_storage
+from dpfp_ray.sweeps.sweep import InputsOnce, bind_trial, run_sweep
+from dpfp_ray.training.console import Interrupted
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class RayChoices(TypedDict, total=False):
+    """Where trials run and with how much; see `runner.RayOptions`.
+
+    address  local starts Ray here (default), auto joins this machine's cluster, or ray://HOST:PORT
+    seed     fixes the secret seed, for tests only
+    tracker  mlflow, wandb or tensorboard
+    """
+
+    address: str | None
+    workers: int
+    cpus_per_worker: int | None
+    gpus_per_worker: float
+    concurrency: int | None
+    seed: int | None
+    tracker: str | None
+
+
+def ray_options(choices: RayChoices) -> RayOptions:
+    given: dict[str, Any] = {**choices}
+    given["address"] = choices.get("address") or default_address()
+    return RayOptions(**given)
+
+
+@dataclass(frozen=True, repr=False)
+class Results:
+    """A finished sweep: its trials' records, and what choosing among them costs."""
+
+    storage: str
+    space: SearchSpace
+    records: list[Record]
+    costs: list[Cost]
+
+    @property
+    def rows(self) -> list[Row]:
+        """One flat row for each trial, the best first."""
+        return sort_rows([flatten(record) for record in self.records], "accuracy")
+
+    @property
+    def best(self) -> Record | None:
+        """The record of the trial with the best accuracy."""
+        chosen = self.rows[0]["id"] if self.records else None
+        return next((r for r in self.records if flatten(r)["id"] == chosen), None)
+
+    @property
+    def statement(self) -> str:
+        """What may be said about the best trial's privacy."""
+        facts = (self.best or {}).get("statement")
+        return "" if facts is None else brief(facts)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        return as_frame(self.rows)
+
+    def __repr__(self) -> str:
+        return f"<sweep {self.space.name}: {len(self.records)} trials in {self.storage}>"
+
+
+def sweep(
+    space: str | Path | SearchSpace,
+    *,
+    storage: str | Path | None = None,
+    changes: Mapping[str, Any] | None = None,
+    samples: int | None = None,
+    selection: str | None = None,
+    encoder: None = None,
+    **ray: Unpack[RayChoices],
+) -> Results:
+    """Run all trials of a search space, each calibrated to the same budget before it starts.
+
+    space      a YAML file (see search_spaces/), or one that was read
+    storage    folder or URI of the results (default: runs/NAME of the space)
+    changes    keys of the space to change, or plan fields to fix
+    samples    how many trials (random, tpe)
+    selection  what releasing the best trial is charged as: composition (default) counts every
+               trial; logarithmic:N, geometric:N, poisson:N draw their number at random
+    """
+    refuse_encoder(encoder)
+    if not isinstance(space, SearchSpace):
+        given = {**(changes or {}), **({} if samples is None else {"samples": samples})}
+        space = read_search_space(space, {key: as_text(value) for key, value in given.items()})
+    elif changes:
+        raise UserError("changes are for a space in a file; change this one itself")
+    elif samples is not None:
+        space = dataclasses.replace(space, samples=samples)
+    place = resolve_storage(str(storage or f"runs/{space.name}"))
+    options, inputs_of = ray_options(ray), InputsOnce()
+    costs = None
+    if selection:
+        chosen = parse_selection(selection)
+        check_search(chosen, space.search, space.scheduler)
+        if chosen.repeats:
+            bind = partial(_bind, space, inputs_of)
+            costs = [cost.chosen_cost(space, chosen, bind)]
+            count = cost.draw_count(place, chosen, options.seed)
+            if count == 0:
+                stderr.print("the draw says no trial at all: nothing is run, nothing is released")
+                return Results(place, space, [], [])
+            space = dataclasses.replace(space, samples=count, seeds=1)
+    try:
+        with Runner(space.name, place, options, inputs_of) as runner:
+            run_sweep(space, runner)
+    except KeyboardInterrupt:
+        raise stopped(place) from None
+    return Results(place, space, *close(place, costs))
+
+
+def _bind(space: SearchSpace, inputs_of: InputsOnce, chosen: dict[str, Any]) -> Any:
+    return bind_trial(space.plan_values(chosen), inputs_of)
+
+
+def close(storage: str, costs: list[Cost] | None = None) -> tuple[list[Record], list[Cost]]:
+    """Write what the whole costs into every statement, and the table beside the records.
+
+    Trials that only served to choose among others are part of the cost.
+    """
+    store = Store(storage)
+    records = store.records()
+    costs = costs or cost.composed_cost(records)
+    cost.write_cost(storage, records, costs)
+    store.export()
+    return store.records(), costs
+
+
+def stopped(storage: str) -> Interrupted:
+    return Interrupted(f"stopped; what is finished is in {storage}. The same command continues.")
+
+
+def refuse_encoder(encoder: Any) -> None:
+    if encoder is not None:
+        raise UserError(
+            f"encoder is a {type(encoder).__name__} in memory, which other machines do not have; "
+            f"save it to a folder with save_pretrained and give that as model"
+        )
+
+
+def as_text(value: Any) -> str:
+    """As it would stand after `--set KEY=`."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

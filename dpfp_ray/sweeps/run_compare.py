@@ -1,0 +1,132 @@
+"""Several methods at equal ε, on the same data, by the same accountant, and one table. Stopped or
+killed, the same call continues and repeats no finished run.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dpfp_ray
+from dpfp_ray.data import Task
+from dpfp_ray.data.memory import in_memory
+from dpfp_ray.plan.defaults import METHODS
+from dpfp_ray.plan.errors import UserError, unknown
+from dpfp_ray.plan.plan import FIELDS
+from dpfp_ray.plan.values import field_name, make_plan
+from dpfp_ray.results.store import Record, Store
+from dpfp_ray.sweeps import compare as parts
+from dpfp_ray.sweeps.audits import audit_trials, with_verdicts, write_verdicts
+from dpfp_ray.sweeps.cells import check_budgets, check_methods, plan_cells
+from dpfp_ray.sweeps.cost import Cost
+from dpfp_ray.sweeps.explore import RayChoices, close, ray_options, refuse_encoder, stopped
+from dpfp_ray.sweeps.runner import Runner
+from dpfp_ray.sweeps.state import resolve_storage
+from dpfp_ray.sweeps.sweep import InputsOnce
+from dpfp_ray.training.run import load_inputs
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """A finished comparison: one of `rows` for each (method, ε), and the records behind them."""
+
+    storage: str
+    rows: list[dict[str, Any]]
+    records: list[Record]
+    costs: list[Cost]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        import pandas
+
+        return pandas.DataFrame(self.rows)
+
+    def report(self, folder: str | Path, *, title: str | None = None) -> Any:
+        """Tables, figures and a page about it, see `dpfp_ray.report`."""
+        return dpfp_ray.report(self.storage, output=folder, title=title)
+
+    def __repr__(self) -> str:
+        return parts.markdown(self.rows)
+
+
+def compare(
+    *,
+    output: str | Path,
+    methods: str | Iterable[str] = METHODS,
+    epsilon: float | Iterable[float] = 3.0,
+    seeds: int = 1,
+    match: str | None = None,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    tune: int | None = None,
+    audit: int | bool | None = None,
+    data: Any = None,
+    dev: Any = None,
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
+    encoder: None = None,
+    **fields: Any,
+) -> Comparison:
+    """Run every method at every budget, `seeds` times, and sum up.
+
+    output    folder or URI of the results
+    methods   such as ["non_private", "dpfp:moments", "dpsgd:head"] (default: all)
+    epsilon   one budget or several
+    match     "batch": every method gets the same batch size (default 32)
+    settings  plan fields for one method only, such as {"dpfp": {"learning_rate": 1e-4}}
+    tune      first try so many random settings of each method at each ε, then compare the best
+    audit     also audit every row, with so many canaries (True: 1000)
+    data      in place of files, see `train`
+
+    Any other keyword is a plan field that all methods share (task, model, epochs, …), or one of
+    `explore.RayChoices`.
+    """
+    refuse_encoder(encoder)
+    ray: Any = {name: fields.pop(name) for name in RayChoices.__annotations__ if name in fields}
+    for name in fields:
+        if field_name(name) not in FIELDS:
+            raise UserError(unknown("keyword", name, (*FIELDS, *RayChoices.__annotations__)))
+    names = check_methods([methods] if isinstance(methods, str) else methods)
+    budgets = check_budgets([epsilon] if isinstance(epsilon, int | float) else epsilon)
+    task: Task | None = None
+    if data is not None:
+        fields, task = _with_data(fields, data, dev=dev, text=text, pair=pair, label=label)
+    own = {key: dict(values) for key, values in (settings or {}).items()}
+    cells = plan_cells(names, budgets, fields, match, own)
+    canaries = 1000 if audit is True else audit or None
+
+    storage, options = resolve_storage(str(output)), ray_options(ray)
+    inputs_of = InputsOnce(partial(load_inputs, task=task))
+    trials = parts.bind_cells(cells, seeds, inputs_of)
+    try:
+        with Runner(Path(storage).name, storage, options, inputs_of) as runner:
+            if tune:
+                cells = parts.tuned_cells(cells, runner, tune)
+                trials = parts.bind_cells(cells, seeds, inputs_of)
+            runner.run(trials, varied=parts.differing(trials))
+            audits = audit_trials(trials, storage, options, canaries, task)
+    except KeyboardInterrupt:
+        raise stopped(storage) from None
+    store = Store(storage)
+    write_verdicts(store, audits)
+    records, costs = close(storage)
+    chosen = {trial.id for trial in trials}
+    shown = [record for record in records if record["trial"]["id"] in chosen]
+    rows = with_verdicts(parts.summarise(shown), audits)
+    store.files.write("table.md", parts.markdown(rows).encode())
+    return Comparison(storage, rows, shown, costs)
+
+
+def _with_data(fields: dict[str, Any], data: Any, **columns: Any) -> tuple[dict[str, Any], Task]:
+    """The shared plan fields with those that name the data, and the data."""
+    named = ("task", "train_file", "dev_file", "data_dir", "labels", "max_train", "max_dev")
+    about = (*named, "bad_rows", "text_column", "pair_column", "label_column")
+    given = {field_name(name): value for name, value in fields.items()}
+    plan, task = in_memory(
+        make_plan({k: v for k, v in given.items() if k in about}), data, **columns
+    )
+    known = {name: getattr(plan, name) for name in about if getattr(plan, name) is not None}
+    return {**given, **known}, task

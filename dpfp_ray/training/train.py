@@ -1,0 +1,169 @@
+"""One run: one method, one budget, one task. Stopped at any time, the same call continues it and
+ends with the same weights and the same ε as a run that was never stopped.
+"""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dpfp_ray.data import Task
+from dpfp_ray.data.memory import in_memory
+from dpfp_ray.models.classifier import Classifier
+from dpfp_ray.models.own_encoder import OwnEncoder
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.sampling import fresh_seed
+from dpfp_ray.privacy.statement import brief
+from dpfp_ray.training import run
+from dpfp_ray.training.checkpoints import load_state
+from dpfp_ray.training.console import choose_reporter
+from dpfp_ray.training.loop import State
+from dpfp_ray.training.machine import use_threads
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """A finished run. `record` holds all facts, as in result.json; there is no secret in it.
+
+    `folder` is where it was written, None if it was not. `model` is the trained classifier, None if
+    the result was found finished in `folder`.
+    """
+
+    record: dict[str, Any]
+    folder: Path | None = None
+    model: Classifier | None = field(default=None, compare=False)
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The plan's fields, with all that the data filled in."""
+        found: dict[str, Any] = self.record["plan"]
+        return found
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.record["metrics"]["accuracy"])
+
+    @property
+    def epsilon(self) -> float | None:
+        """What was spent, by the accountant that the noise was calibrated by."""
+        spent = self.record["privacy"]["epsilon"].get(self.plan["accountant"])
+        return None if spent is None else float(spent)  # JSON has an infinite ε as "inf"
+
+    @property
+    def guarantee(self) -> str:
+        """proved, nominal or none."""
+        return str(self.record["privacy"]["guarantee"])
+
+    @property
+    def statement(self) -> str:
+        """What may be said about the run's privacy, in a few lines."""
+        return brief(self.record["statement"])
+
+    def __repr__(self) -> str:
+        name = self.plan["method"] + (
+            f" {self.plan['mode']}" if self.plan["mode"] != "paper" else ""
+        )
+        budget = "" if self.epsilon is None else f", ε = {self.epsilon:.3f} ({self.guarantee})"
+        place = "" if self.folder is None else f", in {self.folder}"
+        return f"<{name} on {self.plan['task']}: accuracy {self.accuracy:.4f}{budget}{place}>"
+
+
+def train(
+    plan: Plan,
+    *,
+    output: str | Path | None = None,
+    data: Any = None,
+    dev: Any = None,
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
+    encoder: Any = None,
+    tokenizer: Any = None,
+    seed: int | None = None,
+    overwrite: bool = False,
+    weights: bool = True,
+    threads: int | None = None,
+    reporter: str = "auto",
+) -> Run:
+    """Train as planned.
+
+    output     folder for the result, the weights and, while unfinished, what continues it; without
+               one nothing is written
+    data, dev  in place of files: a DataFrame, a datasets.Dataset or dict of its splits,
+               (texts, labels), or a dict of columns; text, pair and label name its columns
+    encoder    your own torch.nn.Module from input_ids and attention_mask to hidden states, with its
+               tokenizer; the run trains a copy
+    seed       fixes the secret seed; a known seed makes the noise known: for tests, not for release
+    overwrite  discards what is in output
+    weights    whether to write the trained weights
+    threads    CPU threads (default: all cores)
+    reporter   auto, terminal, notebook or silent
+    """
+    reporters = choose_reporter(reporter)
+    use_threads(threads)
+    folder = None if output is None else run.make_folder(output)
+    task: Task | None = None
+    if data is not None:
+        plan, task = in_memory(plan, data, dev=dev, text=text, pair=pair, label=label)
+    own = own_encoder(encoder, tokenizer)
+    if own is not None:
+        plan = replace(plan, model=own.name)
+    prepared = run.prepare(plan, run.load_inputs(plan, task, own))
+
+    say = reporters.say
+    state: State | None = None
+    if folder is not None:
+        if overwrite:
+            run.discard(folder)
+        known = run.finished_result(folder, prepared.plan)
+        if known is not None:
+            doubt = "" if task is None else " (perhaps of other data: none are kept to compare)"
+            say(f"{folder} already holds this plan's result{doubt}; --overwrite runs it again")
+            return Run(known, folder)
+        state = load_state(folder, prepared.plan)
+    seed, seed_known = settle_seed(seed, state, folder)
+    mark = None if task is None and own is None else run.data_mark(prepared.data, own, seed)
+    if state is not None:
+        refuse_other_data(state, mark, folder)
+        say(f"continuing after step {state['progress']['step']:,} of {prepared.plan.steps:,}")
+    with reporters(
+        prepared.plan,
+        prepared.noise_multiplier,
+        prepared.plan.method,
+        folder,
+        seed,
+        seed_known,
+        mark,
+    ) as listener:
+        record, model = run.run(prepared, listener, seed=seed, state=state, seed_known=seed_known)
+    if folder is not None:
+        run.write_result(folder, record, model if weights else None, prepared.plan)
+    return Run(record, folder, model)
+
+
+def own_encoder(encoder: Any, tokenizer: Any) -> OwnEncoder | None:
+    if (encoder is None) != (tokenizer is None):
+        missing = "tokenizer" if tokenizer is None else "encoder"
+        raise UserError(f"encoder and tokenizer belong together; give {missing}= too")
+    return None if encoder is None else OwnEncoder(encoder, tokenizer)
+
+
+def settle_seed(given: int | None, state: State | None, folder: Path | None) -> tuple[int, bool]:
+    """The run's seed (given, or of the unfinished run, or new), and whether anybody knows it."""
+    if state is None:
+        return (fresh_seed(), False) if given is None else (given, True)
+    if given not in (None, state["seed"]):
+        raise UserError(
+            f"{folder} holds an unfinished run with another seed; drop --seed to continue it, "
+            f"or use --overwrite"
+        )
+    return state["seed"], given is not None or state["seed_known"]
+
+
+def refuse_other_data(state: State, mark: str | None, folder: Path | None) -> None:
+    """Files tell by their times (`refuse_changed_files`), what is in memory by its mark."""
+    if mark is not None and state.get("data_mark") != mark:
+        raise UserError(
+            f"{folder} holds an unfinished run on other data, or from another encoder; use another "
+            f"--output, or --overwrite"
+        )

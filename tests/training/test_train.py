@@ -1,0 +1,128 @@
+"""`train` with what a notebook holds in memory: data, an encoder, a tokenizer."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpfp_ray.models.pretrained import load_tokenizer
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.training import console
+from dpfp_ray.training.console import Interrupted, SilentReporter
+from dpfp_ray.training.train import train
+from tests.support.tiny_runs import tiny_split
+
+
+class Words(nn.Module):
+    """A hand-written encoder: one vector a token, and one layer on it."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, 16)
+        self.mix = nn.Linear(16, 16)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return torch.tanh(self.mix(self.embed(input_ids)))
+
+
+@pytest.fixture
+def own(tiny_task: dict[str, Any]) -> dict[str, Any]:
+    tokenizer = load_tokenizer(tiny_task["model"])
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return {"encoder": Words(len(tokenizer)), "tokenizer": tokenizer}
+
+
+def rows(count: int = 120, seed: int = 1) -> tuple[list[str], list[str]]:
+    split = tiny_split(count, seed)
+    return split.texts, [("negative", "positive")[label] for label in split.labels]
+
+
+QUICK = {"threads": 1, "reporter": "silent", "seed": 5}
+
+
+def quick_plan(method: str = "dpfp", **changes: Any) -> Plan:
+    private = {} if method == "non_private" else {"accountant": "gdp", "epsilon": 8.0}
+    usual = {"batch_size": 8, "epochs": 2, "learning_rate": 1e-2}
+    return Plan(method=method, **{**usual, **private, **changes})
+
+
+@pytest.mark.parametrize("method", ["non_private", "dpfp", "dpsgd"])
+def test_an_encoder_of_ones_own_is_trained(method: str, own: dict[str, Any]) -> None:
+    before = {name: value.clone() for name, value in own["encoder"].state_dict().items()}
+    run = train(quick_plan(method), data=rows(), **own, **QUICK)
+    assert run.plan["model"] == "custom:Words"
+    assert run.plan["representation"] == "mean"
+    assert run.model is not None
+    trained = run.model.encoder.inner.state_dict()
+    assert all(not torch.equal(trained[name], before[name]) for name in before)
+    assert all(torch.equal(own["encoder"].state_dict()[name], before[name]) for name in before)
+
+
+def test_it_learns_where_nothing_is_hidden(own: dict[str, Any]) -> None:
+    run = train(quick_plan("non_private", epochs=6), data=rows(), dev=rows(40, 2), **own, **QUICK)
+    assert run.accuracy > 0.9
+
+
+def test_a_head_is_trained_on_it_frozen(own: dict[str, Any]) -> None:
+    plan = Plan(mode="moments", accountant="gdp", epsilon=8.0)
+    run = train(plan, data=rows(), **own, **QUICK)
+    assert run.record["cost"]["parameters"] == 16 * 2 + 2
+    assert run.guarantee == "proved"
+
+
+def test_an_encoder_needs_its_tokenizer(own: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="give tokenizer= too"):
+        train(quick_plan(), data=rows(), encoder=own["encoder"])
+
+
+def test_a_module_that_is_no_encoder_is_refused(own: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="custom:Linear gives no hidden states"):
+        train(quick_plan(), data=rows(), encoder=nn.Linear(2, 2), tokenizer=own["tokenizer"])
+
+
+def test_a_custom_model_is_not_looked_for_on_disk() -> None:
+    with pytest.raises(UserError, match="save it to a folder"):
+        train(quick_plan(model="custom:Words"), data=rows())
+
+
+class Stopping(SilentReporter):
+    """Gets a Ctrl-C after the first epoch."""
+
+    def show_epoch(self, record: dict[str, Any]) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def unfinished(own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    with monkeypatch.context() as patch:
+        patch.setitem(console.REPORTERS, "silent", Stopping)
+        with pytest.raises(Interrupted):
+            train(quick_plan(), data=rows(), output=tmp_path, **own, **QUICK)
+    return tmp_path
+
+
+def test_a_run_on_data_in_memory_is_continued(unfinished: Path, own: dict[str, Any]) -> None:
+    run = train(quick_plan(), data=rows(), output=unfinished, **own, **QUICK)
+    whole = train(quick_plan(), data=rows(), **own, **QUICK)
+    assert run.model is not None
+    assert whole.model is not None
+    theirs = whole.model.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in run.model.state_dict().items())
+
+
+def test_a_run_is_not_continued_on_other_data_of_the_same_size(
+    unfinished: Path, own: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError, match="on other data"):
+        train(quick_plan(), data=rows(seed=3), output=unfinished, **own, **QUICK)
+
+
+def test_a_run_is_not_continued_from_another_encoder(unfinished: Path, own: dict[str, Any]) -> None:
+    other = {**own, "encoder": Words(len(own["tokenizer"]))}
+    with pytest.raises(UserError, match="another encoder"):
+        train(quick_plan(), data=rows(), output=unfinished, **other, **QUICK)
