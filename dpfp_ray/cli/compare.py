@@ -135,6 +135,8 @@ def variant(name: str) -> dict[str, str]:
         return {"method": method}
     modes, scopes = modes_of(method), scopes_of(method)
     kinds = (*(modes if len(modes) > 1 else ()), *scopes[1:])
+    if not kinds:
+        raise UserError(f"{method} has no variants, so no {kind!r}; write {method} alone")
     if kind not in kinds:
         raise UserError(unknown(f"variant of {method}", kind, kinds))
     return {"method": method, "mode" if kind in modes else "scope": kind}

@@ -84,8 +84,10 @@ def _check_method(plan: "Plan") -> None:
         raise UserError(f"{spec.title}{why}; use scope {' or '.join(spec.scopes)}, or drop scope")
     for name, unused in USED_BY_SOME.items():
         if name not in spec.uses and (value := getattr(plan, name)) != unused:
-            users = " and ".join(other.title for other in users_of(name).values())
-            raise UserError(f"{name} is {value}, but belongs to {users}, not {spec.title}; drop it")
+            users = " or ".join(other.title for other in users_of(name).values())
+            raise UserError(
+                f"{name} is {value}, but {spec.title} does not use it; drop it, or use {users}"
+            )
     if plan.scope == "head" and plan.dropout:
         raise UserError("dropout acts in the encoder, which scope head freezes; drop it")
     if plan.label_epsilon is not None:
