@@ -143,10 +143,11 @@ import sys
 from dpfp_ray.results.store import Store
 from tests.support.result_records import make_record
 store, n = Store(sys.argv[1]), 0
+records = [{**make_record(f"t{n}"), "padding": "x" * 200_000} for n in range(5)]
 print("ready", flush=True)
 while True:
     n += 1
-    store.put({**make_record(f"t{n % 5}"), "padding": "x" * 200_000})
+    store.put(records[n % 5])
 """
 
 
