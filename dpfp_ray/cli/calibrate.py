@@ -73,5 +73,5 @@ def show(found: "Calibration") -> None:
             f"σ² relative to M = 1: {found.noise_power_ratio:.3f} "
             f"(the paper's 1/M: {found.noise_power_ratio_claimed:.3f}, reached only for C/σ ≪ 1)"
         )
-    if plan.method == "dpfp":
-        stdout.print("For DP-FP these ε are nominal: see docs/privacy.md.")
+    if plan.spec.guarantee == "nominal":
+        stdout.print(f"For {plan.spec.label} these ε are nominal: see docs/privacy.md.")

@@ -8,8 +8,8 @@ Examples:
 
 A method may carry a variant: dpfp:release_once and dpfp:moments are DP-FP's proved modes,
 METHOD:head trains the head only. Each method runs with the hyperparameters its own paper found good
-(dpfp_ray/defaults.py) unless a flag says otherwise; `--match batch` gives all of them the same
-batch size. Stopped or killed, the same command continues and repeats no finished run.
+(see its file in dpfp_ray/methods/) unless a flag says otherwise; `--match batch` gives all of them
+the same batch size. Stopped or killed, the same command continues and repeats no finished run.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from dpfp_ray.cli.options import (
     split_change,
 )
 from dpfp_ray.data.whole_files import to_json
-from dpfp_ray.plan.defaults import METHODS
 from dpfp_ray.plan.errors import UserError, unknown
+from dpfp_ray.plan.method_spec import METHODS
 from dpfp_ray.plan.plan import FIELDS
 from dpfp_ray.plan.values import field_name
 from dpfp_ray.sweeps.cells import check_budgets, check_methods

@@ -5,6 +5,7 @@ its own marker and line, so that a grey print can be read. Names from data are d
 matplotlib's $…$ markup is off.
 """
 
+import functools
 import io
 import textwrap
 import zlib
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dpfp_ray.plan.method_spec import FIRST_MODE, all_specs
 from dpfp_ray.results.summary import Cell
 
 if TYPE_CHECKING:
@@ -27,17 +29,20 @@ class Look(NamedTuple):
     dashes: str
 
 
-# By the name of `results.summary.label`. A method that is not here needs no entry: it keeps its
-# own name and takes one of `_MORE`.
-LOOKS = {
-    "non_private": Look("Non-DP", "#000000", "x", "--"),
-    "dpfp": Look("DP-FP", "#D55E00", "o", "-"),
-    "dpsgd": Look("DP-SGD", "#0072B2", "s", "-"),
-    "rgp": Look("RGP", "#009E73", "^", "-"),
-    "dpfp release_once": Look("DP-FP (release once)", "#CC79A7", "D", "-."),
-    "dpfp moments": Look("DP-FP (moments)", "#E69F00", "v", "-."),
-    "dpsgd head": Look("DP-SGD (head)", "#56B4E9", "P", ":"),
-}
+@functools.cache
+def known_looks() -> dict[str, Look]:
+    """What the methods' specs say, by the names of `results.summary.label`."""
+    looks = {}
+    for spec in all_specs().values():
+        name = spec.method if spec.mode == FIRST_MODE else f"{spec.method} {spec.mode}"
+        if spec.style:
+            looks[name] = Look(spec.label, *spec.style)
+        if spec.head_style:
+            looks[f"{name} head"] = Look(f"{spec.label} (head)", *spec.head_style)
+    return looks
+
+
+# A method without a look of its own keeps its name and takes one of these.
 _MORE = (
     ("#7F7F7F", "*", ":"),
     ("#8C564B", "<", ":"),
@@ -128,9 +133,9 @@ def clean(text: str, longest: int = 400) -> str:
 def method_label(name: str) -> str:
     """A method's name for people: `dpfp moments` is DP-FP (moments)."""
     method, _, variant = name.partition(" ")
-    if name in LOOKS or method not in LOOKS:
-        return LOOKS[name].label if name in LOOKS else name
-    return f"{LOOKS[method].label} ({variant.replace(' ', ', ').replace('_', ' ')})"
+    if name in known_looks() or method not in known_looks():
+        return known_looks()[name].label if name in known_looks() else name
+    return f"{known_looks()[method].label} ({variant.replace(' ', ', ').replace('_', ' ')})"
 
 
 def cell_label(cell: Cell) -> str:
@@ -141,21 +146,21 @@ def cell_label(cell: Cell) -> str:
 def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Colour, marker and dashes for each method of a figure.
 
-    Methods of `LOOKS` always look the same. The others do too, unless two of one figure would look
-    alike: their place in `_MORE` comes from their name.
+    Methods of `known_looks` always look the same. The others do too, unless two of one figure would
+    look alike: their place in `_MORE` comes from their name.
     """
     found: dict[str, tuple[str, str, str]] = {}
     for name in names:
         start = zlib.crc32(name.encode("utf-8", "replace")) % len(_MORE)
         spare = [*_MORE[start:], *_MORE[:start]]
         free = [look for look in spare if look not in found.values()] or spare
-        found[name] = LOOKS[name][1:] if name in LOOKS else free[0]
+        found[name] = known_looks()[name][1:] if name in known_looks() else free[0]
     return {name: _options(look) for name, look in found.items()}
 
 
 def line_styles() -> list[dict[str, Any]]:
     """Looks for lines that are no methods."""
-    return [_options(look) for look in (*(look[1:] for look in LOOKS.values()), *_MORE)]
+    return [_options(look) for look in (*(look[1:] for look in known_looks().values()), *_MORE)]
 
 
 def _options(look: tuple[str, str, str]) -> dict[str, Any]:

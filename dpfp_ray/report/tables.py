@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dpfp_ray.plan.method_spec import uses
 from dpfp_ray.report import paper
 from dpfp_ray.report.plots import cell_label
 from dpfp_ray.report.statements import proved_epsilon, tuning_epsilon, unamplified_epsilon
@@ -68,8 +69,8 @@ def noise_table(cells: Sequence[Cell]) -> Table:
             continue
         sigma, width = cell.average("sigma"), cell.average("noise_coordinates")
         power = None if sigma is None else sigma**2
-        count = cell.average("micro_batches") if cell.base_method == "dpfp" else None
-        plain = cell.key.method == "dpfp" and count is not None
+        count = cell.average("micro_batches") if uses(cell.base_method, "micro_batches") else None
+        plain = cell.key.method == cell.base_method and count is not None
         entries = [
             *_who(cell),
             number(cell.key.epsilon, "g", cell.mark),
@@ -169,15 +170,15 @@ def _claims(cell: Cell) -> Mapping[str, str]:
 
 def _plain(cells: Sequence[Cell], cell: Cell) -> Cell | None:
     """Training without privacy on the same model and task."""
-    same = [c for c in cells if c.key[:2] == cell.key[:2]]
-    return next((c for c in same if c.key.method == "non_private"), None)
+    same = [c for c in cells if c.key[:2] == cell.key[:2] and not c.private]
+    return next((c for c in same if c.key.method == c.base_method), None)
 
 
 def _noise_ratio(cells: Sequence[Cell], cell: Cell) -> float | None:
     """(σ/C)² against DP-SGD's at the same model, task, ε and expected batch."""
     for other in cells:
         same = other.key[:2] == cell.key[:2] and other.budget == cell.budget
-        if same and other.key.method == "dpsgd" and cell.base_method == "dpfp":
+        if same and other.key.method == "dpsgd" and uses(cell.base_method, "micro_batches"):
             ours, theirs = cell.average("noise_multiplier"), other.average("noise_multiplier")
             if cell.average("batch_size") == other.average("batch_size"):
                 ratio = _ratio(ours, theirs)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dpfp_ray.plan.method_spec import is_private, modes_of
+
 Row = dict[str, Any]
 
 # Every column of a flat row, in the order in which people and files see them.
@@ -71,9 +73,9 @@ def flatten(record: Mapping[str, Any]) -> Row:
         "verdict": audit.get("verdict"),
     }
     # Plan fields that a method does not use hold their defaults; showing them would mislead.
-    if plan.get("method") != "dpfp":
+    if len(modes_of(plan.get("method"))) < 2:
         facts["mode"] = None
-    if plan.get("method") == "non_private":
+    if not is_private(plan.get("method")):
         facts["accountant"] = None
     row: Row = {}
     for name, kind in COLUMNS.items():

@@ -13,10 +13,10 @@ from functools import cached_property
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from dpfp_ray.plan.method_spec import FIRST_MODE, METHODS, is_private
 from dpfp_ray.results.rows import flatten, section
 
-# The paper's methods and tasks, in its order; others follow by name.
-_METHODS = ("non_private", "dpsgd", "rgp", "dpfp")
+# The paper's tasks, in its order; others follow by name.
 TASK_NAMES = {"mnli": "MNLI", "qqp": "QQP", "qnli": "QNLI", "sst2": "SST-2"}
 SPLIT_NAMES = {("mnli", "matched"): "MNLI-m", ("mnli", "mismatched"): "MNLI-mm"}
 ACCOUNTANT_NAMES = {"gdp": "GDP + CLT", "rdp": "RDP", "pld": "PLD"}
@@ -26,7 +26,7 @@ NOMINAL, REFUTED = "†", "‡"
 def label(plan: Mapping[str, Any]) -> str:
     """A method's name, with what makes it a variant: `dpfp moments`, `dpsgd head`."""
     parts = [str(plan.get("method") or "unknown")]
-    if plan.get("mode") not in (None, "paper"):
+    if plan.get("mode") not in (None, FIRST_MODE):
         parts.append(str(plan["mode"]))
     elif plan.get("scope") == "head":
         parts.append("head")
@@ -135,7 +135,7 @@ class Run:
 
     @property
     def private(self) -> bool:
-        return self.row["method"] != "non_private"
+        return is_private(self.row["method"])
 
     @property
     def splits(self) -> dict[str, float]:
@@ -272,7 +272,7 @@ def order(key: Key) -> tuple[Any, ...]:
         key.model,
         tasks.index(task) if task in tasks else len(tasks),
         key.task,
-        _METHODS.index(method) if method in _METHODS else len(_METHODS),
+        METHODS.index(method) if method in METHODS else len(METHODS),
         key.method,
         key.accountant or "",
         key.epsilon if key.epsilon is not None else -1.0,

@@ -4,14 +4,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from dpfp_ray.plan.defaults import METHODS, MODES, ONE_RELEASE
 from dpfp_ray.plan.errors import UserError, unknown
-
-BUDGET = ("delta", "accountant", "adjacency")
-# What modes that release once have, and what they have not: they do not train in steps.
-ONLY_ONE_RELEASE = ("scaling", "ridge", "shrinkage", "label_epsilon")
-STEPS = ("batch_size", "micro_batches", "epochs", "learning_rate", "schedule", "weight_decay")
-ONLY_DPFP = ("mode", "micro_batches", *ONLY_ONE_RELEASE)
+from dpfp_ray.plan.method_spec import METHODS, find_spec, modes_of, scopes_of
 
 
 def variant(name: str) -> dict[str, str]:
@@ -21,12 +15,13 @@ def variant(name: str) -> dict[str, str]:
         raise UserError(unknown("method", method, METHODS))
     if not colon:
         return {"method": method}
-    if kind == "head":
-        return {"method": method, "scope": "head"}
-    kinds = (*MODES, "head") if method == "dpfp" else ("head",)
+    modes, scopes = modes_of(method), scopes_of(method)
+    kinds = (*(modes if len(modes) > 1 else ()), *scopes[1:])
+    if not kinds:
+        raise UserError(f"{method} has no variants, so no {kind!r}; write {method} alone")
     if kind not in kinds:
         raise UserError(unknown(f"variant of {method}", kind, kinds))
-    return {"method": method, "mode": kind}
+    return {"method": method, "mode" if kind in modes else "scope": kind}
 
 
 def plan_cells(
@@ -48,22 +43,12 @@ def plan_cells(
         values = {**common, **own.get(method, {}), **own.get(name, {}), **fields}
         if match == "batch":
             values.setdefault("batch_size", 32)
-        for key in unused(method, str(values.get("mode", ""))):
+        spec = find_spec(method, values.get("mode")) or find_spec(method)
+        assert spec is not None
+        for key in spec.unused:
             values.pop(key, None)
-        if method == "non_private":
-            cells.append(values)
-        else:
-            cells += [{**values, "epsilon": budget} for budget in budgets]
+        cells += [{**values, "epsilon": budget} for budget in budgets] if spec.private else [values]
     return cells
-
-
-def unused(method: str, mode: str) -> tuple[str, ...]:
-    """Fields of a plan that mean nothing to a method."""
-    if method == "non_private":
-        return (*ONLY_DPFP, *BUDGET)
-    if method != "dpfp":
-        return ONLY_DPFP
-    return STEPS if mode in ONE_RELEASE else ONLY_ONE_RELEASE
 
 
 def check_methods(names: Iterable[str]) -> list[str]:

@@ -6,11 +6,11 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any
 
-from dpfp_ray.plan.defaults import ONE_RELEASE
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.method_spec import spec_file
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import keyed_generator
-from dpfp_ray.privacy.statement import one_line
+from dpfp_ray.privacy.wording import one_line
 from dpfp_ray.results.rows import scalar
 from dpfp_ray.results.store import Store
 from dpfp_ray.results.summary import Cell, Key, by_key, cells_of, read_runs
@@ -91,8 +91,7 @@ def drawn(
 
 
 def space_name(cell: Values) -> str:
-    mode = str(cell.get("mode", "paper"))
-    return mode if mode in ONE_RELEASE else str(cell["method"])
+    return spec_file(str(cell["method"]), cell.get("mode"))
 
 
 def summarise(records: Iterable[Mapping[str, Any]]) -> list[Row]:

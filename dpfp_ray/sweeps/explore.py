@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.selection import check_search, parse_selection
-from dpfp_ray.privacy.statement import brief
+from dpfp_ray.privacy.wording import brief
 from dpfp_ray.results.load import as_frame
 from dpfp_ray.results.query import sort_rows
 from dpfp_ray.results.rows import Row, flatten

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import dpfp_ray
 from dpfp_ray.data import Task
 from dpfp_ray.data.memory import in_memory
-from dpfp_ray.plan.defaults import METHODS
 from dpfp_ray.plan.errors import UserError, unknown
+from dpfp_ray.plan.method_spec import METHODS
 from dpfp_ray.plan.plan import FIELDS
 from dpfp_ray.plan.values import field_name, make_plan
 from dpfp_ray.results.store import Record, Store

@@ -27,7 +27,7 @@ from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.spending import Ledger
-from dpfp_ray.privacy.statement import verdict
+from dpfp_ray.privacy.statement import guarantee
 from dpfp_ray.training.checkpoints import Saver, save_state
 from dpfp_ray.training.loop import State
 
@@ -58,7 +58,7 @@ class SilentReporter:
     ) -> None:
         self.plan = plan
         self.ledger = Ledger(plan, noise_multiplier)
-        self.epsilon_name = "nominal ε" if verdict(plan) == "nominal" else "ε"
+        self.epsilon_name = "nominal ε" if guarantee(plan) == "nominal" else "ε"
         self.label = label
         self.folder = folder
         self.saver: Saver | None = None

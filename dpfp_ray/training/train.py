@@ -13,7 +13,7 @@ from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import fresh_seed
-from dpfp_ray.privacy.statement import brief
+from dpfp_ray.privacy.wording import brief
 from dpfp_ray.training import run
 from dpfp_ray.training.checkpoints import load_state
 from dpfp_ray.training.console import choose_reporter
