@@ -12,8 +12,8 @@ driver read after it wrote, hence after all the others were written, and saw eac
 at its planned cost, or ended, at what was done. So the sum that it found within the total was at
 least what all of them spend, for a run does no more steps than it planned. Data sets and their
 links are stored before the entries that name them, and read after these, so whoever sees an entry
-knows whose it is. Two drivers at once may both be refused; on local folders a lock makes them take turns.
-A total that is lowered later does not stop what was admitted under the old one.
+knows whose it is. Two drivers at once may both be refused; on local folders a lock makes them take
+turns. A total that is lowered later does not stop what was admitted under the old one.
 
 **Non-private uses** have ε = ∞ and the guarantee "none". The sum then says so, and beside it what
 the private uses alone would cost. A total bounds that private part: a non-private use is refused

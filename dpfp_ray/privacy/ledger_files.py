@@ -19,6 +19,7 @@ from dpfp_ray.data.storage import LocalFiles, RemoteFiles, open_files, reachable
 from dpfp_ray.plan.errors import UserError
 
 Place = LocalFiles | RemoteFiles
+LISTINGS = 100  # tries
 
 
 class OnceWritten:
@@ -40,15 +41,22 @@ class OnceWritten:
             except OSError as error:
                 raise self._trouble("read", folder, error) from None
         else:
-            from pyarrow.fs import FileSelector, FileType
-
-            with reachable(self.name):
-                path = f"{self.files.root}/{folder}" if self.files.root else folder
-                infos = self.files.filesystem.get_file_info(
-                    FileSelector(path, allow_not_found=True)
-                )
-            found = [info.base_name for info in infos if info.type == FileType.File]
+            found = self._remote_names(self.files, folder)
         return sorted(name for name in found if not name.startswith("."))
+
+    def _remote_names(self, files: RemoteFiles, folder: str) -> list[str]:
+        from pyarrow.fs import FileSelector, FileType
+
+        where = FileSelector(
+            f"{files.root}/{folder}" if files.root else folder, allow_not_found=True
+        )
+        for _ in range(LISTINGS):
+            # A missing folder is an empty listing; what else is not found is a scratch file that
+            # another writer has just renamed, which breaks listings of file systems with folders.
+            with reachable(self.name), suppress(FileNotFoundError):
+                infos = files.filesystem.get_file_info(where)
+                return [info.base_name for info in infos if info.type == FileType.File]
+        raise UserError(f"cannot list {folder} of the ledger {self.name}; try again")
 
     def read(self, name: str) -> bytes:
         try:

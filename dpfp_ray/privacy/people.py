@@ -128,13 +128,18 @@ class People:
         return links
 
     def _overlaps(self, name: str) -> dict[str, int]:
-        """Texts shared with every other stored set, those without links yet included."""
+        """Texts shared with every other stored set, those without links yet included.
+
+        A set that has no key in common with this one is still being written: its writer will
+        see this one, which is there under all of its keys.
+        """
+        linked = self.links().keys()  # before the listing: what is linked has been stored
         stored: dict[str, set[str]] = {}
         for file in self.files.names(SETS):
             if file.endswith(".npy"):
                 other, key, _ = file.split(".")
                 stored.setdefault(other, set()).add(key)
-        lost = sorted(self.links().keys() - stored.keys())
+        lost = sorted(other for other in linked if not stored.get(other, set()) & stored[name])
         if lost:
             raise UserError(
                 f"the fingerprints of data set {lost[0]} are gone from the ledger "
@@ -142,8 +147,10 @@ class People:
             )
         found = {}
         for other in sorted(stored.keys() - {name}):
-            key = min(stored[other] & stored[name])
-            shared = self._shared(self._load(name, key), self._load(other, key))
+            common = sorted(stored[other] & stored[name])
+            if not common:
+                continue
+            shared = self._shared(self._load(name, common[0]), self._load(other, common[0]))
             if shared:
                 found[other] = shared
         return found

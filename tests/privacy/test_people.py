@@ -144,6 +144,13 @@ def test_two_first_writers_with_a_key_each_recognise_each_other(people: People) 
     assert other.overlaps == {one.id: 50}
 
 
+def test_a_set_that_is_still_being_written_is_left_to_its_writer(people: People) -> None:
+    one = people.register(TEXTS[:100])
+    print_file = next((Path(people.files.name) / "people").glob("*.npy"))
+    people.files.write("people/feedfeedfeedfeed.anotherkey.npy", print_file.read_bytes())
+    assert people.register(TEXTS[50:]).overlaps == {one.id: 50}
+
+
 def test_a_set_stored_by_a_killed_driver_is_compared_and_linked(people: People) -> None:
     whole = people.register(TEXTS)
     for file in (Path(people.files.name) / "people").glob("*.json"):
