@@ -28,8 +28,7 @@ import math
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,6 @@ from dpfp_ray.privacy import ledger_cost
 from dpfp_ray.privacy.ledger_cost import Total
 from dpfp_ray.privacy.ledger_entries import (
     ENDS,
-    GUARANTEES,
     Entry,
     Use,
     counted,
@@ -47,33 +45,10 @@ from dpfp_ray.privacy.ledger_entries import (
     opening_to_json,
 )
 from dpfp_ray.privacy.ledger_files import OnceWritten, Place
+from dpfp_ray.privacy.ledger_sum import Spent, sum_up
 from dpfp_ray.privacy.people import KnownPeople, People
 
 ENTRIES, TOTALS = "entries", "totals"
-
-
-@dataclass(frozen=True)
-class Spent:
-    """What one group of people has paid, at `delta` under zero-out; `how` says by which theorem."""
-
-    people: str
-    data_sets: tuple[str, ...]
-    epsilon: float  # ∞ if they were used without privacy
-    private_epsilon: float  # of the private uses alone
-    delta: float
-    guarantee: str
-    how: str
-    total: float | None
-    labels_protected: bool
-    entries: tuple[Entry, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return facts | {
-            "data_sets": list(self.data_sets),
-            "adjacency": "zero_out",
-            "entries": [entry.to_json() for entry in self.entries],
-        }
 
 
 class Ledger:
@@ -203,7 +178,7 @@ class Ledger:
         entries = self.entries()  # before the links: see the proof
         group_of = self.people.groups(entry.use.people for entry in entries)
         return [
-            self._spent([e for e in entries if group_of[e.use.people] == group], group, group_of)
+            self._sum_up(entries, group, group_of)
             for group in dict.fromkeys(group_of[entry.use.people] for entry in entries)
         ]
 
@@ -211,14 +186,18 @@ class Ledger:
         """What the group that data set `people` belongs to has paid."""
         entries = self.entries()
         group_of = self.people.groups([people, *(entry.use.people for entry in entries)])
-        own = [e for e in entries if group_of[e.use.people] == group_of[people]]
-        return self._spent(own, group_of[people], group_of)
+        return self._sum_up(entries, group_of[people], group_of)
 
     def to_json(self) -> list[dict[str, Any]]:
         """One object for each group of people."""
         return [group.to_json() for group in self.groups()]
 
     # --- inside ---
+
+    def _sum_up(self, entries: Sequence[Entry], group: str, group_of: dict[str, str]) -> Spent:
+        own = [entry for entry in entries if group_of[entry.use.people] == group]
+        data_sets = sorted(name for name, its in group_of.items() if its == group)
+        return sum_up(own, group, data_sets, self.total(), self.delta)
 
     def _problem(self, new: Entry) -> str | None:
         """Why `new`, which is written already, must not go on; None if it may."""
@@ -247,27 +226,6 @@ class Ledger:
             f"this {new.use.purpose} would bring what these people pay from ε = {sums[0]:.3g} to "
             f"{sums[1]:.3g}, above the total of {total.epsilon:g} (δ = {total.delta:.3g}) of the "
             f"ledger {self.files.name}; {advice}"
-        )
-
-    def _spent(self, entries: Sequence[Entry], group: str, group_of: dict[str, str]) -> Spent:
-        total = self.total()
-        used = [entry for entry in entries if entry.charged > 0]
-        private = [entry for entry in used if entry.use.guarantee != "none"]
-        delta = total.delta if total else self.delta or _smallest_delta(entries)
-        open_or_ended = [e for e in entries if e.use.parts and e.status != "refused"]
-        epsilon, how = _sum(open_or_ended, delta, total)
-        worst = max((GUARANTEES.index(entry.use.guarantee) for entry in used), default=0)
-        return Spent(
-            people=group,
-            data_sets=tuple(sorted(name for name, its in group_of.items() if its == group)),
-            epsilon=math.inf if len(private) < len(used) else epsilon,
-            private_epsilon=epsilon,
-            delta=delta,
-            guarantee=GUARANTEES[worst],
-            how=how,
-            total=total.epsilon if total else None,
-            labels_protected=all(entry.use.labels_protected for entry in used),
-            entries=tuple(entries),
         )
 
     def _write_end(self, entry_id: str, done: int, status: str) -> None:
@@ -300,37 +258,6 @@ class _Intact:
                 f"{self.name} cannot be read ({error}); restore it from a backup: without it the "
                 "sum would be too small"
             ) from None
-
-
-def _sum(private: Sequence[Entry], delta: float, total: Total | None) -> tuple[float, str]:
-    """(ε, how) of private entries, by the filter unless their list was fixed beforehand."""
-    done = counted(private)
-    if total is not None:
-        return ledger_cost.filter_epsilon(done, delta, total.orders)
-    found = [ledger_cost.filter_epsilon(done, delta)]
-    if private and _fixed_beforehand(private):
-        planned = counted(private, planned=True)
-        kind = "one use" if len({entry.same for entry in private}) == 1 else "a fixed list"
-        found.append((ledger_cost.composed_epsilon(planned, delta), f"composition of {kind}"))
-    return min(found)
-
-
-def _fixed_beforehand(entries: Sequence[Entry]) -> bool:
-    """Whether all are one use, or one list that was begun as a whole before any of it ended."""
-    first_opened: dict[Any, str] = {}
-    for entry in entries:  # oldest first, so that a resume does not count as a new beginning
-        first_opened.setdefault(entry.same, entry.opened_at)
-    if len(first_opened) == 1:
-        return True
-    lists = {entry.use.fixed_list for entry in entries}
-    first_end = min((entry.ended_at for entry in entries if entry.ended_at), default=None)
-    begun_as_one = first_end is None or max(first_opened.values()) <= first_end
-    return len(lists) == 1 and None not in lists and begun_as_one
-
-
-def _smallest_delta(entries: Iterable[Entry]) -> float:
-    stated = [entry.use.delta or 1 / (2 * entry.use.records) for entry in entries]
-    return min(stated, default=1e-6)
 
 
 def _rounded_down(epsilon: float) -> str:
