@@ -1,0 +1,286 @@
+"""One ledger for the people in the data: what everything that was run on them costs together.
+
+Every use of private records is an entry, written before its first step and ended after its last
+(`ledger_entries`); data sets are recognised by content (`people`); costs are added in one adjacency
+(`ledger_cost`). Nothing is ever rewritten: a killed run costs what it planned until somebody who
+knows better writes its end.
+
+**Two drivers cannot both take the last ε.** A driver first writes its entry, then reads all
+entries, and goes on only if the sum with its own is within the total; else it ends its entry as
+refused. Take all entries that were admitted, and of these the one that was written last. Its
+driver read after it wrote, hence after all the others were written, and saw each of them: open,
+at its planned cost, or ended, at what was done. So the sum that it found within the total was at
+least what all of them spend, for a run does no more steps than it planned. Data sets and their
+links are stored before the entries that name them, and read after these, so whoever sees an entry
+knows whose it is. Two drivers at once may both be refused; on local folders a lock makes them take
+turns. A total that is lowered later does not stop what was admitted under the old one.
+
+**Non-private uses** have ε = ∞ and the guarantee "none". The sum then says so, and beside it what
+the private uses alone would cost. A total bounds that private part: a non-private use is refused
+once a total is set, and one from before leaves the guarantee at "none" for good.
+"""
+
+import dataclasses
+import getpass
+import hashlib
+import json
+import math
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dpfp_ray.plan.errors import UserError, unknown
+from dpfp_ray.privacy import ledger_cost
+from dpfp_ray.privacy.ledger_cost import Total
+from dpfp_ray.privacy.ledger_entries import (
+    ENDS,
+    Entry,
+    Use,
+    counted,
+    entry_from_json,
+    opening_to_json,
+)
+from dpfp_ray.privacy.ledger_files import OnceWritten, Place
+from dpfp_ray.privacy.ledger_sum import Spent, sum_up
+from dpfp_ray.privacy.people import KnownPeople, People
+
+ENTRIES, TOTALS = "entries", "totals"
+
+
+class Ledger:
+    """The ledger at a folder or URI.
+
+    >>> ledger = Ledger("/data/ledger")
+    >>> people = ledger.register(texts)
+    >>> entry = ledger.begin(use_of(plan, sigma, people=people.id, run=folder))
+    >>> ...  # train
+    >>> ledger.end(entry.id, done=plan.steps)
+    >>> ledger.spent(people.id).epsilon
+    """
+
+    def __init__(self, place: str | Path | Place | None = None, delta: float | None = None) -> None:
+        self.files = OnceWritten(default_place() if place is None else place)
+        self.people = People(self.files)
+        self.delta = delta
+        self._read: dict[str, Any] = {}  # objects never change, so they are read once
+
+    # --- writing ---
+
+    def register(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> KnownPeople:
+        """Whose records these are; call it before `begin`."""
+        with self.files.locked():
+            return self.people.register(texts, pairs)
+
+    def mark(self, seed: int) -> str:
+        """A secret seed as part of a `Use.run`: equal for equal seeds, useless to find them."""
+        key = next(iter(self.people.keys().values()))
+        return hashlib.blake2b(str(seed).encode(), key=key, digest_size=8).hexdigest()
+
+    def begin(self, use: Use, resumed: bool = False) -> Entry:
+        """Enter `use` before it touches data; UserError if the total would be passed.
+
+        `resumed` says that the caller goes on with an earlier run and that no other process does:
+        its `end` then also ends what that run left open.
+        """
+        if use.people not in self.people.links():
+            raise ValueError(f"data set {use.people!r} is not registered with this ledger")
+        with self.files.locked():
+            run_id = use.run_id
+            left = [e.id for e in self.entries() if e.run_id == run_id and e.done is None]
+            entry = Entry(
+                id=f"{run_id}-{secrets.token_hex(6)}",
+                opened_at=_now(),
+                who=_who(),
+                use=use,
+                resumes=tuple(left) if resumed else (),
+            )
+            self._write(f"{ENTRIES}/{entry.id}.json", opening_to_json(entry))
+            problem = self._problem(entry)
+            if problem is not None:
+                self._write_end(entry.id, 0, "refused")
+                raise UserError(problem)
+            return entry
+
+    def end(self, entry_id: str, done: int, status: str = "finished") -> None:
+        """Say how many steps were done in all, those of earlier parts of a resumed run included."""
+        if status not in ENDS or status == "refused":
+            raise ValueError(unknown("status", status, ENDS[:-1]))
+        if done < 0:
+            raise ValueError(f"done is {done}; steps are 0 or more")
+        entry = next((entry for entry in self.entries() if entry.id == entry_id), None)
+        if entry is None:
+            raise UserError(f"the ledger {self.files.name} has no entry {entry_id!r}")
+        for name in (*entry.resumes, entry_id):
+            self._write_end(name, done, status)
+
+    def set_total(self, epsilon: float, delta: float, force: bool = False) -> Total:
+        """Bound what each group of people may ever pay. Best before the first use: a filter's
+        theorem is about a total that no result has influenced."""
+        if not (0 < epsilon < math.inf and 0 < delta < 1):
+            raise UserError(f"total epsilon {epsilon:g}, delta {delta:g}: give ε > 0 and 0 < δ < 1")
+        wanted = ledger_cost.total_of(epsilon, delta)
+        with self.files.locked():
+            known = self.total()
+            if known == wanted:
+                return wanted
+            if known is not None and not force:
+                raise UserError(
+                    f"the ledger {self.files.name} has a total of ε = {known.epsilon:g} at "
+                    f"δ = {known.delta:.3g}; changing it to {epsilon:g} needs force"
+                )
+            number = max((int(n.split("-")[0]) for n in self.files.names(TOTALS)), default=-1) + 1
+            event = {"set_at": _now(), "who": _who(), "total": dataclasses.asdict(wanted)}
+            self._write(f"{TOTALS}/{number:06d}-{secrets.token_hex(4)}.json", event)
+        return wanted
+
+    # --- reading ---
+
+    def total(self) -> Total | None:
+        """The last that was set; of several set at once, the least."""
+        names = self.files.names(TOTALS)
+        last = [name for name in names if name.split("-")[0] == names[-1].split("-")[0]]
+        found = []
+        for name in last:
+            with self._intact(f"{TOTALS}/{name}"):
+                facts = self._load(f"{TOTALS}/{name}")["total"]
+                found.append(Total(facts["epsilon"], facts["delta"], tuple(facts["orders"])))
+        return min(found, key=lambda total: total.epsilon, default=None)
+
+    def entries(self) -> list[Entry]:
+        """All, oldest first. A damaged file is an error: left out, it would cost nothing."""
+        ends: dict[str, list[str]] = {}
+        openings = []
+        for name in self.files.names(ENTRIES):
+            entry_id, _, rest = name.partition(".")
+            if rest == "json":
+                openings.append(name)
+            else:
+                ends.setdefault(entry_id, []).append(f"{ENTRIES}/{name}")
+        lost = sorted(ends.keys() - {name.removesuffix(".json") for name in openings})
+        if lost:
+            raise UserError(
+                f"entry {lost[0]} of the ledger {self.files.name} has an end but no beginning; "
+                f"restore {ENTRIES}/{lost[0]}.json from a backup"
+            )
+        found = []
+        for name in openings:
+            with self._intact(f"{ENTRIES}/{name}"):
+                own_ends = [self._load(end) for end in ends.get(name.removesuffix(".json"), [])]
+                found.append(entry_from_json(self._load(f"{ENTRIES}/{name}"), own_ends))
+        return sorted(found, key=lambda entry: (entry.opened_at, entry.id))
+
+    def groups(self) -> list[Spent]:
+        """Every group of people, in the order of their first entries."""
+        entries = self.entries()  # before the links: see the proof
+        group_of = self.people.groups(entry.use.people for entry in entries)
+        return [
+            self._sum_up(entries, group, group_of)
+            for group in dict.fromkeys(group_of[entry.use.people] for entry in entries)
+        ]
+
+    def spent(self, people: str) -> Spent:
+        """What the group that data set `people` belongs to has paid."""
+        entries = self.entries()
+        group_of = self.people.groups([people, *(entry.use.people for entry in entries)])
+        return self._sum_up(entries, group_of[people], group_of)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """One object for each group of people."""
+        return [group.to_json() for group in self.groups()]
+
+    # --- inside ---
+
+    def _sum_up(self, entries: Sequence[Entry], group: str, group_of: dict[str, str]) -> Spent:
+        own = [entry for entry in entries if group_of[entry.use.people] == group]
+        data_sets = sorted(name for name, its in group_of.items() if its == group)
+        return sum_up(own, group, data_sets, self.total(), self.delta)
+
+    def _problem(self, new: Entry) -> str | None:
+        """Why `new`, which is written already, must not go on; None if it may."""
+        entries = self.entries()
+        if all(entry.id != new.id for entry in entries):
+            return f"the ledger {self.files.name} does not show what was just written to it"
+        total = self.total()
+        if total is None:
+            return None
+        if new.use.guarantee == "none":
+            return (
+                f"{new.use.method} gives no privacy, and the ledger {self.files.name} has a total "
+                f"of ε = {total.epsilon:g}; use a private method, or another ledger for public data"
+            )
+        group_of = self.people.groups(entry.use.people for entry in entries)
+        group = [e for e in entries if group_of[e.use.people] == group_of[new.use.people]]
+        together, rest = counted(group), counted(e for e in group if e.id != new.id)
+        if ledger_cost.would_fit(together, {}, total):
+            return None
+        sums = [
+            ledger_cost.filter_epsilon(c, total.delta, total.orders)[0] for c in (rest, together)
+        ]
+        most = ledger_cost.what_fits(rest, counted([new]), total)
+        advice = f"one of ε ≤ {_rounded_down(most)} fits" if most > 0.005 else "nothing more fits"
+        return (
+            f"this {new.use.purpose} would bring what these people pay from ε = {sums[0]:.3g} to "
+            f"{sums[1]:.3g}, above the total of {total.epsilon:g} (δ = {total.delta:.3g}) of the "
+            f"ledger {self.files.name}; {advice}"
+        )
+
+    def _write_end(self, entry_id: str, done: int, status: str) -> None:
+        event = {"done": done, "status": status, "ended_at": _now(), "who": _who()}
+        self._write(f"{ENTRIES}/{entry_id}.end.{secrets.token_hex(4)}.json", event)
+
+    def _write(self, name: str, event: dict[str, Any]) -> None:
+        self.files.write(name, json.dumps(event, indent=1, allow_nan=False).encode())
+
+    def _load(self, name: str) -> Any:
+        if name not in self._read:
+            self._read[name] = json.loads(self.files.read(name))
+        return self._read[name]
+
+    def _intact(self, name: str) -> "_Intact":
+        return _Intact(f"{name} of the ledger {self.files.name}")
+
+
+class _Intact:
+    """Turns what damaged files raise into one line that names the file."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, ValueError | KeyError | TypeError | AttributeError):
+            raise UserError(
+                f"{self.name} cannot be read ({error}); restore it from a backup: without it the "
+                "sum would be too small"
+            ) from None
+
+
+def _rounded_down(epsilon: float) -> str:
+    return f"{math.floor(epsilon * 100) / 100:g}"
+
+
+def default_place() -> str:
+    """`$DPFP_LEDGER`, else the user's data folder: unlike a cache, it must not be lost."""
+    chosen = os.environ.get("DPFP_LEDGER")
+    if chosen:
+        return chosen
+    import platformdirs
+
+    return str(Path(platformdirs.user_data_dir("dpfp-ray", appauthor=False)) / "ledger")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def _who() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # containers may run as a number without a name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

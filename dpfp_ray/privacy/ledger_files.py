@@ -1,0 +1,130 @@
+"""A folder or bucket of small objects, each of which is written once and never changed.
+
+Local objects are for their owner only (0600 in folders of 0700), whatever the umask; behind a URI
+that is the bucket's policy to say. A name can be written once: locally a second writer of the same
+name fails, behind URIs names carry random digits, so that no two writers choose the same.
+
+Listing must show what was written before it: true of local folders, and of S3 (since December
+2020), Google Cloud Storage and Azure.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+from dpfp_ray.data.storage import LocalFiles, RemoteFiles, open_files, reachable
+from dpfp_ray.plan.errors import UserError
+
+Place = LocalFiles | RemoteFiles
+LISTINGS = 100  # tries
+
+
+class OnceWritten:
+    """Named bytes below a path or URI."""
+
+    def __init__(self, place: str | Path | Place) -> None:
+        files = open_files(place) if isinstance(place, str | Path) else place
+        assert isinstance(files, LocalFiles | RemoteFiles)
+        self.files: Place = files
+        self.name = files.name
+
+    def names(self, folder: str) -> list[str]:
+        """The names in `folder`, sorted; scratch files are left out."""
+        if isinstance(self.files, LocalFiles):
+            try:
+                found = os.listdir(self.files.root / folder)
+            except FileNotFoundError:
+                found = []
+            except OSError as error:
+                raise self._trouble("read", folder, error) from None
+        else:
+            found = self._remote_names(self.files, folder)
+        return sorted(name for name in found if not name.startswith("."))
+
+    def _remote_names(self, files: RemoteFiles, folder: str) -> list[str]:
+        from pyarrow.fs import FileSelector, FileType
+
+        where = FileSelector(
+            f"{files.root}/{folder}" if files.root else folder, allow_not_found=True
+        )
+        for _ in range(LISTINGS):
+            # A missing folder is an empty listing; what else is not found is a scratch file that
+            # another writer has just renamed, which breaks listings of file systems with folders.
+            with reachable(self.name), suppress(FileNotFoundError):
+                infos = files.filesystem.get_file_info(where)
+                return [info.base_name for info in infos if info.type == FileType.File]
+        raise UserError(f"cannot list {folder} of the ledger {self.name}; try again")
+
+    def read(self, name: str) -> bytes:
+        try:
+            return self.files.read_name(name)
+        except OSError as error:
+            raise self._trouble("read", name, error) from None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Put `content` under `name`, whole; what is there already is never replaced."""
+        if isinstance(self.files, RemoteFiles):
+            self.files.write(name, content)
+            return
+        path = self.files.root / name
+        scratch = path.with_name(f".{uuid4().hex}")
+        try:
+            self._make_folder(path.parent)
+            descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    os.fchmod(file.fileno(), 0o600)  # a umask may have taken more than it should
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.link(scratch, path)  # unlike a rename, fails if the name is taken
+            except FileExistsError:
+                if path.read_bytes() != content:  # the same thing twice is fine
+                    raise
+            finally:
+                scratch.unlink(missing_ok=True)
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)  # else a power cut may take the name away again
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise self._trouble("write", name, error) from None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process of this machine at a time, on folders. Correctness never rests on it."""
+        if isinstance(self.files, RemoteFiles):
+            yield
+            return
+        try:
+            self._make_folder(self.files.root)
+            descriptor = os.open(self.files.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise self._trouble("write", "lock", error) from None
+        try:
+            os.fchmod(descriptor, 0o600)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _make_folder(self, folder: Path) -> None:
+        """`folder`, owner-only from the ledger's own on down; folders above it are the user's."""
+        assert isinstance(self.files, LocalFiles)
+        root = self.files.root
+        root.parent.mkdir(parents=True, exist_ok=True)
+        own = [root, *(root / part for part in folder.relative_to(root).parents if part.name)]
+        for path in [*own, folder]:
+            try:
+                path.mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            path.chmod(0o700)
+
+    def _trouble(self, verb: str, name: str, error: OSError) -> UserError:
+        return UserError(f"cannot {verb} {name} of the ledger {self.name}: {error.strerror}")

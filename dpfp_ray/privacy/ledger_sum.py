@@ -1,0 +1,92 @@
+"""What the entries of one group of people add up to, and by which theorem."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpfp_ray.privacy import ledger_cost
+from dpfp_ray.privacy.ledger_cost import Total
+from dpfp_ray.privacy.ledger_entries import GUARANTEES, Entry, counted
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one group of people has paid, at `delta` under zero-out; `how` says by which theorem."""
+
+    people: str
+    data_sets: tuple[str, ...]
+    epsilon: float  # ∞ if they were used without privacy
+    private_epsilon: float  # of the private uses alone
+    delta: float
+    guarantee: str
+    how: str
+    total: float | None
+    labels_protected: bool
+    entries: tuple[Entry, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return facts | {
+            "data_sets": list(self.data_sets),
+            "adjacency": "zero_out",
+            "entries": [entry.to_json() for entry in self.entries],
+        }
+
+
+def sum_up(
+    entries: Sequence[Entry],
+    people: str,
+    data_sets: Sequence[str],
+    total: Total | None,
+    delta: float | None,
+) -> Spent:
+    """All `entries` are of these people, oldest first; a total brings its own δ."""
+    at = total.delta if total else delta or _smallest_delta(entries)
+    used = [entry for entry in entries if entry.charged > 0]
+    epsilon, how = _sum([e for e in entries if e.use.parts and e.status != "refused"], at, total)
+    worst = max((GUARANTEES.index(entry.use.guarantee) for entry in used), default=0)
+    return Spent(
+        people=people,
+        data_sets=tuple(data_sets),
+        epsilon=math.inf if GUARANTEES[worst] == "none" else epsilon,
+        private_epsilon=epsilon,
+        delta=at,
+        guarantee=GUARANTEES[worst],
+        how=how,
+        total=total.epsilon if total else None,
+        labels_protected=all(entry.use.labels_protected for entry in used),
+        entries=tuple(entries),
+    )
+
+
+def _sum(private: Sequence[Entry], delta: float, total: Total | None) -> tuple[float, str]:
+    """(ε, how) of private entries, by the filter unless their list was fixed beforehand."""
+    done = counted(private)
+    if total is not None:
+        return ledger_cost.filter_epsilon(done, delta, total.orders)
+    found = [ledger_cost.filter_epsilon(done, delta)]
+    if private and _fixed_beforehand(private):
+        planned = counted(private, planned=True)
+        kind = "one use" if len({entry.same for entry in private}) == 1 else "a fixed list"
+        found.append((ledger_cost.composed_epsilon(planned, delta), f"composition of {kind}"))
+    return min(found)
+
+
+def _fixed_beforehand(entries: Sequence[Entry]) -> bool:
+    """Whether all are one use, or one list that was begun as a whole before any of it ended."""
+    first_opened: dict[Any, str] = {}
+    for entry in entries:  # oldest first, so that a resume does not count as a new beginning
+        first_opened.setdefault(entry.same, entry.opened_at)
+    if len(first_opened) == 1:
+        return True
+    lists = {entry.use.fixed_list for entry in entries}
+    first_end = min((entry.ended_at for entry in entries if entry.ended_at), default=None)
+    begun_as_one = first_end is None or max(first_opened.values()) <= first_end
+    return len(lists) == 1 and None not in lists and begun_as_one
+
+
+def _smallest_delta(entries: Iterable[Entry]) -> float:
+    stated = [entry.use.delta or 1 / (2 * entry.use.records) for entry in entries]
+    return min(stated, default=1e-6)

@@ -1,0 +1,522 @@
+"""The ledger: what was done to one record is never more than what it says."""
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import fs
+
+from dpfp_ray.data.storage import RemoteFiles
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy import accounting
+from dpfp_ray.privacy.ledger import Ledger, default_place
+from dpfp_ray.privacy.ledger_cost import Gaussian, Pure, composed_epsilon
+from dpfp_ray.privacy.ledger_entries import Use, use_of
+
+TEXTS = [f"record number {i}" for i in range(1000)]
+D, DELTA = len(TEXTS), 1 / (2 * len(TEXTS))
+RELEASE = Gaussian(1.0, 4.0)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger")
+
+
+def use(ledger: Ledger, texts: list[str] = TEXTS, **changes: Any) -> Use:
+    facts: dict[str, Any] = {
+        "purpose": "train",
+        "plan_hash": "0123456789abcdef",
+        "method": "dpsgd",
+        "people": ledger.register(texts).id,
+        "records": len(texts),
+        "steps": 100,
+        "parts": (Gaussian(0.05, 1.0),),
+        "adjacency": "add_remove",
+        "labels_protected": True,
+        "guarantee": "proved",
+        "delta": DELTA,
+        "run": "seed 1, folder a",
+    }
+    return Use(**facts | changes)
+
+
+def released(ledger: Ledger, run: str = "a", **changes: Any) -> Use:
+    return use(ledger, parts=(RELEASE,), steps=1, run=run, **changes)
+
+
+def least(counts: dict[Any, int]) -> float:
+    """No statement about these releases may be below this."""
+    return composed_epsilon(counts, DELTA)
+
+
+def run_through(ledger: Ledger, planned: Use) -> None:
+    ledger.end(ledger.begin(planned).id, planned.steps)
+
+
+def spent(ledger: Ledger) -> float:
+    groups = ledger.groups()
+    assert len(groups) == 1
+    return groups[0].epsilon
+
+
+# --- hunting for a sum that is too small --------------------------------------------------------
+
+
+def test_one_run_costs_what_its_accountant_says(ledger: Ledger) -> None:
+    run_through(ledger, use(ledger))
+    assert spent(ledger) == least({Gaussian(0.05, 1.0): 100})
+    assert ledger.groups()[0].how == "composition of one use"
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        pytest.param([f" {text} " for text in TEXTS], id="other spelling"),
+        pytest.param(list(TEXTS), id="copy"),
+        pytest.param(TEXTS[:10], id="subset"),
+        pytest.param(TEXTS[::-1], id="reordered"),
+        pytest.param([*TEXTS[999:], "somebody new"], id="one record in common"),
+    ],
+)
+def test_the_same_people_pay_twice(ledger: Ledger, texts: list[str]) -> None:
+    run_through(ledger, use(ledger))
+    run_through(ledger, use(ledger, texts, run="b"))
+    assert spent(ledger) >= least({Gaussian(0.05, 1.0): 200})
+
+
+def test_strangers_do_not_pay_for_each_other(ledger: Ledger) -> None:
+    run_through(ledger, use(ledger, TEXTS[:500]))
+    run_through(ledger, use(ledger, TEXTS[500:], run="b"))
+    assert [group.epsilon for group in ledger.groups()] == [least({Gaussian(0.05, 1.0): 100})] * 2
+
+
+def test_a_later_set_that_bridges_two_groups_adds_them_up(ledger: Ledger) -> None:
+    run_through(ledger, use(ledger, TEXTS[:500]))
+    run_through(ledger, use(ledger, TEXTS[500:], run="b"))
+    ledger.register(TEXTS[499:501])
+    assert spent(ledger) >= least({Gaussian(0.05, 1.0): 200})
+
+
+def test_two_seeds_are_two_runs(ledger: Ledger) -> None:
+    for seed in (1, 2):
+        run_through(ledger, use(ledger, run=ledger.mark(seed)))
+    assert spent(ledger) >= least({Gaussian(0.05, 1.0): 200})
+
+
+def test_marks_tell_seeds_apart_without_showing_them(ledger: Ledger) -> None:
+    assert ledger.mark(1) == ledger.mark(1) != ledger.mark(2)
+    run_through(ledger, use(ledger, run="the folder's name"))
+    stored = "".join(p.read_text() for p in Path(ledger.files.name).glob("entries/*"))
+    assert "folder" not in stored
+
+
+def test_a_run_costs_its_plan_before_its_first_step(ledger: Ledger) -> None:
+    ledger.begin(use(ledger))
+    assert spent(ledger) == least({Gaussian(0.05, 1.0): 100})
+
+
+def test_a_failed_run_costs_the_steps_it_drew(ledger: Ledger) -> None:
+    ledger.set_total(8.0, DELTA)
+    entry = ledger.begin(use(ledger))
+    planned = spent(ledger)
+    ledger.end(entry.id, 30, "failed")
+    assert least({Gaussian(0.05, 1.0): 30}) <= spent(ledger) < planned
+
+
+def test_a_run_that_failed_before_its_first_step_costs_nothing(ledger: Ledger) -> None:
+    ledger.end(ledger.begin(use(ledger)).id, 0, "failed")
+    assert spent(ledger) == 0.0
+
+
+def _killed(place: Path) -> None:
+    ledger = Ledger(place)
+    ledger.begin(use(ledger))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_run_costs_its_plan(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("fork").Process(target=_killed, args=(tmp_path / "l",))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert spent(Ledger(tmp_path / "l")) == least({Gaussian(0.05, 1.0): 100})
+
+
+def test_a_resumed_run_counts_once_and_its_end_speaks_for_all(ledger: Ledger) -> None:
+    ledger.begin(use(ledger))
+    again = ledger.begin(use(ledger), resumed=True)
+    assert spent(ledger) == least({Gaussian(0.05, 1.0): 100})
+    ledger.end(again.id, 60, "stopped")
+    assert [entry.done for entry in ledger.entries()] == [60, 60]
+
+
+def test_a_twin_that_may_still_run_is_not_ended_by_another(ledger: Ledger) -> None:
+    ledger.begin(use(ledger))
+    ledger.end(ledger.begin(use(ledger)).id, 10, "stopped")
+    assert spent(ledger) == least({Gaussian(0.05, 1.0): 100})
+
+
+def test_a_run_taken_for_dead_that_ends_after_all_is_charged(ledger: Ledger) -> None:
+    first = ledger.begin(use(ledger))
+    ledger.end(ledger.begin(use(ledger), resumed=True).id, 10, "stopped")
+    ledger.end(first.id, 90, "stopped")
+    assert spent(ledger) >= least({Gaussian(0.05, 1.0): 90})
+
+
+def test_a_stopped_run_that_goes_on_costs_its_plan_again(ledger: Ledger) -> None:
+    ledger.end(ledger.begin(use(ledger)).id, 10, "stopped")
+    ledger.begin(use(ledger), resumed=True)
+    assert spent(ledger) == least({Gaussian(0.05, 1.0): 100})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"plan_hash": "f" * 16},
+        {"parts": (Gaussian(0.05, 0.9),)},
+        {"steps": 101},
+        {"purpose": "audit"},
+        {"run": "seed 1, folder b"},
+    ],
+)
+def test_whatever_makes_another_run_is_charged_as_one(
+    ledger: Ledger, change: dict[str, Any]
+) -> None:
+    run_through(ledger, use(ledger))
+    run_through(ledger, use(ledger, **change))
+    assert spent(ledger) >= least({Gaussian(0.05, 1.0): 200}) * 0.999
+
+
+def test_the_same_release_twice_costs_once(ledger: Ledger) -> None:
+    for run in ("a", "b", "c"):
+        run_through(ledger, released(ledger, run, release="r1"))
+    assert spent(ledger) == least({RELEASE: 1})
+
+
+def test_another_release_costs_again(ledger: Ledger) -> None:
+    for name in ("r1", "r2"):
+        run_through(ledger, released(ledger, name, release=name))
+    assert spent(ledger) >= least({RELEASE: 2})
+
+
+def test_a_release_id_on_other_noise_or_other_data_does_not_hide_it(ledger: Ledger) -> None:
+    run_through(ledger, released(ledger, release="r"))
+    louder = use(ledger, parts=(Gaussian(1.0, 2.0),), steps=1, release="r")
+    run_through(ledger, louder)
+    run_through(ledger, released(ledger, texts=TEXTS[:50], release="r"))
+    assert spent(ledger) >= least({RELEASE: 2, Gaussian(1.0, 2.0): 1})
+
+
+def test_mixed_modes_are_one_sum(ledger: Ledger) -> None:
+    run_through(ledger, use(ledger))
+    run_through(ledger, released(ledger, release="r"))
+    run_through(ledger, use(ledger, parts=(RELEASE, Pure(0.5)), steps=1, adjacency="replace_one"))
+    found = spent(ledger)
+    assert found >= least({Gaussian(0.05, 1.0): 100, RELEASE: 2, Pure(0.5): 1})
+    assert ledger.groups()[0].guarantee == "proved"
+
+
+def test_a_nominal_use_makes_the_sum_nominal(ledger: Ledger) -> None:
+    run_through(ledger, use(ledger))
+    run_through(ledger, use(ledger, run="b", guarantee="nominal", labels_protected=False))
+    group = ledger.groups()[0]
+    assert (group.guarantee, group.labels_protected) == ("nominal", False)
+
+
+def test_a_use_without_privacy_makes_the_sum_infinite_and_shows_the_private_part(
+    ledger: Ledger,
+) -> None:
+    run_through(ledger, use(ledger))
+    run_through(ledger, use(ledger, run="b", parts=(), guarantee="none", delta=None))
+    group = ledger.groups()[0]
+    assert (group.epsilon, group.guarantee) == (math.inf, "none")
+    assert group.private_epsilon == least({Gaussian(0.05, 1.0): 100})
+
+
+def test_a_data_set_that_was_never_registered_cannot_be_used(ledger: Ledger) -> None:
+    with pytest.raises(ValueError, match="not registered"):
+        ledger.begin(use(ledger, people="/data/train.csv"))
+
+
+@pytest.mark.parametrize("damage", ["", "{}", '{"schema": 2}', "[1]"])
+def test_a_damaged_entry_is_an_error_not_a_gift(ledger: Ledger, damage: str) -> None:
+    entry = ledger.begin(use(ledger))
+    (Path(ledger.files.name) / "entries" / f"{entry.id}.json").write_text(damage)
+    with pytest.raises(UserError, match=entry.id):
+        Ledger(ledger.files.name).groups()
+
+
+def test_an_entry_that_is_gone_but_for_its_end_is_an_error(ledger: Ledger) -> None:
+    entry = ledger.begin(use(ledger))
+    ledger.end(entry.id, 100)
+    (Path(ledger.files.name) / "entries" / f"{entry.id}.json").unlink()
+    with pytest.raises(UserError, match="no beginning"):
+        ledger.groups()
+
+
+# --- lists and choices --------------------------------------------------------------------------
+
+
+def test_a_list_begun_as_a_whole_is_composed(ledger: Ledger) -> None:
+    trials = [ledger.begin(use(ledger, run=str(i), fixed_list="l")) for i in range(4)]
+    for trial in trials:
+        ledger.end(trial.id, 100)
+    assert spent(ledger) == least({Gaussian(0.05, 1.0): 400})
+    assert ledger.groups()[0].how == "composition of a fixed list"
+
+
+def test_uses_chosen_one_after_another_need_the_filter(ledger: Ledger) -> None:
+    for i in range(4):
+        run_through(ledger, use(ledger, run=str(i), fixed_list="l"))
+    assert spent(ledger) > least({Gaussian(0.05, 1.0): 400})
+    assert "filter" in ledger.groups()[0].how
+
+
+def test_two_lists_need_the_filter(ledger: Ledger) -> None:
+    for name in ("l", "m"):
+        ledger.begin(use(ledger, run=name, fixed_list=name))
+    assert "filter" in ledger.groups()[0].how
+
+
+def test_a_list_cut_short_is_composed_in_full_or_filtered(ledger: Ledger) -> None:
+    trials = [ledger.begin(use(ledger, run=str(i), fixed_list="l")) for i in range(4)]
+    for trial, done in zip(trials, (100, 100, 100, 90), strict=True):
+        ledger.end(trial.id, done)
+    assert spent(ledger) == least({Gaussian(0.05, 1.0): 400})
+
+
+# --- the total ----------------------------------------------------------------------------------
+
+
+def test_a_use_that_would_pass_the_total_is_refused_and_costs_nothing(ledger: Ledger) -> None:
+    ledger.set_total(1.2, DELTA)
+    run_through(ledger, released(ledger, "a"))
+    run_through(ledger, released(ledger, "b"))
+    before = spent(ledger)
+    with pytest.raises(UserError, match=r"from ε = .* above the total of 1\.2 .* fits"):
+        ledger.begin(released(ledger, "c"))
+    assert spent(ledger) == before <= 1.2
+    assert ledger.entries()[-1].status == "refused"
+
+
+def test_what_the_refusal_says_would_fit_does_fit(ledger: Ledger) -> None:
+    ledger.set_total(2.0, DELTA)
+    with pytest.raises(UserError) as refusal:
+        ledger.begin(use(ledger, parts=(Gaussian(1.0, 0.5),), steps=1))
+    epsilon = float(str(refusal.value).split("≤ ")[1].split()[0])
+    mu = accounting.gdp_mu_of_budget(epsilon, DELTA)
+    ledger.begin(use(ledger, parts=(Gaussian(1.0, 1 / mu),), steps=1))
+
+
+def test_after_a_refusal_the_same_run_may_try_again(ledger: Ledger) -> None:
+    ledger.set_total(0.5, DELTA)
+    with pytest.raises(UserError):
+        ledger.begin(released(ledger))
+    ledger.set_total(5.0, DELTA, force=True)
+    ledger.begin(released(ledger))
+    assert spent(ledger) >= least({RELEASE: 1})
+
+
+def test_a_refused_resume_does_not_erase_what_was_done(ledger: Ledger) -> None:
+    ledger.begin(use(ledger))
+    ledger.set_total(0.1, DELTA)
+    with pytest.raises(UserError):
+        ledger.begin(use(ledger), resumed=True)
+    assert spent(ledger) >= least({Gaussian(0.05, 1.0): 100})
+
+
+def test_each_group_of_people_has_the_total_to_itself(ledger: Ledger) -> None:
+    ledger.set_total(1.0, DELTA)
+    ledger.begin(released(ledger, texts=TEXTS[:500]))
+    ledger.begin(released(ledger, texts=TEXTS[500:]))
+    with pytest.raises(UserError):
+        ledger.begin(released(ledger, "b", texts=TEXTS[:5]))
+
+
+def test_a_total_refuses_uses_without_privacy(ledger: Ledger) -> None:
+    ledger.set_total(8.0, DELTA)
+    with pytest.raises(UserError, match="gives no privacy"):
+        ledger.begin(use(ledger, method="non_private", parts=(), guarantee="none"))
+    assert spent(ledger) == 0.0
+
+
+def test_a_total_is_set_once(ledger: Ledger) -> None:
+    ledger.set_total(8.0, DELTA)
+    ledger.set_total(8.0, DELTA)
+    with pytest.raises(UserError, match="needs force"):
+        ledger.set_total(9.0, DELTA)
+    ledger.set_total(9.0, DELTA, force=True)
+    total = Ledger(ledger.files.name).total()
+    assert total is not None
+    assert total.epsilon == 9.0
+    assert len(list((Path(ledger.files.name) / "totals").iterdir())) == 2
+
+
+def test_of_totals_set_at_once_the_least_counts(ledger: Ledger) -> None:
+    ledger.set_total(8.0, DELTA)
+    first = next((Path(ledger.files.name) / "totals").iterdir())
+    facts = json.loads(first.read_text())
+    facts["total"]["epsilon"] = 3.0
+    ledger.files.write("totals/000000-zz.json", json.dumps(facts).encode())
+    total = ledger.total()
+    assert total is not None
+    assert total.epsilon == 3.0
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(0, 1e-5), (-1, 1e-5), (math.inf, 1e-5), (1, 0), (1, 1)]
+)
+def test_totals_that_mean_nothing_are_refused(ledger: Ledger, epsilon: float, delta: float) -> None:
+    with pytest.raises(UserError, match="total"):
+        ledger.set_total(epsilon, delta)
+
+
+# --- two drivers at once ------------------------------------------------------------------------
+
+
+def _remote(place: Path) -> Ledger:
+    """The same folder as an object store: no lock, only the order of writing and reading."""
+    tree = fs.SubTreeFileSystem(str(place), fs.LocalFileSystem())
+    return Ledger(RemoteFiles(tree, "ledger", "test://ledger"))
+
+
+def _race(place: Path, locks: bool, number: int, start: Any, results: Any) -> None:
+    ledger = Ledger(place / "ledger") if locks else _remote(place)
+    # Overlapping subsets, registered at the same moment: the links race as well.
+    texts = TEXTS[number * 100 : number * 100 + 300]
+    start.wait()
+    try:
+        ledger.begin(released(ledger, str(number), texts=texts))
+        results.put("admitted")
+    except UserError as error:
+        results.put(str(error))
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_drivers_that_race_for_the_last_epsilon_never_pass_the_total(
+    tmp_path: Path, locks: bool
+) -> None:
+    """20 races of three; the total has room for one of them, were they all the same people."""
+    context = multiprocessing.get_context("fork")
+    for race in range(20):
+        place = tmp_path / str(race)
+        place.mkdir()
+        ledger = Ledger(place / "ledger")
+        total = ledger.set_total(1.1, DELTA)
+        start, results = context.Barrier(3), context.Queue()
+        drivers = [
+            context.Process(target=_race, args=(place, locks, number, start, results))
+            for number in range(3)
+        ]
+        for driver in drivers:
+            driver.start()
+        told = [results.get(timeout=60) for _ in drivers]
+        for driver in drivers:
+            driver.join()
+        assert {text for text in told if "above the total" not in text} <= {"admitted"}
+        assert told.count("admitted") <= 1
+        assert told.count("admitted") == 1 or not locks
+        assert ledger.groups()[0].epsilon <= total.epsilon
+
+
+# --- plans, places, JSON ------------------------------------------------------------------------
+
+
+def plan(**fields: Any) -> Plan:
+    return Plan(**fields).bind(records=D)
+
+
+@pytest.mark.parametrize(
+    ("fields", "guarantee", "labels", "method"),
+    [
+        ({"method": "dpsgd"}, "proved", True, "dpsgd"),
+        ({"method": "rgp"}, "proved", True, "rgp"),
+        ({"method": "dpfp"}, "nominal", False, "dpfp paper"),
+        ({"method": "dpfp", "mode": "release_once"}, "proved", False, "dpfp release_once"),
+        ({"method": "dpfp", "mode": "moments"}, "proved", True, "dpfp moments"),
+    ],
+)
+def test_a_plan_becomes_its_mechanism(
+    fields: dict[str, Any], guarantee: str, labels: bool, method: str
+) -> None:
+    bound = plan(**fields)
+    made = use_of(bound, 1.5, people="p", run="r")
+    assert (made.guarantee, made.labels_protected, made.method) == (guarantee, labels, method)
+    assert made.parts == (Gaussian(bound.p, 1.5, bound.M),)
+    assert made.steps * bound.M == bound.draws
+
+
+def test_replace_one_keeps_its_noise_and_has_half_the_sensitivity_under_zero_out() -> None:
+    made = use_of(
+        plan(method="dpfp", mode="release_once", adjacency="replace_one"), 2.0, people="p", run="r"
+    )
+    assert made.parts == (Gaussian(1.0, 2.0),)
+
+
+def test_randomised_labels_are_a_part_of_their_own() -> None:
+    bound = plan(method="dpfp", mode="release_once", epsilon=3.0, label_epsilon=1.0)
+    made = use_of(bound, 2.0, people="p", run="r")
+    assert made.parts == (Gaussian(1.0, 2.0), Pure(1.0))
+    assert made.labels_protected
+
+
+def test_training_without_noise_is_a_use_too() -> None:
+    made = use_of(plan(method="non_private"), 0.0, people="p", run="r")
+    assert (made.guarantee, made.parts, made.labels_protected) == ("none", (), False)
+
+
+def test_a_plans_cost_in_the_ledger_is_its_own_epsilon(ledger: Ledger) -> None:
+    bound = plan(method="dpsgd")
+    run_through(ledger, use_of(bound, 1.0, people=ledger.register(TEXTS).id, run="r"))
+    own = accounting.epsilon(accounting.mechanism(bound, 1.0), DELTA, "pld")
+    assert spent(ledger) == pytest.approx(own, rel=1e-3)
+
+
+def test_json_has_one_object_for_each_group(ledger: Ledger) -> None:
+    ledger.set_total(8.0, DELTA)
+    run_through(ledger, use(ledger))
+    (group,) = json.loads(json.dumps(ledger.to_json()))
+    assert {"epsilon", "delta", "guarantee", "total", "entries"} <= group.keys()
+    assert (group["total"], group["adjacency"]) == (8.0, "zero_out")
+    (entry,) = group["entries"]
+    assert (entry["status"], entry["mechanism"][0]["planned"]) == ("finished", 100)
+
+
+def test_entries_are_for_the_owner_only(ledger: Ledger) -> None:
+    before = os.umask(0)
+    try:
+        ledger.set_total(8.0, DELTA)
+        run_through(ledger, use(ledger))
+    finally:
+        os.umask(before)
+    for path in Path(ledger.files.name).rglob("*"):
+        wanted = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == wanted
+
+
+def test_the_environment_names_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPFP_LEDGER", "/somewhere/else")
+    assert default_place() == "/somewhere/else"
+    monkeypatch.delenv("DPFP_LEDGER")
+    monkeypatch.setenv("XDG_DATA_HOME", "/home/me/data")
+    assert default_place() == "/home/me/data/dpfp-ray/ledger"
+
+
+def test_an_end_needs_a_beginning(ledger: Ledger) -> None:
+    with pytest.raises(UserError, match="no entry 'x'"):
+        ledger.end("x", 1)
+
+
+@pytest.mark.parametrize(("done", "status"), [(-1, "finished"), (0, "refused"), (0, "gone")])
+def test_ends_that_mean_nothing_are_refused(ledger: Ledger, done: int, status: str) -> None:
+    entry = ledger.begin(use(ledger))
+    with pytest.raises(ValueError, match=r"done|status"):
+        ledger.end(entry.id, done, status)

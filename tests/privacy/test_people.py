@@ -1,0 +1,193 @@
+"""The same people are recognised whatever is done to the file; others are not."""
+
+import os
+import random
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyarrow import fs
+
+from dpfp_ray.data.storage import RemoteFiles
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.privacy.ledger_files import OnceWritten
+from dpfp_ray.privacy.people import People, fingerprints, normal
+
+TEXTS = [f"record number {i}, a film that pleased viewer {i * i}" for i in range(200)]
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> People:
+    return People(OnceWritten(tmp_path / "ledger"))
+
+
+def same_group(people: People, *names: str) -> bool:
+    groups = people.groups()
+    return len({groups[name] for name in names}) == 1
+
+
+def test_the_same_records_are_the_same_set_in_any_order(people: People) -> None:
+    shuffled = random.Random(1).sample(TEXTS, len(TEXTS))
+    assert people.register(TEXTS).id == people.register(shuffled).id
+
+
+def test_a_repeated_row_changes_nothing(people: People) -> None:
+    assert people.register(TEXTS).id == people.register(TEXTS + TEXTS[:5]).id
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        lambda text: f"  {text}\n",
+        lambda text: text.replace(" ", "\t "),
+        lambda text: text.replace(" ", "\u00a0"),
+        str.upper,
+        lambda text: text.replace("film", "ﬁlm"),
+    ],
+)
+def test_another_spelling_of_the_texts_is_the_same_set(people: People, spelling) -> None:  # type: ignore[no-untyped-def]
+    assert people.register(TEXTS).id == people.register([spelling(text) for text in TEXTS]).id
+
+
+def test_composed_and_decomposed_letters_are_one() -> None:
+    assert normal("cafe\u0301") == normal("caf\u00e9")
+
+
+def test_a_subset_belongs_to_the_whole_and_says_how_much(people: People) -> None:
+    whole = people.register(TEXTS)
+    part = people.register(TEXTS[:37])
+    assert part.overlaps == {whole.id: 37}
+    assert same_group(people, whole.id, part.id)
+
+
+def test_one_shared_record_is_enough(people: People) -> None:
+    one, other = people.register(TEXTS[:100]), people.register(TEXTS[99:])
+    assert other.overlaps == {one.id: 1}
+    assert same_group(people, one.id, other.id)
+
+
+def test_strangers_stay_apart(people: People) -> None:
+    one, other = people.register(TEXTS[:100]), people.register(TEXTS[100:])
+    assert not same_group(people, one.id, other.id)
+
+
+def test_a_set_that_bridges_two_groups_joins_them(people: People) -> None:
+    one, other = people.register(TEXTS[:50]), people.register(TEXTS[100:])
+    people.register(TEXTS[40:110])
+    assert same_group(people, one.id, other.id)
+
+
+def test_a_chain_of_overlaps_is_one_group(people: People) -> None:
+    names = [people.register(TEXTS[start : start + 30]).id for start in range(0, 180, 20)]
+    assert same_group(people, *names)
+
+
+def test_a_dropped_or_swapped_column_is_still_the_same_people(people: People) -> None:
+    second = [f"answer {i}" for i in range(200)]
+    pairs = people.register(TEXTS, second)
+    assert same_group(people, pairs.id, people.register(second, TEXTS).id)
+    assert same_group(people, pairs.id, people.register(TEXTS).id)
+    assert same_group(people, pairs.id, people.register(second).id)
+
+
+def test_empty_texts_join_nobody(people: People) -> None:
+    one, other = people.register(["", *TEXTS[:10]]), people.register([" ", *TEXTS[10:20]])
+    assert not same_group(people, one.id, other.id)
+
+
+def test_texts_that_are_no_valid_unicode_can_be_registered(people: People) -> None:
+    assert people.register(["\ud800 broken"]).records == 1
+
+
+def test_no_records_are_refused(people: People) -> None:
+    with pytest.raises(UserError, match="without records"):
+        people.register([])
+
+
+def test_fingerprints_need_the_key() -> None:
+    ours, theirs = (fingerprints(TEXTS, key) for key in (b"a" * 32, b"b" * 32))
+    assert not len(np.intersect1d(ours, theirs))
+    assert len(ours) == len(TEXTS)
+
+
+def test_large_sets_keep_a_share_and_still_find_their_subsets(tmp_path: Path) -> None:
+    people = People(OnceWritten(tmp_path), most=60)
+    whole, part = people.register(TEXTS), people.register(TEXTS[:150])
+    assert same_group(people, whole.id, part.id)
+    assert 75 <= part.overlaps[whole.id] <= 300  # an estimate of 150 from about a quarter
+    stored = np.load(next((tmp_path / "people").glob(f"{whole.id}.*.npy")))
+    assert len(stored) - 1 <= 60
+
+
+def test_a_lost_key_is_an_error_not_a_new_beginning(people: People, tmp_path: Path) -> None:
+    people.register(TEXTS)
+    for key in (tmp_path / "ledger" / "keys").iterdir():
+        key.unlink()
+    with pytest.raises(UserError, match="no key"):
+        people.register(TEXTS)
+
+
+def test_lost_fingerprints_are_an_error(people: People, tmp_path: Path) -> None:
+    people.register(TEXTS)
+    for file in (tmp_path / "ledger" / "people").glob("*.npy"):
+        file.unlink()
+    with pytest.raises(UserError, match="are gone"):
+        people.register(TEXTS[:3])
+
+
+def test_two_first_writers_with_a_key_each_recognise_each_other(people: People) -> None:
+    """The second key is made between the first driver's look and its registration."""
+    one = people.register(TEXTS[:100])
+    people.files.write("keys/0000000000000000", b"k" * 32)
+    other = people.register(TEXTS[50:])
+    assert other.overlaps == {one.id: 50}
+
+
+def test_a_set_that_is_still_being_written_is_left_to_its_writer(people: People) -> None:
+    one = people.register(TEXTS[:100])
+    print_file = next((Path(people.files.name) / "people").glob("*.npy"))
+    people.files.write("people/feedfeedfeedfeed.anotherkey.npy", print_file.read_bytes())
+    assert people.register(TEXTS[50:]).overlaps == {one.id: 50}
+
+
+def test_a_set_stored_by_a_killed_driver_is_compared_and_linked(people: People) -> None:
+    whole = people.register(TEXTS)
+    for file in (Path(people.files.name) / "people").glob("*.json"):
+        file.unlink()  # killed between the fingerprints and the links
+    part = people.register(TEXTS[:10])
+    assert part.overlaps == {whole.id: 10}
+    assert same_group(people, whole.id, part.id)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+def test_everything_is_for_the_owner_only_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        files = OnceWritten(tmp_path / "ledger")
+        with files.locked():
+            People(files).register(TEXTS)
+    finally:
+        os.umask(before)
+    found = [tmp_path / "ledger", *(tmp_path / "ledger").rglob("*")]
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_dir()}
+    assert modes == {0o700}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_file()} == {0o600}
+
+
+def test_behind_a_uri_people_are_recognised_too(tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    remote = fs.SubTreeFileSystem(str(tmp_path / "bucket"), fs.LocalFileSystem())
+    people = People(OnceWritten(RemoteFiles(remote, "ledger", "test://ledger")))
+    whole = people.register(TEXTS)
+    assert people.register(TEXTS[:5]).overlaps == {whole.id: 5}
+
+
+def test_nothing_is_rewritten(tmp_path: Path) -> None:
+    files = OnceWritten(tmp_path)
+    files.write("entries/a.json", b"1")
+    files.write("entries/a.json", b"1")
+    with pytest.raises(UserError, match=r"entries/a\.json"):
+        files.write("entries/a.json", b"2")
+    assert files.read("entries/a.json") == b"1"
+    assert files.names("entries") == ["a.json"]
