@@ -3,14 +3,15 @@
 Formulas are scikit-learn's. Private training fails on small classes first, hence recall by class.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, recall_score
+
+from dpfp_ray.results.predictions import majority_class, one_class_runs
 
 CALIBRATION_BINS = 15
 
@@ -72,14 +73,3 @@ def calibration_error(
     members = np.searchsorted(np.linspace(0.0, 1.0, bins + 1)[1:-1], confidence)
     counts = np.bincount(members, minlength=bins)
     return float(np.abs(true - stated) @ counts[counts > 0] / len(truth))
-
-
-def majority_class(labels: ArrayLike) -> int:
-    """The most frequent class of the dev rows; of several, the first."""
-    return int(np.bincount(np.asarray(labels)).argmax())
-
-
-def one_class_runs(answers: NDArray[Any] | Sequence[Sequence[int]]) -> int:
-    """How many runs, of (runs, rows), answer one class whatever the row."""
-    runs = np.asarray(answers)
-    return int((runs == runs[:, :1]).all(axis=1).sum())

@@ -134,6 +134,17 @@ def stack(runs: Sequence[DevPredictions]) -> Classes:
     return np.stack([run.answers() for run in runs])
 
 
+def majority_class(labels: ArrayLike) -> int:
+    """The most frequent class of the dev rows; of several, the first."""
+    return int(np.bincount(np.asarray(labels)).argmax())
+
+
+def one_class_runs(answers: ArrayLike) -> int:
+    """How many runs, of (runs, rows), answer one class whatever the row."""
+    runs = np.asarray(answers)
+    return int((runs == runs[:, :1]).all(axis=1).sum())
+
+
 def _bits(classes: int) -> int:
     """Bits that hold the indices of so many classes; one class still takes a bit."""
     return max(1, (classes - 1).bit_length())

@@ -10,7 +10,7 @@ and its limits are in docs/statistics.md. A method with one run has an unknown s
 its pairs speak of the trained models only; a method whose every run answers one class never wins.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any, Literal
@@ -20,8 +20,8 @@ from numpy.typing import ArrayLike
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results import paired
-from dpfp_ray.results.metrics import majority_class, one_class_runs
 from dpfp_ray.results.paired import Correct
+from dpfp_ray.results.predictions import DevPredictions, majority_class, one_class_runs, stack
 
 LEVEL = 0.05
 
@@ -88,6 +88,20 @@ class Comparison:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def compare_predictions(
+    runs: Mapping[str, Sequence[DevPredictions]], level: float = LEVEL
+) -> Comparison:
+    """Every pair of methods, from what their records keep; refuses runs on different dev rows."""
+    every = [run for method in runs.values() for run in method]
+    stack(every)
+    return compare_methods(
+        {name: stack(method) for name, method in runs.items()},
+        every[0].truth(),
+        classes=every[0].classes,
+        level=level,
+    )
 
 
 def compare_methods(

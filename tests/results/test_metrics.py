@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dpfp_ray.results.metrics import calibration_error, majority_class, measure
+from dpfp_ray.results.metrics import calibration_error, measure
 
 
 def test_scores_of_two_classes_follow_from_the_four_counts() -> None:
@@ -59,7 +59,3 @@ def test_certainty_that_is_right_is_calibrated_and_certainty_that_is_wrong_is_no
 
     assert calibration_error(certain, [1, 1]) == 0.0
     assert measure([1, 1], [0, 0], classes=2, probabilities=certain).calibration_error == 1.0
-
-
-def test_of_equally_frequent_classes_the_first_is_the_majority() -> None:
-    assert majority_class([2, 1, 2, 1]) == 1

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.results.predictions import DevPredictions, fingerprint_rows, pack, stack, unpack
+from dpfp_ray.results.predictions import (
+    DevPredictions,
+    fingerprint_rows,
+    majority_class,
+    pack,
+    stack,
+    unpack,
+)
 
 
 @pytest.mark.parametrize("classes", [1, 2, 3, 4, 5, 77, 256, 257])
@@ -86,3 +93,7 @@ def test_runs_on_the_same_rows_are_stacked() -> None:
 def test_runs_on_different_rows_are_not() -> None:
     with pytest.raises(UserError, match="same dev rows"):
         stack([predictions([0, 0, 1]), predictions([0, 0, 1], "g")])
+
+
+def test_of_equally_frequent_classes_the_first_is_the_majority() -> None:
+    assert majority_class([2, 1, 2, 1]) == 1

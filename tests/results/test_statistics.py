@@ -1,10 +1,13 @@
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.results.statistics import Comparison, compare_methods
+from dpfp_ray.results.predictions import DevPredictions
+from dpfp_ray.results.statistics import Comparison, compare_methods, compare_predictions
 
 ROWS = 400
 LABELS = np.tile([0, 1, 1, 0, 1], ROWS // 5)  # class 1 is the majority with 0.6
@@ -117,3 +120,27 @@ def test_json_keeps_everything() -> None:
 def test_predictions_for_other_rows_are_refused() -> None:
     with pytest.raises(UserError, match="same dev rows"):
         table(one=answers(0.9, 2), other=answers(0.9, 2)[:, :-1])
+
+
+def kept(runs: np.ndarray, fingerprint: str = "rows") -> list[DevPredictions]:
+    return [DevPredictions.of(run, LABELS, classes=2, fingerprint=fingerprint) for run in runs]
+
+
+def test_records_compare_as_their_answers_do() -> None:
+    one, other = answers(0.9, 3), answers(0.7, 3, 1)
+
+    assert compare_predictions({"one": kept(one), "other": kept(other)}) == table(
+        one=one, other=other
+    )
+
+
+def test_records_of_methods_on_different_dev_rows_are_refused() -> None:
+    with pytest.raises(UserError, match="same dev rows"):
+        compare_predictions({"one": kept(answers(0.9, 2)), "other": kept(answers(0.9, 2), "else")})
+
+
+def test_tables_do_not_wait_for_scikit_learn() -> None:
+    """A second of start-up that only `metrics` needs."""
+    code = "import sys, dpfp_ray.results.power; sys.exit('sklearn' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
