@@ -8,7 +8,7 @@ Examples:
 
 A method may carry a variant: dpfp:release_once and dpfp:moments are DP-FP's proved modes,
 METHOD:head trains the head only. Each method runs with the hyperparameters its own paper found good
-(dpfp_ray/defaults.py) unless a flag says otherwise; `--match batch` gives all of them the same
+(dpfp_ray/plan/defaults.py) unless a flag says otherwise; `--match batch` gives all the same
 batch size. Stopped or killed, the same command continues and repeats no finished run.
 """
 

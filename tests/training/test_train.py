@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import AutoModel
 
 from dpfp_ray.models.pretrained import load_tokenizer
 from dpfp_ray.plan.errors import UserError
@@ -126,3 +127,16 @@ def test_a_run_is_not_continued_from_another_encoder(unfinished: Path, own: dict
     other = {**own, "encoder": Words(len(own["tokenizer"]))}
     with pytest.raises(UserError, match="another encoder"):
         train(quick_plan(), data=rows(), output=unfinished, **other, **QUICK)
+
+
+def test_an_encoder_of_transformers_is_taken_from_memory_as_from_its_folder(
+    tiny_task: dict[str, Any], own: dict[str, Any]
+) -> None:
+    plan = quick_plan(representation="mean", model=tiny_task["model"])
+    folder = train(plan, data=rows(), **QUICK)
+    encoder = AutoModel.from_pretrained(tiny_task["model"], add_pooling_layer=False)
+    memory = train(plan, data=rows(), encoder=encoder, tokenizer=own["tokenizer"], **QUICK)
+    assert memory.plan["model"] == "custom:BertModel"
+    assert memory.record["history"][-1]["train_loss"] == pytest.approx(
+        folder.record["history"][-1]["train_loss"], rel=1e-5
+    )
