@@ -14,9 +14,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
 if TYPE_CHECKING:
+    __version__: str
     from dpfp_ray.audit.audit import audit as audit
     from dpfp_ray.plan.errors import UserError as UserError
     from dpfp_ray.plan.plan import Plan as Plan
@@ -43,6 +42,10 @@ __all__ = [*_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":  # stated once, in pyproject.toml
+        from importlib.metadata import version
+
+        return version("dpfp-ray")
     if name not in _MODULES:
         raise AttributeError(f"module 'dpfp_ray' has no attribute {name!r}")
     if name in _ROOMS:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import AutoModel
 
 from dpfp_ray.models.pretrained import load_tokenizer
 from dpfp_ray.plan.errors import UserError
@@ -119,10 +120,25 @@ def test_a_run_is_not_continued_on_other_data_of_the_same_size(
     unfinished: Path, own: dict[str, Any]
 ) -> None:
     with pytest.raises(UserError, match="on other data"):
-        train(quick_plan(), data=rows(seed=3), output=unfinished, **own, **QUICK)
+        # The same texts under other labels: the same rows are held out, and D is the same.
+        texts, labels = rows()
+        train(quick_plan(), data=(texts, labels[::-1]), output=unfinished, **own, **QUICK)
 
 
 def test_a_run_is_not_continued_from_another_encoder(unfinished: Path, own: dict[str, Any]) -> None:
     other = {**own, "encoder": Words(len(own["tokenizer"]))}
     with pytest.raises(UserError, match="another encoder"):
         train(quick_plan(), data=rows(), output=unfinished, **other, **QUICK)
+
+
+def test_an_encoder_of_transformers_is_taken_from_memory_as_from_its_folder(
+    tiny_task: dict[str, Any], own: dict[str, Any]
+) -> None:
+    plan = quick_plan(representation="mean", model=tiny_task["model"])
+    folder = train(plan, data=rows(), **QUICK)
+    encoder = AutoModel.from_pretrained(tiny_task["model"], add_pooling_layer=False)
+    memory = train(plan, data=rows(), encoder=encoder, tokenizer=own["tokenizer"], **QUICK)
+    assert memory.plan["model"] == "custom:BertModel"
+    assert memory.record["history"][-1]["train_loss"] == pytest.approx(
+        folder.record["history"][-1]["train_loss"], rel=1e-5
+    )
