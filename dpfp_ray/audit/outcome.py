@@ -1,4 +1,4 @@
-"""From scores and coins to an outcome: what the right guesses prove, beside what the plan states."""
+"""From scores and coins to an outcome: what right guesses prove, beside what the plan states."""
 
 from typing import Any
 
