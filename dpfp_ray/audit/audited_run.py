@@ -1,7 +1,7 @@
 """The one-run audit: train once with canaries by the ordinary loop, guess who was in, and hold what
 the guesses prove against what the plan states.
 
-DIR/result.json   the ordinary result, and under `audit` the bound and the verdict
+DIR/result.json   the ordinary result, and under `audit` the bound and the outcome
 DIR/audit.json    the same `audit` and the two seeds, which repeat it to the bit; owner-only
 DIR/unfinished/   resume.pt while it runs; not in DIR, where `dpfp train` would take it for its own
 
@@ -134,7 +134,7 @@ def conduct(
     )
     trained = Trained(prepared, audit.real, audit.canaries, initial, model, seed, watched)
     scores = score(audit.score_name, trained)
-    verdict = judge(
+    outcome = judge(
         plan,
         scores,
         audit.members,
@@ -143,7 +143,7 @@ def conduct(
         in_only=audit.score_name in IN_ONLY,
     )
     record["audit"] = {
-        **verdict,
+        **outcome,
         "family": audit.canaries.family,
         "access": audit.settings.access,
         "score": audit.score_name,

@@ -1,4 +1,4 @@
-"""From scores and coins to a verdict: what the right guesses prove, beside what the plan states."""
+"""From scores and coins to an outcome: what right guesses prove, beside what the plan states."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def judge(
     rng: np.random.Generator,
     in_only: bool = False,
 ) -> dict[str, Any]:
-    """The bound at `confidence`, corrected for all looks, and `verdict`:
+    """The bound at `confidence`, corrected for all looks, and the outcome (key `verdict`):
 
     refuted     the data contradict the stated ε: it is wrong, unless a chance of 1 − confidence
     consistent  they do not. This proves nothing; `ceiling` is the most that could have been shown
@@ -37,13 +37,13 @@ def judge(
     # The share of right guesses decides between looks that show nothing.
     bounds = [(claim.bound(m, r, v, each), v / r, r, v) for r, v in counts]
     epsilon, _, guesses, correct = max(bounds)
-    verdict = "consistent"
+    outcome = "consistent"
     if plan.epsilon is None:
-        verdict = "no claim"
+        outcome = "no claim"
     elif any(claim.refuted(m, r, v, each) for r, v in counts):
-        verdict = "refuted"
+        outcome = "refuted"
     return {
-        "verdict": verdict,
+        "verdict": outcome,
         "epsilon": epsilon,
         "stated_epsilon": plan.epsilon,
         "guesses": guesses,
