@@ -12,11 +12,11 @@ import pytest
 
 import dpfp_ray.methods
 from dpfp_ray.audit.audited_run import Settings, conduct, set_up
-from dpfp_ray.cli.compare import plan_cells, variant
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import METHODS, all_specs, labels
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.wording import one_line, render
+from dpfp_ray.sweeps.cells import plan_cells, variant
 from dpfp_ray.sweeps.compare import space_name
 from dpfp_ray.sweeps.spaces import read_search_space
 from dpfp_ray.training import run

@@ -200,7 +200,7 @@ def test_a_result_holds_plan_history_privacy_and_cost(finished: dict[str, Any]) 
     steps = 2 * records // 4
     assert (privacy["steps"], privacy["draws"]) == (steps, 2 * steps)
     assert privacy["p"] == 4 / (2 * records)
-    assert privacy["delta"] == 1 / 72
+    assert privacy["delta"] == 1 / (2 * records)
     assert privacy["noise_coordinates"] == 32
     assert cost["train_seconds"] > 0
     assert cost["eval_seconds"] > 0

@@ -119,9 +119,9 @@ def test_a_run_on_data_in_memory_is_continued(unfinished: Path, own: dict[str, A
 def test_a_run_is_not_continued_on_other_data_of_the_same_size(
     unfinished: Path, own: dict[str, Any]
 ) -> None:
+    texts, labels = rows()
+    # The same texts under other labels: the same rows are held out, and D is the same.
     with pytest.raises(UserError, match="on other data"):
-        # The same texts under other labels: the same rows are held out, and D is the same.
-        texts, labels = rows()
         train(quick_plan(), data=(texts, labels[::-1]), output=unfinished, **own, **QUICK)
 
 
