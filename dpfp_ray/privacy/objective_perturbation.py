@@ -12,12 +12,13 @@ or removed changes the log density of what is released by at most
     m   2τ/(λ σ_out), the release's last step: a Gaussian of sensitivity 2τ/λ
 
 Two classes (logistic loss, L = 1, β = 1/4): V = s|Z|, a = −log(1 − β/λ), both as published.
-K > 2 classes (softmax, all classes jointly, L = √2): V = (max_{c≠y} Z_c − Z_y)₊ / σ with independent
-standard Gaussians Z, a = (K − 1) log(1 + 1/(Kλ)): ours, proved there. It grows with log K, where
-one-against-the-rest would have to compose K releases.
+K > 2 classes (softmax, all classes jointly, L = √2): V = (max_{c≠y} Z_c − Z_y)₊ / σ, the Z being
+independent standard Gaussians, a = (K − 1) log(1 + 1/(Kλ)): ours, proved there. V grows with
+√log K, where one-against-the-rest would have to compose K releases.
 """
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass, replace
 
@@ -212,7 +213,7 @@ def profile(rest: float, sigma: float, output_mu: float, classes: int) -> float:
     edges += list(edges[-1] + reach * np.linspace(0, 1, 9)[1:])
     total = 0.0
     nodes, weights = np.polynomial.legendre.leggauss(32)
-    for left, right in zip(edges[:-1], edges[1:], strict=True):
+    for left, right in itertools.pairwise(edges):
         u = (left + right) / 2 + (right - left) / 2 * nodes
         step = ndtr((u - e) / output_mu - output_mu / 2) if output_mu > 0 else 1.0
         values = _tail(u, sigma, classes) * np.exp(e - u) * step
