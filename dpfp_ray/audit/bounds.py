@@ -13,23 +13,20 @@ Two bounds:
   (epsilon, delta) claim whose trade-off curve is not Gaussian (subsampled training, for one).
   For any other stated curve use `refutes_curve`.
 
-`audit_scores` makes the guesses from scores, for several r, and pays for having looked often.
+`outcome.py` makes the guesses from scores, for several r, and pays for having looked often.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special, stats
 
 from dpfp_ray.privacy.accounting import gdp_epsilon
-
-FloatArray = npt.NDArray[np.float64]
 
 # About half-decades of m: few looks (each costs confidence), yet never far from the best r.
 _GUESS_FRACTIONS = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02)
@@ -44,24 +41,6 @@ class GdpBound:
 
     mu: float
     epsilon: float
-
-
-@dataclass(frozen=True)
-class AuditBound:
-    """What an audit has shown, at `confidence` after correction for `looks`.
-
-    `guesses` and `correct` belong to the look that gave `epsilon`. `mu` is the best over the same
-    looks, and may come from another one; it is None if it was not asked for. Each of `epsilon`
-    and `mu` holds at `confidence`; which one to use must follow from the claim, not from the data.
-    """
-
-    canaries: int
-    guesses: int
-    correct: int
-    epsilon: float
-    mu: float | None
-    confidence: float
-    looks: int
 
 
 def one_run_epsilon(
@@ -182,49 +161,6 @@ def guess_grid(canaries: int) -> tuple[int, ...]:
     """The numbers of guesses to look at: even, and a function of m alone, never of the scores."""
     counts = {2 * int(canaries * fraction / 2) for fraction in _GUESS_FRACTIONS}
     return tuple(sorted(c for c in counts if c >= _FEWEST_GUESSES)) or (canaries,)
-
-
-def audit_scores(
-    scores_in: FloatArray,
-    scores_out: FloatArray,
-    delta: float,
-    confidence: float = 0.95,
-    guess_counts: Sequence[int] | None = None,
-    *,
-    rng: np.random.Generator,
-    gdp: bool = True,
-) -> AuditBound:
-    """The best bound over several numbers of guesses r, corrected for the choice (Bonferroni).
-
-    Scores are of all m canaries (those that were in and those that were not; higher means "in").
-    For each r the upper half of the r most extreme is guessed in, the lower half out, and the
-    middle is left alone. `guess_counts` must be fixed before the scores are seen. Ties fall in an
-    order drawn from `rng` without regard to membership: a constant score learns nothing.
-    """
-    scores = np.concatenate([np.asarray(scores_in, float), np.asarray(scores_out, float)])
-    if np.isnan(scores).any():
-        raise ValueError("scores_in and scores_out must not contain NaN")
-    canaries = len(scores)
-    grid = guess_grid(canaries) if guess_counts is None else tuple(sorted(set(guess_counts)))
-    if not grid or grid[0] < 1 or grid[-1] > canaries:
-        raise ValueError(f"guess_counts must be in 1..{canaries} (the canaries), got {grid}")
-
-    shuffled = rng.permutation(canaries)
-    order = shuffled[np.argsort(scores[shuffled], kind="stable")]
-    was_in = order < len(scores_in)  # from the lowest score to the highest
-    each = 1.0 - (1.0 - confidence) / len(grid)
-    looks: list[tuple[float, float, int, int]] = []  # (epsilon, mu, guesses, correct)
-    for guesses in grid:
-        lowest = guesses // 2
-        highest = canaries - (guesses - lowest)
-        correct = int(np.sum(~was_in[:lowest]) + np.sum(was_in[highest:]))
-        epsilon = one_run_epsilon(canaries, guesses, correct, delta, each)
-        mu = one_run_gdp(canaries, guesses, correct, delta, each).mu if gdp else 0.0
-        looks.append((epsilon, mu, guesses, correct))
-
-    epsilon, _, guesses, correct = max(looks)
-    best_mu = max(look[1] for look in looks) if gdp else None
-    return AuditBound(canaries, guesses, correct, epsilon, best_mu, confidence, len(grid))
 
 
 def _largest(refuted: Callable[[float], bool], upper: float) -> float:

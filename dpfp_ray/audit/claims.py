@@ -19,7 +19,7 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting, pld
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.labels import joint_mu
-from dpfp_ray.privacy.statement import verdict as guarantee
+from dpfp_ray.privacy.statement import guarantee
 
 # Where a sampled Gaussian's curve is computed; between these points it is bounded by them.
 DELTAS = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.35)

@@ -9,7 +9,7 @@ from dpfp_ray.audit.canaries import Bools
 from dpfp_ray.audit.claims import claim_of
 from dpfp_ray.audit.scores import Floats
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.statement import verdict as guarantee
+from dpfp_ray.privacy.statement import guarantee
 
 # Where "in" shows for sure but "out" looks like "in and never drawn", only the highest scores are
 # guessed, all of them "in". About half of the canaries are in, and a few of those never drawn.

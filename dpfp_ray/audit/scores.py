@@ -9,14 +9,14 @@ use all that the auditor knows: the records, the canaries, the initial weights; 
     row_releases    white box: what all noisy gradients together say of that row, for a method that
                     puts noise on every row (`watch`)
     alignment       white box: how far all weights moved against the canary's gradient
-    released_row, released_moments    the release itself, see `release_scores`
+    a method of one release brings its own score, from the release itself (`OneRelease.score`)
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +25,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from dpfp_ray.audit.canaries import Canaries
+from dpfp_ray.audit.tables import neighbours, select
 from dpfp_ray.data import Table
 from dpfp_ray.data.batches import PART_COST, cut
+from dpfp_ray.methods.parts.one_release import Seen
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
+from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.training.run import Prepared
@@ -44,25 +47,23 @@ Floats = npt.NDArray[np.float64]
 Weights = dict[str, Tensor]
 
 
-def trains_embeddings(plan: Plan) -> bool:
-    """RGP trains linear layers only; a frozen encoder has nothing to show but its head."""
-    return plan.scope == "all" and plan.method != "rgp" and not plan.one_release
+def token_score(plan: Plan) -> str | None:
+    """The spec's score for word-embedding rows; on a frozen encoder there are none that train."""
+    return plan.spec.token_score if plan.scope == "all" else None
 
 
 def strongest_family(plan: Plan, access: str) -> str:
     """A token of its own gives a canary a weight of its own; where none trains, diverse texts."""
-    return "unused_token" if access == "white_box" and trains_embeddings(plan) else "mislabelled"
+    return "unused_token" if access == "white_box" and token_score(plan) else "mislabelled"
 
 
 def score_name(plan: Plan, family: str, access: str) -> str:
     """The strongest score there is for this access."""
     if access == "black_box":
         return "loss"
-    if plan.one_release:
-        return {"release_once": "released_row", "moments": "released_moments"}[plan.mode]
-    if family == "unused_token" and trains_embeddings(plan):
-        return WATCHED if plan.method == "dpsgd" else "row_movement"
-    return "alignment"
+    if plan.spec.one_release is not None:
+        return plan.spec.one_release.score.__name__
+    return (token_score(plan) if family == "unused_token" else None) or "alignment"
 
 
 def snapshot(model: Classifier) -> Weights:
@@ -93,18 +94,36 @@ class Trained:
 
 def score(name: str, trained: Trained) -> Floats:
     """Scores of all canaries; leaves the model's weights as they are."""
-    from dpfp_ray.audit.release_scores import released_moments, released_row
-
-    scorers: dict[str, Callable[[Trained], Floats]] = {
+    scorers: Mapping[str, Callable[[Trained], Floats]] = {
         "loss": loss_reduction,
         "row_movement": row_movement,
         WATCHED: lambda trained: trained.watched,
         "alignment": alignment,
-        "released_row": released_row,
-        "released_moments": released_moments,
     }
     trained.model.eval()
-    return scorers[name](trained)
+    return scorers.get(name, release_score)(trained)
+
+
+def release_score(trained: Trained) -> Floats:
+    """By the method's own score: the auditor sees all that it ever makes of private records."""
+    assert trained.plan.spec.one_release is not None, "only a release has a score of its own"
+    plan, places = trained.plan, trained.canaries.places
+    out = select(trained.real, neighbours(trained.canaries))
+    others = np.setdiff1d(np.arange(len(trained.real)), places)
+    scores: Floats = trained.plan.spec.one_release.score(
+        Seen(
+            plan,
+            trained.prepared.noise_multiplier,
+            trained.seed,
+            trained.model.classes,
+            table=cast(RepresentationTable, trained.prepared.data.train),
+            places=places,
+            canaries=cast(RepresentationTable, trained.canaries.table),
+            absent=cast(RepresentationTable, out) if plan.adjacency == "replace_one" else None,
+            others=cast(RepresentationTable, select(trained.real, others)),
+        )
+    )
+    return scores
 
 
 def loss_reduction(trained: Trained) -> Floats:

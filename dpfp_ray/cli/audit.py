@@ -19,6 +19,7 @@ from typing import Any
 
 from dpfp_ray.cli.options import add_plan_flags, add_seed_flags, plan_from
 from dpfp_ray.data.whole_files import to_json
+from dpfp_ray.plan.method_spec import modes_of
 
 FAMILIES = ("mislabelled", "unused_token")
 ACCESS = ("black_box", "white_box")
@@ -91,7 +92,7 @@ def show(record: dict[str, Any]) -> None:
 
     plan, audit = record["plan"], record["audit"]
     colour = {"refuted": "bold red", "consistent": "green"}.get(audit["verdict"], "yellow")
-    method = plan["method"] + (f" {plan['mode']}" if plan["method"] == "dpfp" else "")
+    method = plan["method"] + (f" {plan['mode']}" if len(modes_of(plan["method"])) > 1 else "")
     stdout.print(
         f"\n[bold]{method} on {plan['task']}[/bold]: {audit['correct']} of {audit['guesses']} "
         f"guesses right, {audit['canaries']} canaries "

@@ -37,7 +37,7 @@ def command(arguments: argparse.Namespace) -> int:
     # σ is quoted for C = 1, as σ/C, unless a clipping norm is given.
     plan = make_plan({"clip": 1.0, **given})
     if not plan.private:
-        raise UserError("non_private adds no noise; use --method dpfp or dpsgd")
+        raise UserError(f"{plan.method} adds no noise; use a --method that has a budget")
     facts = calibration_facts(plan)
     if arguments.json:
         print(to_json(facts))
@@ -98,5 +98,5 @@ def show(plan: Plan, facts: dict[str, Any]) -> None:
             f"σ² relative to M = 1: {facts['noise_power_ratio']:.3f} "
             f"(the paper's 1/M: {facts['noise_power_ratio_claimed']:.3f}, reached only for C/σ ≪ 1)"
         )
-    if plan.method == "dpfp":
-        stdout.print("For DP-FP these ε are nominal: see docs/privacy.md.")
+    if plan.spec.guarantee == "nominal":
+        stdout.print(f"For {plan.spec.label} these ε are nominal: see docs/privacy.md.")

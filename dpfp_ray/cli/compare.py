@@ -8,8 +8,8 @@ Examples:
 
 A method may carry a variant: dpfp:release_once and dpfp:moments are DP-FP's proved modes,
 METHOD:head trains the head only. Each method runs with the hyperparameters its own paper found good
-(dpfp_ray/defaults.py) unless a flag says otherwise; `--match batch` gives all of them the same
-batch size. Stopped or killed, the same command continues and repeats no finished run.
+(see its file in dpfp_ray/methods/) unless a flag says otherwise; `--match batch` gives all of them
+the same batch size. Stopped or killed, the same command continues and repeats no finished run.
 """
 
 import argparse
@@ -27,16 +27,10 @@ from dpfp_ray.cli.sweep import (
     split_change,
 )
 from dpfp_ray.data.whole_files import to_json
-from dpfp_ray.plan.defaults import METHODS, MODES, ONE_RELEASE
 from dpfp_ray.plan.errors import UserError, unknown
+from dpfp_ray.plan.method_spec import METHODS, find_spec, modes_of, scopes_of
 from dpfp_ray.plan.plan import FIELDS
 from dpfp_ray.plan.values import field_name
-
-BUDGET = ("delta", "accountant", "adjacency")
-# What modes that release once have, and what they have not: they do not train in steps.
-ONLY_ONE_RELEASE = ("scaling", "ridge", "shrinkage", "label_epsilon")
-STEPS = ("batch_size", "micro_batches", "epochs", "learning_rate", "schedule", "weight_decay")
-ONLY_DPFP = ("mode", "micro_batches", *ONLY_ONE_RELEASE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,12 +133,13 @@ def variant(name: str) -> dict[str, str]:
         raise UserError(unknown("method", method, METHODS))
     if not colon:
         return {"method": method}
-    if kind == "head":
-        return {"method": method, "scope": "head"}
-    kinds = (*MODES, "head") if method == "dpfp" else ("head",)
+    modes, scopes = modes_of(method), scopes_of(method)
+    kinds = (*(modes if len(modes) > 1 else ()), *scopes[1:])
+    if not kinds:
+        raise UserError(f"{method} has no variants, so no {kind!r}; write {method} alone")
     if kind not in kinds:
         raise UserError(unknown(f"variant of {method}", kind, kinds))
-    return {"method": method, "mode": kind}
+    return {"method": method, "mode" if kind in modes else "scope": kind}
 
 
 def parse_budgets(text: str) -> list[float]:
@@ -195,19 +190,9 @@ def plan_cells(
         values = {**common, **own.get(method, {}), **own.get(name, {}), **fields}
         if match == "batch":
             values.setdefault("batch_size", 32)
-        for key in unused(method, str(values.get("mode", ""))):
+        spec = find_spec(method, values.get("mode")) or find_spec(method)
+        assert spec is not None
+        for key in spec.unused:
             values.pop(key, None)
-        if method == "non_private":
-            cells.append(values)
-        else:
-            cells += [{**values, "epsilon": budget} for budget in budgets]
+        cells += [{**values, "epsilon": budget} for budget in budgets] if spec.private else [values]
     return cells
-
-
-def unused(method: str, mode: str) -> tuple[str, ...]:
-    """Fields of a plan that mean nothing to a method."""
-    if method == "non_private":
-        return (*ONLY_DPFP, *BUDGET)
-    if method != "dpfp":
-        return ONLY_DPFP
-    return STEPS if mode in ONE_RELEASE else ONLY_ONE_RELEASE

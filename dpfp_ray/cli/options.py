@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from dpfp_ray.plan.method_spec import users_of
 from dpfp_ray.plan.plan import FIELDS, Plan
 from dpfp_ray.plan.values import ALIASES, field_name, make_plan, read_plan_file
 
@@ -32,7 +33,8 @@ def add_flag(group: Any, name: str) -> None:
     spec = FIELDS[name]
     flags = [f"--{name.replace('_', '-')}"]
     flags += ["--lr"] if name == "learning_rate" else []
-    help_text = spec.metadata["help"]
+    users = ", ".join(users_of(name))
+    help_text = (f"{users}: " if users else "") + spec.metadata["help"]
     if spec.default is not None:
         help_text += f" (default: {spec.default})"
     choices = spec.metadata["choices"]

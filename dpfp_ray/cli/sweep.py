@@ -177,7 +177,7 @@ def show(records: list[dict[str, Any]], varied: list[str], storage: str, as_json
     """The sweep's table, best trial first."""
     from dpfp_ray.cli import results
     from dpfp_ray.data.terminal import stderr, stdout
-    from dpfp_ray.privacy.statement import brief
+    from dpfp_ray.privacy.wording import brief
     from dpfp_ray.results.query import sort_rows
     from dpfp_ray.results.store import flatten
 

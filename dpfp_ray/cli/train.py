@@ -109,6 +109,6 @@ def show(record: dict[str, Any], as_json: bool) -> None:
         f"peak memory {cost['peak_memory_bytes'] / 2**20:,.0f} MiB"
     )
     if "statement" in record:
-        from dpfp_ray.privacy.statement import brief
+        from dpfp_ray.privacy.wording import brief
 
         stdout.print(brief(record["statement"]), markup=False)

@@ -9,11 +9,16 @@ encoder's update, however, uses the raw records too (its Jacobian is taken at x)
 noisy rows shows who is in it, which the amplification by sampling assumes hidden.
 """
 
-import torch
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from dpfp_ray.methods.parts.base import Method, Rows
-from dpfp_ray.privacy.sampling import keyed_generator
+from dpfp_ray.plan.defaults import Defaults
+from dpfp_ray.plan.method_spec import MethodSpec, Nominal
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class DpFp(Method):
@@ -23,12 +28,18 @@ class DpFp(Method):
         return self.model.width
 
     def begin(self, step: int, total_rows: int) -> None:
+        import torch
+
+        from dpfp_ray.privacy.sampling import keyed_generator
+
         # All rows' noise is drawn on every worker, so that it does not depend on who has which row.
         rng = keyed_generator(self.seed, "noise", step)
         noise = rng.standard_normal((total_rows, self.model.width), dtype="float32")
         self.noise = torch.from_numpy(noise).mul_(self.sigma)
 
     def backward(self, rows: Rows) -> Tensor:
+        import torch
+
         noise = self.noise[torch.from_numpy(rows.positions)].to(self.device, non_blocking=True)
         released = clip_rows(self.represent(rows.inputs), self.plan.C) + noise
         loss = self.loss(self.model.head(released), rows.labels)
@@ -38,8 +49,59 @@ class DpFp(Method):
 
 def clip_rows(h: Tensor, C: float) -> Tensor:
     """Clip(h) = h min(1, C/‖h‖₂), row by row; a zero row stays zero."""
+    import torch
+
     norms = torch.linalg.vector_norm(h, dim=1, keepdim=True)
     return h * (C / norms.clamp(min=C))
 
 
-METHOD = DpFp
+FROZEN = (
+    "The encoder is frozen, so all that is learnt comes from noisy rows and public labels, and "
+    "post-processing covers it."
+)
+DRAWS_SHOW = (
+    "The accounting counts on the draw of a record being hidden, but the method releases a list of "
+    "noisy rows with their labels, which in the worst case shows who was drawn."
+)
+TEXTS_ONLY = (
+    "Sensitivity C is that of a text replaced by nothing; adding, removing or replacing a record, "
+    "and its label, are not covered."
+)
+
+SPEC = MethodSpec(
+    method="dpfp",
+    label="DP-FP",
+    order=3,
+    style=("#D55E00", "o", "-"),
+    guarantee="nominal",
+    adjacencies=("zero_out", "replace_one"),
+    steps=DpFp,
+    uses=("micro_batches",),
+    # Du & Mi, section "Data and Settings"; schedule and weight decay as for `non_private`.
+    defaults=Defaults(
+        batch_size=32, micro_batches=32, learning_rate=5e-6, epochs=3, weight_decay=0.01
+    ),
+    head_changes={"learning_rate": 1e-3},  # measured: benchmarks/frozen.md
+    released="the trained weights; labels enter them as they are",
+    draws_hidden=False,
+    labels_protected=False,
+    nominal={
+        "all": Nominal(
+            reasons=(
+                "The encoder's update is computed from the raw text (the Jacobian of h is taken at "
+                "x), not from the noisy representation alone, so post-processing does not cover "
+                "it: a token that occurs in one record shows in the weights whatever the noise.",
+                DRAWS_SHOW,
+                TEXTS_ONLY,
+            ),
+            not_proved="no ε is proved while the encoder is trained",
+            not_protected=("texts, from whoever sees the trained encoder: see the reasons",),
+        ),
+        "head": Nominal(
+            reasons=(FROZEN, DRAWS_SHOW, TEXTS_ONLY),
+            proved=f"{FROZEN} Without amplification: a record drawn N times costs √N C/σ in GDP, "
+            "averaged over N.",
+        ),
+    },
+    token_score="row_movement",  # the encoder's own gradients get no noise
+)

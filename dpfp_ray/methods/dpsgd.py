@@ -4,29 +4,29 @@ Between `backward` and `finish`, `.grad` holds the plain sum of clipped gradient
 workers. `finish` adds N(0, σ²) to it once, the same on every worker, and divides by the public B.
 """
 
-import warnings
+from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn import Module, functional
+from typing import TYPE_CHECKING
 
 from dpfp_ray.methods.parts.base import Method, Rows
-from dpfp_ray.methods.parts.ghost import GhostClipping, squared_norms
-from dpfp_ray.methods.parts.per_example import Clipping, HooksClipping, gradient
-from dpfp_ray.models.classifier import Classifier, trainable_parameters
-from dpfp_ray.models.representations import HeadClassifier
-from dpfp_ray.plan.errors import UserError
-from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.noise import add_noise
+from dpfp_ray.plan.defaults import SST2_RECORDS, Defaults
+from dpfp_ray.plan.method_spec import MethodSpec
 
-CLIPPINGS: dict[str, type[Clipping]] = {"ghost": GhostClipping, "hooks": HooksClipping}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dpfp_ray.methods.parts.per_example import Clipping
+    from dpfp_ray.models.classifier import Classifier
+    from dpfp_ray.plan.plan import Plan
+
 HOOKS_BYTES = 2 * 2**30  # per-example gradients in memory at once
-# Three rows of unlike lengths, so that a tensor shared by the batch cannot pass for one row each.
-PROBE_LENGTHS = (7, 5, 4)
 
 
 class DpSgd(Method):
     def __init__(self, plan: Plan, model: Classifier, sigma: float, seed: int) -> None:
+        from dpfp_ray.methods.parts.unsplittable import freeze_unsplittable
+        from dpfp_ray.models.representations import HeadClassifier
+
         if not isinstance(model, HeadClassifier):  # one linear layer on given rows always splits
             freeze_unsplittable(model)
         super().__init__(plan, model, sigma, seed)
@@ -45,9 +45,15 @@ class DpSgd(Method):
         return max(1, rows)
 
     def begin(self, step: int, total_rows: int) -> None:
-        self.clipping = CLIPPINGS[self.plan.clipping](self.model)
+        from dpfp_ray.methods.parts.ghost import GhostClipping
+        from dpfp_ray.methods.parts.per_example import HooksClipping
+
+        kind = {"ghost": GhostClipping, "hooks": HooksClipping}[self.plan.clipping]
+        self.clipping = kind(self.model)
 
     def backward(self, rows: Rows) -> Tensor:
+        from torch.nn import functional
+
         assert self.clipping is not None, "backward is called between begin and finish"
         logits = self.model.head(self.represent(rows.inputs))
         losses = functional.cross_entropy(logits, rows.labels, reduction="none")
@@ -55,6 +61,11 @@ class DpSgd(Method):
         return losses.detach().sum()
 
     def finish(self, step: int) -> None:
+        import torch
+
+        from dpfp_ray.methods.parts.per_example import gradient
+        from dpfp_ray.privacy.noise import add_noise
+
         if self.clipping is not None:
             self.clipping.remove()
             self.clipping = None
@@ -63,95 +74,35 @@ class DpSgd(Method):
         torch._foreach_div_(gradients, self.plan.B)
 
 
-def freeze_unsplittable(model: Classifier) -> None:
-    """Freeze weights whose gradient cannot be told apart by row, and say which.
-
-    Such weights act once for the whole batch (MPNet's and DeBERTa's relative positions), so a row's
-    share in their gradient is lost before any hook sees it.
-    """
-    found = unsplittable(model)
-    for name, parameter in trainable_parameters(model):
-        if name in found:
-            parameter.requires_grad_(False)
-    if found:
-        warnings.warn(
-            f"{len(found)} weights act on all rows of a batch at once and have no gradient per "
-            f"example; dpsgd leaves them as they are: {', '.join(found[:3])}"
-            f"{' …' if len(found) > 3 else ''}",
-            stacklevel=3,
-        )
-
-
-def unsplittable(model: Classifier) -> list[str]:
-    """Names of trainable weights for which hooks and a row-by-row loop disagree on made-up rows."""
-    was_training = model.training
-    model.eval()  # no dropout: the loop must see what the batch saw
-    try:
-        with torch.enable_grad():
-            return _compare(model)
-    finally:
-        model.train(was_training)
-
-
-def _compare(model: Classifier) -> list[str]:
-    batch, labels = _probe_rows(model)
-    try:
-        clipping = GhostClipping(model)
-    except NotImplementedError as error:
-        raise UserError(
-            f"Opacus cannot split this encoder's gradients: {error}; use scope: head"
-        ) from error
-    try:
-        clipping.run_hooks(functional.cross_entropy(model(batch), labels, reduction="sum"))
-        measured = {
-            parameter: squares.sqrt()
-            for module, uses in clipping.uses.items()
-            for parameter, squares in _squares_or_nothing(module, uses, len(labels)).items()
-        }
-    finally:
-        clipping.remove()
-    named = trainable_parameters(model)
-    expected = torch.zeros(len(labels), len(named), device=labels.device)
-    for row, length in enumerate(PROBE_LENGTHS):
-        alone = {name: tensor[row : row + 1, :length] for name, tensor in batch.items()}
-        loss = functional.cross_entropy(model(alone), labels[row : row + 1])
-        gradients = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
-        for column, value in enumerate(gradients):
-            if value is not None:
-                expected[row, column] = torch.linalg.vector_norm(value)
-    # A gradient that is zero but for rounding (a key's bias) may differ by rounding of the whole.
-    margin = 0.02 * expected + 1e-6 * expected.norm(dim=1, keepdim=True)
-    return [
-        name
-        for column, (name, parameter) in enumerate(named)
-        if parameter not in measured
-        or bool(((measured[parameter] - expected[:, column]).abs() > margin[:, column]).any())
-    ]
-
-
-def _squares_or_nothing(
-    module: Module, uses: list[tuple[Tensor, Tensor]], rows: int
-) -> dict[Tensor, Tensor]:
-    """Nothing where a use is not one row per example, or where Opacus has no way to split it."""
-    if any(len(value) != rows for use in uses for value in use):
-        return {}
-    try:
-        return squared_norms(module, uses)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
-        return {}
-
-
-def _probe_rows(model: Classifier) -> tuple[dict[str, Tensor], Tensor]:
-    device = next(model.parameters()).device
-    words = model.encoder.get_input_embeddings().num_embeddings  # type: ignore[operator]
-    padding = getattr(model.encoder.config, "pad_token_id", None) or 0
-    rows, length = len(PROBE_LENGTHS), max(PROBE_LENGTHS)
-    ids = torch.arange(rows * length).reshape(rows, length) * 7 % (words - 1)
-    ids += ids >= padding  # every word but the padding
-    mask = torch.arange(length) < torch.tensor(PROBE_LENGTHS)[:, None]
-    batch = {"input_ids": ids.where(mask, padding), "attention_mask": mask.long()}
-    labels = torch.arange(rows) % model.classes
-    return {name: tensor.to(device) for name, tensor in batch.items()}, labels.to(device)
-
-
-METHOD = DpSgd
+SPEC = MethodSpec(
+    method="dpsgd",
+    label="DP-SGD",
+    order=1,
+    style=("#0072B2", "s", "-"),
+    head_style=("#56B4E9", "P", ":"),
+    guarantee="proved",
+    adjacencies=("add_remove",),
+    steps=DpSgd,
+    uses=("clipping",),
+    # Li et al. 2022: lxuechen/private-transformers, examples/classification/run_wrapper.py. It
+    # multiplies both B = 1000 and 3 epochs by 2 (QNLI) and 6 (QQP, MNLI) to keep sampling rates.
+    defaults=Defaults(
+        batch_size=1000,
+        scales_batch=True,
+        clip=0.1,
+        learning_rate=5e-4,
+        epochs=3,
+        scales_epochs=True,
+    ),
+    # Measured with MiniLM on SST-2 and the demo (benchmarks/frozen.md). A step on a frozen encoder
+    # costs next to nothing, so it affords few steps on a quarter of the records each, which is
+    # where its noise is least.
+    head_changes={
+        "learning_rate": 5e-2,
+        "clip": 1.0,
+        "batch_size": SST2_RECORDS // 4,
+        "epochs": 20,
+        "scales_epochs": False,
+    },
+    token_score="row_releases",  # every row gets noise; the guarantee covers all noisy gradients
+)

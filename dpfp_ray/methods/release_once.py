@@ -12,14 +12,30 @@ by its bias on clean ones. Class means, however, average the noise away, and the
 exactly n σ² I too much, which is taken off.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
+from numpy.typing import NDArray
 
 from dpfp_ray.methods.parts.discriminant import ClassStatistics
-from dpfp_ray.methods.parts.one_release import Recent, Rows, add_up, bounded_rows, release_id
-from dpfp_ray.models.representations import RepresentationTable
-from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.labels import keep_probability, randomise
+from dpfp_ray.methods.parts.one_release import (
+    Recent,
+    Rows,
+    Seen,
+    add_up,
+    bounded,
+    bounded_rows,
+    release_id,
+)
+from dpfp_ray.plan.defaults import closed_form
+from dpfp_ray.plan.method_spec import MethodSpec, OneRelease
 from dpfp_ray.privacy.sampling import keyed_generator
+
+if TYPE_CHECKING:
+    from dpfp_ray.models.representations import RepresentationTable
+    from dpfp_ray.plan.plan import Plan
 
 _summaries = Recent()  # of noisy rows: not private
 
@@ -45,6 +61,8 @@ def noisy_rows(
 
     Not written to disk, because it need not be: the same arguments give the same numbers.
     """
+    from dpfp_ray.privacy.labels import randomise
+
     name = release_id(plan, noise_multiplier, table, seed)
     std = np.nextafter(np.float32(noise_multiplier), np.float32(np.inf))  # rounded up, never down
     for number, (u, labels) in enumerate(bounded_rows(table, plan)):
@@ -69,6 +87,8 @@ def summarise(
     sum over records that say c is (q − r) S_c + r S with S over all classes; solved for S_c, and
     likewise for the counts. Without randomisation q = 1 and r = 0.
     """
+    from dpfp_ray.privacy.labels import keep_probability
+
     said, said_sums, second = add_up(rows, width, classes)
     total, variance = said.sum(), noise_multiplier**2
     q = 1.0 if label_epsilon is None else keep_probability(label_epsilon, classes)
@@ -93,3 +113,40 @@ def summarise(
 def coordinates(width: int, classes: int) -> int:
     """Of one record's row."""
     return width
+
+
+def released_row(seen: Seen) -> NDArray[np.float64]:
+    """The log-likelihood ratio of each canary's own noisy row, times σ²: no test does better.
+
+    z = u + noise if in, o + noise if out (o = 0, or another record's row under `replace_one`), so
+    the ratio is ⟨z, u − o⟩ − (‖u‖² − ‖o‖²)/2.
+    """
+    places, plan = seen.places, seen.plan
+    z = np.empty((len(places), seen.table.width))
+    start = 0
+    for rows, _ in noisy_rows(plan, seen.noise_multiplier, seen.table, seen.classes, seen.seed):
+        here = (places >= start) & (places < start + len(rows))
+        z[here] = rows[places[here] - start]
+        start += len(rows)
+    u = bounded(seen.canaries.h, plan)
+    o = np.zeros_like(u) if seen.absent is None else bounded(seen.absent.h, plan)
+    return np.sum(z * (u - o), axis=1) - (np.sum(u * u, axis=1) - np.sum(o * o, axis=1)) / 2
+
+
+SPEC = MethodSpec(
+    method="dpfp",
+    mode="release_once",
+    label="DP-FP (release once)",
+    order=4,
+    style=("#CC79A7", "D", "-."),
+    guarantee="proved",
+    adjacencies=("zero_out", "replace_one"),
+    scopes=("head",),
+    one_release=OneRelease(release, coordinates, released_row),
+    uses=("scaling", "ridge", "shrinkage", "prior", "label_epsilon"),
+    # Measured on SST-2 and the demo, which are public (benchmarks/frozen.md); the optimum is flat.
+    defaults=closed_form(ridge=2.0, shrinkage=0.01),
+    released="every record's bounded representation with noise, once",
+    trust="local: each record's owner could add the noise; central, if the holder does",
+    labels_protected=False,
+)

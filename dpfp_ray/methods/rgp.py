@@ -28,87 +28,36 @@ fairseq/lrk_utils.py, trainer.py, modules/) and what we do:
 - It divides by a fixed batch size and drops short batches; here Poisson sampling and the public B.
 """
 
+from __future__ import annotations
+
 import itertools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import Linear, Module, functional
+from typing import TYPE_CHECKING
 
 from dpfp_ray.methods.parts.base import Method, Rows
-from dpfp_ray.models.classifier import Classifier
-from dpfp_ray.plan.errors import UserError
-from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.noise import add_noise
-from dpfp_ray.privacy.sampling import keyed_generator
+from dpfp_ray.plan.defaults import Defaults
+from dpfp_ray.plan.method_spec import MethodSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dpfp_ray.methods.parts.carriers import Carried, Direct
+    from dpfp_ray.models.classifier import Classifier
+    from dpfp_ray.plan.plan import Plan
 
 HEAD_SHARE = 0.1  # the authors' constant, the same for all of their tasks
 # Numbers in the gradients of all rows of one pass: half a GB, 50 rows of BERT-base at rank 16.
 ROWS_MEMORY = 2**27
 
 
-class Carried:
-    """A linear layer of the encoder whose weight is trained through its carriers."""
-
-    def __init__(self, name: str, module: Linear, plan: Plan) -> None:
-        self.name, self.module = name, module
-        out, into = module.weight.shape
-        self.rank = min(plan.rank, out, into)
-        self.shapes = [(out, self.rank), (self.rank, into)]
-        # Built on the untrained model even when a run resumes, so this is W_0.
-        self.start = module.weight.detach().clone() if plan.carriers == "history" else None
-        self.L = self.R = torch.empty(0)
-
-    @torch.no_grad()
-    def renew(self, rng: np.random.Generator, iterations: int) -> None:
-        """L and R by the power method: the leading singular vectors as far as K iterations go."""
-        target = self.module.weight if self.start is None else self.module.weight - self.start
-        (out, rank), (_, into) = self.shapes
-        right = gaussian(rng, into, rank).to(target.device)
-        product = target @ right
-        if not product.any():  # a zero matrix has no directions of its own
-            product = gaussian(rng, out, rank).to(target.device)
-            self.L, self.R = orthonormal(product), orthonormal(right).T
-            return
-        for iteration in range(iterations):
-            left = orthonormal(product if iteration == 0 else target @ right)
-            right = orthonormal(target.T @ left)
-        self.L, self.R = left, right.T
-
-    def row_gradients(self, x: Tensor, g: Tensor) -> list[Tensor]:
-        """Of L: Σ_t g_t (R x_t)ᵀ. Of R: Σ_t (Lᵀ g_t) x_tᵀ. Per row, never out × in."""
-        x, g = (t.reshape(len(t), -1, t.shape[-1]) for t in (x, g))  # the pooler has no t
-        return [g.transpose(1, 2) @ (x @ self.R.T), (g @ self.L).transpose(1, 2) @ x]
-
-    def assign(self, g_L: Tensor, g_R: Tensor) -> None:
-        """The weight's gradient: g_L R + L g_R − L Lᵀ g_L R, as one product of rank 2r."""
-        rest = g_L - self.L @ (self.L.T @ g_L)
-        self.module.weight.grad = torch.cat([rest, self.L], 1) @ torch.cat([self.R, g_R])
-
-
-class Direct:
-    """The head, whose own gradients are taken; `share` weighs them against the carriers'."""
-
-    def __init__(self, name: str, module: Linear, share: float) -> None:
-        self.name, self.module, self.share = name, module, share
-        self.shapes = [tuple(module.weight.shape), tuple(module.bias.shape)]
-
-    def row_gradients(self, x: Tensor, g: Tensor) -> list[Tensor]:
-        g = g * self.share
-        return [g.unsqueeze(2) * x.unsqueeze(1), g]
-
-    def assign(self, g_weight: Tensor, g_bias: Tensor) -> None:
-        self.module.weight.grad = g_weight / self.share
-        self.module.bias.grad = g_bias / self.share
-
-
 class Rgp(Method):
     """`scope: head` leaves no layer to carry: it is DP-SGD on the head (the code's linear_eval)."""
 
     def __init__(self, plan: Plan, model: Classifier, sigma: float, seed: int) -> None:
+        from dpfp_ray.methods.parts.carriers import Carried, Direct, encoder_linears
+
         linears = {} if plan.scope == "head" else encoder_linears(model)
         self.carried = [Carried(name, module, plan) for name, module in linears.items()]
         head = Direct("head", model.head, HEAD_SHARE if self.carried else 1.0)
@@ -118,7 +67,7 @@ class Rgp(Method):
         for parameter in model.parameters():
             parameter.requires_grad_(id(parameter) in trained)
         super().__init__(plan, model, sigma, seed)
-        sizes = [int(np.prod(shape)) for layer in self.layers for shape in layer.shapes]
+        sizes = [math.prod(shape) for layer in self.layers for shape in layer.shapes]
         ends = list(itertools.accumulate(sizes))
         places = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
         # Layer i's two gradients have places 2i and 2i + 1 among a row's coordinates.
@@ -135,6 +84,10 @@ class Rgp(Method):
         return max(1, min(self.plan.max_physical_batch, ROWS_MEMORY // self.coordinates))
 
     def begin(self, step: int, total_rows: int) -> None:
+        import torch
+
+        from dpfp_ray.privacy.sampling import keyed_generator
+
         # The same on every worker and after a resume: a function of weights, key and step.
         rng = keyed_generator(self.seed, "carriers", step)
         for layer in self.carried:
@@ -142,6 +95,9 @@ class Rgp(Method):
         self.sums = torch.zeros(self.coordinates, device=self.device)
 
     def backward(self, rows: Rows) -> Tensor:
+        import torch
+        from torch.nn import functional
+
         if len(rows.labels) == 0:
             return torch.zeros((), device=self.device)
         gradients = torch.zeros(len(rows.labels), self.coordinates, device=self.device)
@@ -165,6 +121,8 @@ class Rgp(Method):
         ]
 
     def finish(self, step: int) -> None:
+        from dpfp_ray.privacy.noise import add_noise
+
         add_noise([self.sums], self.sigma, self.seed, step)
         self.sums /= self.plan.B
         for layer, places in zip(self.layers, self.places, strict=True):
@@ -181,6 +139,8 @@ class Rgp(Method):
         Weights ask for no gradient meanwhile, so autograd computes none of their size; outputs ask
         for one instead. A layer used several times (ALBERT) adds up its uses.
         """
+        from dpfp_ray.methods.parts.carriers import tap
+
         for parameter in self.parameters:
             parameter.requires_grad_(False)
         handles = [
@@ -196,81 +156,19 @@ class Rgp(Method):
                 parameter.requires_grad_(True)
 
 
-def tap(layer: Carried | Direct, places: tuple[slice, slice], gradients: Tensor) -> Any:
-    """A forward hook that keeps the layer's input until the gradient of its output arrives."""
-
-    def forward_hook(_: Module, inputs: tuple[Tensor], output: Tensor) -> None:
-        kept = [inputs[0].detach()]
-
-        def take(g: Tensor) -> None:
-            # `pop` lets go of the input now, not when the whole pass is over.
-            pieces = layer.row_gradients(kept.pop().float(), g.float())
-            for place, piece in zip(places, pieces, strict=True):
-                gradients[:, place] += piece.flatten(1)
-
-        if not output.requires_grad:  # the first layers: nothing before them is trained
-            output.requires_grad_()
-        output.register_hook(take)
-
-    return forward_hook
-
-
-def orthonormal(matrix: Tensor) -> Tensor:
-    """Gram-Schmidt's columns: the one QR with a positive diagonal, hence continuous in `matrix`.
-
-    So workers whose arithmetic differs in the last digits cannot end up with opposite signs.
-    """
-    q, r = torch.linalg.qr(matrix)
-    return q * torch.where(r.diagonal() < 0, -1.0, 1.0)
-
-
-def gaussian(rng: np.random.Generator, rows: int, columns: int) -> Tensor:
-    return torch.from_numpy(rng.standard_normal((rows, columns), dtype="float32"))
-
-
-def encoder_linears(model: Classifier) -> dict[str, Linear]:
-    """The encoder's trainable linear layers; refused where rows cannot be told apart in them."""
-    kind = getattr(model.encoder.config, "model_type", "unknown")
-    linears = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, Linear) and module is not model.head and module.weight.requires_grad
-    }
-    if not linears:
-        raise UserError(
-            f"rgp trains linear layers (torch.nn.Linear) and this {kind} encoder has none to train "
-            "(GPT-2's are Conv1D); use another method or encoder"
-        )
-    for name, shapes in input_shapes(model, linears, rows=3, length=5).items():
-        if wrong := [shape for shape in shapes if shape[0] != 3]:
-            raise UserError(
-                f"rgp cannot tell rows apart in {name}: for 3 rows of 5 tokens this {kind} encoder "
-                f"gives it an input of shape {wrong[0]}; use another method or encoder"
-            )
-    return linears
-
-
-@torch.no_grad()
-def input_shapes(
-    model: Classifier, modules: dict[str, Linear], *, rows: int, length: int
-) -> dict[str, list[tuple[int, ...]]]:
-    """What each module is given when the model reads `rows` rows of `length` tokens."""
-    shapes: dict[str, list[tuple[int, ...]]] = {name: [] for name in modules}
-
-    def note(name: str) -> Any:
-        return lambda _, inputs, __: shapes[name].append(tuple(inputs[0].shape))
-
-    handles = [module.register_forward_hook(note(name)) for name, module in modules.items()]
-    training = model.training
-    ids = torch.arange(3, 3 + length, device=next(model.parameters()).device).repeat(rows, 1)
-    try:
-        model.eval()  # dropout would use up the global random state
-        model.represent({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-    finally:
-        model.train(training)
-        for handle in handles:
-            handle.remove()
-    return shapes
-
-
-METHOD = Rgp
+SPEC = MethodSpec(
+    method="rgp",
+    label="RGP",
+    order=2,
+    style=("#009E73", "^", "-"),
+    guarantee="proved",
+    adjacencies=("add_remove",),
+    steps=Rgp,
+    uses=("rank", "power_iterations", "carriers"),
+    # Yu et al. 2021: dayu11/Differentially-Private-Deep-Learning, language/. SST-2: B = 2000,
+    # 30 epochs, lr 1e-4 to 3e-4, clip 1. Only the batch is scaled there (MNLI 14000, 30 epochs).
+    defaults=Defaults(
+        batch_size=2000, scales_batch=True, learning_rate=3e-4, epochs=30, schedule="constant"
+    ),
+    head_changes={"learning_rate": 1e-2},  # measured: benchmarks/frozen.md
+)

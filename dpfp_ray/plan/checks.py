@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dpfp_ray.plan.defaults import ONE_RELEASE, defaults_for
 from dpfp_ray.plan.errors import UserError, unknown
+from dpfp_ray.plan.method_spec import USED_BY_SOME, users_of
 
 if TYPE_CHECKING:
     from dpfp_ray.plan.plan import Plan
@@ -30,9 +30,8 @@ def check(plan: "Plan") -> None:
         if choices and value is not None and spec.name != "adjacency" and value not in choices:
             raise UserError(unknown(spec.name, value, choices))
     if plan.adjacency not in plan.adjacencies:
-        mode = f" mode {plan.mode}" if plan.one_release else ""
         raise UserError(
-            f"adjacency {plan.adjacency!r} is not one that {plan.method}{mode} can promise; "
+            f"adjacency {plan.adjacency!r} is not one that {plan.spec.title} can promise; "
             f"use {' or '.join(plan.adjacencies)}"
         )
     for name in _COUNTS:
@@ -51,11 +50,9 @@ def check(plan: "Plan") -> None:
     _require(plan.dropout, "dropout", lambda v: 0 <= v < 1, "from 0 to below 1")
     for name in ("ridge", "shrinkage"):
         _require(getattr(plan, name), name, lambda v: 0 <= v < math.inf, "0 or more")
-    _check_mode(plan)
+    _check_method(plan)
     if not plan.private and (plan.epsilon is not None or plan.delta is not None):
-        raise UserError("non_private spends no budget; drop epsilon and delta")
-    if plan.method != "dpfp" and plan.M != 1:
-        raise UserError(f"micro_batches is {plan.M}, but {plan.method} has none; drop it")
+        raise UserError(f"{plan.method} spends no budget; drop epsilon and delta")
     if plan.task == "custom" and not plan.train_file:
         raise UserError("task custom needs train_file; give --train-file FILE")
     if plan.batch_size is None:
@@ -79,17 +76,21 @@ def check(plan: "Plan") -> None:
             )
 
 
-def _check_mode(plan: "Plan") -> None:
-    if plan.method != "dpfp" and plan.mode != "paper":
-        raise UserError(f"mode {plan.mode} belongs to method dpfp, not to {plan.method}")
+def _check_method(plan: "Plan") -> None:
+    """What the plan's method, in its mode, has no use for."""
+    spec = plan.spec
+    if plan.scope not in spec.scopes:
+        why = " freezes the encoder" if spec.scopes == ("head",) else f" has no scope {plan.scope}"
+        raise UserError(f"{spec.title}{why}; use scope {' or '.join(spec.scopes)}, or drop scope")
+    for name, unused in USED_BY_SOME.items():
+        if name not in spec.uses and (value := getattr(plan, name)) != unused:
+            users = " or ".join(other.title for other in users_of(name).values())
+            raise UserError(
+                f"{name} is {value}, but {spec.title} does not use it; drop it, or use {users}"
+            )
     if plan.scope == "head" and plan.dropout:
         raise UserError("dropout acts in the encoder, which scope head freezes; drop it")
     if plan.label_epsilon is not None:
-        if plan.mode != "release_once":
-            raise UserError(
-                "label_epsilon belongs to mode release_once; dpsgd, rgp and mode moments "
-                "protect labels without it, mode paper does not protect them"
-            )
         _require(
             plan.label_epsilon,
             "label_epsilon",
@@ -98,27 +99,19 @@ def _check_mode(plan: "Plan") -> None:
         )
         if plan.accountant == "rdp":
             raise UserError("accountant rdp has no bound with label_epsilon; use pld or gdp")
-    if not plan.one_release:
-        for name in ("ridge", "shrinkage"):
-            if getattr(plan, name) is not None:
-                raise UserError(f"{name} belongs to modes {' and '.join(ONE_RELEASE)}; drop it")
-        for name, usual in {"scaling": "clip", "prior": "none"}.items():
-            if getattr(plan, name) != usual:
-                raise UserError(
-                    f"{name} {getattr(plan, name)} belongs to modes {' and '.join(ONE_RELEASE)}"
-                )
-        return
-    if plan.scope != "head":
-        raise UserError(f"mode {plan.mode} freezes the encoder; use scope head, or drop scope")
     if plan.scaling == "unit" and plan.clip != 1:
         raise UserError(
             f"clip is {plan.clip:g}, but scaling unit gives every representation norm 1; "
             f"drop clip, or use scaling clip"
         )
-    defaults = defaults_for(plan.method, plan.scope)
+    if plan.one_release:
+        _check_one_release(plan)
+
+
+def _check_one_release(plan: "Plan") -> None:
+    defaults = plan.spec.defaults_for(plan.scope)
     only = {
-        "micro_batches": 1,
-        "epochs": 1,
+        "epochs": defaults.epochs,
         "batch_size": plan.records,
         "learning_rate": defaults.learning_rate,
         "schedule": defaults.schedule,
@@ -127,7 +120,7 @@ def _check_mode(plan: "Plan") -> None:
     for name, value in only.items():
         if getattr(plan, name) != value:
             raise UserError(
-                f"mode {plan.mode} makes one release of all records and solves its head in "
+                f"{plan.spec.title} makes one release of all records and solves its head in "
                 f"closed form; drop {name}"
             )
 

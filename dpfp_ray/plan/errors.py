@@ -1,6 +1,7 @@
 """The one exception that means "the user can fix this"."""
 
 import difflib
+from collections.abc import Sequence
 
 
 class UserError(Exception):
@@ -10,7 +11,7 @@ class UserError(Exception):
     """
 
 
-def unknown(kind: str, value: str, valid: tuple[str, ...]) -> str:
+def unknown(kind: str, value: str, valid: Sequence[str]) -> str:
     longer = [name for name in valid if str(value) and name.startswith(str(value))]
     nearest = longer or difflib.get_close_matches(str(value), valid, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"use one of {', '.join(valid)}"

@@ -15,12 +15,21 @@ import hashlib
 import json
 import math
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dpfp_ray.plan.checks import check
-from dpfp_ray.plan.defaults import ADJACENCIES, METHODS, MODES, ONE_RELEASE, RIDGE, defaults_for
 from dpfp_ray.plan.errors import UserError, unknown
+from dpfp_ray.plan.method_spec import (
+    DEFAULT_METHOD,
+    FIRST_MODE,
+    METHODS,
+    MODES,
+    MethodSpec,
+    find_spec,
+    modes_of,
+)
 
 CLIPPINGS = ("ghost", "hooks")
 CARRIERS = ("weight", "history")
@@ -29,7 +38,7 @@ ACCOUNTANTS = ("gdp", "rdp", "pld")
 NOT_HASHED = frozenset({"data_dir", "max_physical_batch"})
 
 
-def option(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
+def option(default: Any, help: str, choices: Sequence[str] | None = None) -> Any:
     """A plan field with the help text and choices that the command line shows for it."""
     return field(default=default, metadata={"help": help, "choices": choices})
 
@@ -62,8 +71,8 @@ class Plan:
     max_length: int = option(128, "tokens a record is cut to")
     dropout: float = option(0.0, "0 makes a run independent of how its rows are split")
 
-    method: str = option("dpfp", "how to train", METHODS)
-    mode: str = option("paper", "dpfp: which variant", MODES)
+    method: str = option(DEFAULT_METHOD, "how to train", METHODS)
+    mode: str = option(FIRST_MODE, "which variant of the method", MODES)
     scope: str = option(
         "auto",
         "train all weights, or the head on a frozen encoder; auto: what the mode needs, else all",
@@ -71,25 +80,25 @@ class Plan:
     )
     scaling: str = option(
         "auto",
-        "how a representation is bounded: clipped to C; release_once, moments: scaled to norm 1",
+        "how a representation is bounded: clipped to C, or scaled to norm 1",
         ("auto", "clip", "unit"),
     )
     ridge: float | None = option(
-        None, "release_once, moments: ridge, in units of the noise's known size (default: 2, 0.5)"
+        None, "ridge, in units of the noise's known size; default: the method's own"
     )
     shrinkage: float | None = option(
-        None, "release_once, moments: ridge, in units of the mean variance (default: 0.01)"
+        None, "ridge, in units of the mean variance; default: the method's own"
     )
     prior: str = option(
         "none",
-        "release_once, moments: dev lets the unlabelled dev texts, which must then be public, "
+        "dev lets the unlabelled dev texts, which must then be public, "
         "say in which directions classes are likely to differ",
         ("none", "dev"),
     )
-    clipping: str = option("ghost", "dpsgd: how per-example gradients are clipped", CLIPPINGS)
-    rank: int = option(1, "rgp: rank r of the gradient carriers")
-    power_iterations: int = option(1, "rgp: power iterations K that find the carriers")
-    carriers: str = option("weight", "rgp: what the carriers decompose", CARRIERS)
+    clipping: str = option("ghost", "how per-example gradients are clipped", CLIPPINGS)
+    rank: int = option(1, "rank r of the gradient carriers")
+    power_iterations: int = option(1, "power iterations K that find the carriers")
+    carriers: str = option("weight", "what the carriers decompose", CARRIERS)
     batch_size: int | None = option(None, "B: expected rows a step")
     micro_batches: int | None = option(None, "M: independent draws that make up a step")
     clip: float | None = option(None, "C: norm to which each record is clipped")
@@ -101,7 +110,7 @@ class Plan:
     epsilon: float | None = option(None, "privacy budget; default 3 for private methods")
     delta: float | None = option(None, "default 1/(2D)")
     label_epsilon: float | None = option(
-        None, "release_once: share of epsilon spent on randomising labels; default: labels public"
+        None, "share of epsilon spent on randomising labels; default: labels public"
     )
     accountant: str = option("pld", "which accountant the noise is calibrated by", ACCOUNTANTS)
     adjacency: str | None = option(
@@ -115,14 +124,17 @@ class Plan:
     records: int | None = option(None, "D; taken from the data, given only for calibrate")
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise UserError(unknown("method", self.method, METHODS))
-        self._follow_mode()
-        defaults = defaults_for(self.method, self.scope)
-        for name in ("learning_rate", "clip", "schedule", "weight_decay", "adjacency"):
+        spec = self.spec
+        for name, value in (("scope", spec.scopes[0]), ("scaling", spec.defaults.scaling)):
+            if getattr(self, name) == "auto":
+                object.__setattr__(self, name, value)
+        defaults = spec.defaults_for(self.scope)
+        self._fill("adjacency", spec.adjacencies[0])
+        for name in ("learning_rate", "clip", "schedule", "weight_decay", "ridge", "shrinkage"):
             self._fill(name, getattr(defaults, name))
-        if not defaults.scales_with_data and not self.one_release:
+        if not defaults.scales_batch:
             self._fill("batch_size", defaults.batch_size)
+        if not defaults.scales_batch or self.one_release:
             self._fill("epochs", defaults.epochs)
         # A smaller B than the paper's keeps M valid: at most one expected row a micro-batch.
         self._fill("micro_batches", min(defaults.micro_batches, self.batch_size or 1))
@@ -142,20 +154,6 @@ class Plan:
                 object.__setattr__(self, name, float(value))
         check(self)
 
-    def _follow_mode(self) -> None:
-        """What a mode decides. One release of all records is B = D, M = 1, E = 1: p = n = 1."""
-        if self.scope == "auto":
-            object.__setattr__(self, "scope", "head" if self.one_release else "all")
-        if self.scaling == "auto":
-            object.__setattr__(self, "scaling", "unit" if self.one_release else "clip")
-        if self.one_release:
-            self._fill("adjacency", self.adjacencies[0])
-            self._fill("batch_size", self.records)
-            self._fill("micro_batches", 1)
-            self._fill("epochs", 1.0)
-            self._fill("ridge", RIDGE[self.mode])
-            self._fill("shrinkage", 0.01)
-
     def _fill(self, name: str, value: Any) -> None:
         if getattr(self, name) is None:
             object.__setattr__(self, name, value)
@@ -169,18 +167,31 @@ class Plan:
         )
 
     @property
+    def spec(self) -> MethodSpec:
+        """What is known of the method in this mode."""
+        found = find_spec(self.method, self.mode)
+        if found is None:
+            if self.method not in METHODS:
+                raise UserError(unknown("method", self.method, METHODS))
+            if self.mode not in MODES:
+                raise UserError(unknown("mode", self.mode, MODES))
+            own = ", ".join(modes_of(self.method))
+            raise UserError(f"{self.method} has no mode {self.mode}; use {own}")
+        return found
+
+    @property
     def one_release(self) -> bool:
         """Whether the private data are used once, for a release from which all else follows."""
-        return self.method == "dpfp" and self.mode in ONE_RELEASE
+        return self.spec.one_release is not None
 
     @property
     def adjacencies(self) -> tuple[str, ...]:
         """Those that this method and mode can promise, the default first."""
-        return ADJACENCIES[self.mode if self.mode in ADJACENCIES else self.method]
+        return self.spec.adjacencies
 
     @property
     def private(self) -> bool:
-        return self.method != "non_private"
+        return self.spec.private
 
     @property
     def D(self) -> int:

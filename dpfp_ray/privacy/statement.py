@@ -1,7 +1,7 @@
 """What a result's ε means: who is protected, from what, on which assumptions, and what is not.
 
-`statement` gives facts as JSON, one for every result; `render` words them for people, `brief` in a
-few lines. `verdict` is the one word that tables show:
+`statement` gives the facts as JSON, one for every result; `wording.py` says them to people. What a
+method promises is in its spec. `guarantee` is the one word that tables show:
 
     proved    (ε, δ) as stated follows from theorems that apply to what the code does
     nominal   the number is what the method's authors' accounting says, and no guarantee
@@ -28,32 +28,16 @@ ASSUMES = {
     "pld": "privacy loss distributions (Doroshenko et al. 2022): an upper bound, tight",
 }
 EXACT = "the exact profile of one Gaussian release (Balle & Wang 2018; Dong et al. 2022)"
-WHY_NOMINAL = (
-    "The encoder's update is computed from the raw text (the Jacobian of h is taken at x), not "
-    "from the noisy representation alone, so post-processing does not cover it: a token that "
-    "occurs in one record shows in the weights whatever the noise.",
-    "The accounting counts on the draw of a record being hidden, but the method releases a list of "
-    "noisy rows with their labels, which in the worst case shows who was drawn.",
-    "Sensitivity C is that of a text replaced by nothing; adding, removing or replacing a record, "
-    "and its label, are not covered.",
-)
-FROZEN = (
-    "The encoder is frozen, so all that is learnt comes from noisy rows and public labels, and "
-    "post-processing covers it."
-)
 CENTRAL_LIMIT = (
     "The budget is met by the central-limit accountant, which is no upper bound; the ε of rdp and "
     "pld are."
 )
 
 
-def verdict(plan: Plan) -> str:
+def guarantee(plan: Plan) -> str:
     """none | nominal | proved: of the plan's own ε, by its own accountant."""
-    if not plan.private:
-        return "none"
-    if plan.method == "dpfp" and not plan.one_release:
-        return "nominal"
-    return "nominal" if plan.accountant == "gdp" and plan.p < 1 else "proved"
+    by_limit_theorem = plan.accountant == "gdp" and plan.private and plan.p < 1
+    return "nominal" if by_limit_theorem else plan.spec.guarantee
 
 
 def statement(
@@ -72,9 +56,9 @@ def statement(
     """
     facts: dict[str, Any] = {
         "schema": SCHEMA,
-        "verdict": verdict(plan),
+        "guarantee": guarantee(plan),
         "plan_hash": plan.hash,
-        "method": f"{plan.method} {plan.mode}" if plan.method == "dpfp" else plan.method,
+        "method": plan.spec.title,
         "scope": plan.scope,
         "audit": dict(audit) if audit else None,
     }
@@ -82,7 +66,7 @@ def statement(
         return facts | {"not_protected": ["everything in the training data"]}
     mech = accounting.mechanism(plan, noise_multiplier, steps)
     return facts | {
-        "trust": _trust(plan),
+        "trust": plan.spec.trust,
         "unit": "one training record",
         "adjacency": str(plan.adjacency),
         "neighbours": _neighbours(plan),
@@ -100,12 +84,6 @@ def statement(
     }
 
 
-def _trust(plan: Plan) -> str:
-    if plan.mode == "release_once":
-        return "local: each record's owner could add the noise; central, if the holder does"
-    return "central: whoever holds the data and runs this is trusted"
-
-
 def _neighbours(plan: Plan) -> str:
     text = NEIGHBOURS[str(plan.adjacency)]
     if plan.label_epsilon:
@@ -115,12 +93,11 @@ def _neighbours(plan: Plan) -> str:
 
 def _assumption(plan: Plan, accountant: str) -> dict[str, Any]:
     exact = plan.p == 1 and accountant != "rdp"
-    hidden = plan.p == 1 or plan.method != "dpfp"
     return {
         "rests_on": EXACT if exact else ASSUMES[accountant],
         "upper_bound": exact or accountant != "gdp",
         "sampler": "none: every record takes part" if plan.p == 1 else "Poisson, as assumed",
-        "applies": hidden,
+        "applies": plan.p == 1 or plan.spec.draws_hidden,
     }
 
 
@@ -132,7 +109,7 @@ def _amplification(plan: Plan, mech: accounting.Mechanism) -> dict[str, Any]:
         return {"counted": False, "without_amplification": same}
     return {
         "counted": True,
-        "draws_hidden": plan.method != "dpfp",
+        "draws_hidden": plan.spec.draws_hidden,
         "without_amplification": participation.shown_epsilon(mech, plan.delta),
         "expected_rows": mech.n * mech.p,
         "epsilon_for_expected_rows": participation.expected_epsilon(mech, plan.delta),
@@ -144,44 +121,36 @@ def _amplification(plan: Plan, mech: accounting.Mechanism) -> dict[str, Any]:
 def _proved(plan: Plan, mech: accounting.Mechanism) -> dict[str, Any]:
     """The smallest ε that is a theorem for this run, if there is one."""
     assert plan.delta is not None
-    if plan.method == "dpfp" and not plan.one_release:
-        if plan.scope == "all":
-            return {"epsilon": None, "why": "no ε is proved while the encoder is trained"}
-        return {
-            "epsilon": participation.shown_epsilon(mech, plan.delta),
-            "why": f"{FROZEN} Without amplification: a record drawn N times costs √N C/σ in GDP, "
-            "averaged over N.",
-        }
+    if nominal := plan.spec.nominal.get(plan.scope):
+        if not nominal.proved:
+            return {"epsilon": None, "why": nominal.not_proved}
+        return {"epsilon": participation.shown_epsilon(mech, plan.delta), "why": nominal.proved}
     known = [accounting.epsilon(mech, plan.delta, name) for name in ("pld", "rdp")]
     least = min((value for value in known if value is not None), default=None)
     return {"epsilon": least, "why": "docs/privacy.md has the proof"}
 
 
 def _reasons(plan: Plan) -> list[str]:
-    if plan.method == "dpfp" and not plan.one_release:
-        return list(WHY_NOMINAL if plan.scope == "all" else (FROZEN, *WHY_NOMINAL[1:]))
-    return [CENTRAL_LIMIT] if verdict(plan) == "nominal" else []
+    if nominal := plan.spec.nominal.get(plan.scope):
+        return list(nominal.reasons)
+    return [CENTRAL_LIMIT] if guarantee(plan) == "nominal" else []
 
 
 def _released(plan: Plan) -> list[str]:
-    if plan.mode == "release_once" and plan.one_release:
-        labels = "its randomised label" if plan.label_epsilon else "its label as it is"
-        return [f"every record's bounded representation with noise, once, and {labels}"]
-    if plan.mode == "moments" and plan.one_release:
-        return ["class counts, class sums and second moment of the representations, with noise"]
-    if plan.method == "dpfp":
-        return ["the trained weights; labels enter them as they are"]
-    return ["the trained weights, and those after every step"]
+    if "label_epsilon" not in plan.spec.uses:
+        return [plan.spec.released]
+    labels = "its randomised label" if plan.label_epsilon else "its label as it is"
+    return [f"{plan.spec.released}, and {labels}"]
 
 
 def _not_protected(plan: Plan) -> list[str]:
     missing = []
-    if plan.method == "dpfp" and plan.adjacency != "add_remove" and not plan.label_epsilon:
+    if not plan.spec.labels_protected and not plan.label_epsilon:
         missing.append("labels: they are counted as public")
     if plan.adjacency != "add_remove":
         missing.append("the presence of a record: only its content is hidden")
-    if plan.method == "dpfp" and not plan.one_release and plan.scope == "all":
-        missing.append("texts, from whoever sees the trained encoder: see the reasons")
+    if nominal := plan.spec.nominal.get(plan.scope):
+        missing += nominal.not_protected
     if not plan.one_release:
         missing.append(
             "training loss and timings, on screen and in the result: computed from private records "
@@ -218,100 +187,3 @@ def _tuning(plan: Plan) -> str:
         "none counted: right for one run whose hyperparameters were fixed beforehand. Choosing "
         "among runs on these data costs more; `dpfp sweep` states it."
     )
-
-
-def number(value: Any) -> str:
-    """An ε for people; JSON has "inf" for what it cannot say."""
-    return "none known" if value is None else "∞" if float(value) > 1e4 else f"{float(value):.3g}"
-
-
-def one_line(facts: Mapping[str, Any]) -> str:
-    """The guarantee in a line, for lists of many results."""
-    if "epsilon" not in facts:
-        return "none; nothing is promised"
-    missing = "; ".join(part.split(":")[0] for part in facts["not_protected"])
-    if facts["verdict"] == "nominal":
-        proved = facts["proved"]
-        known = (
-            f"{facts['proved']['why']}"
-            if proved["epsilon"] is None
-            else (f"proved is ε = {number(proved['epsilon'])}")
-        )
-        return f"nominal, not a guarantee ({known}); not protected: {missing}"
-    spent = number(facts["epsilon"].get(facts["accountant"]))
-    return f"proved, ε = {spent}, {facts['adjacency']}; not protected: {missing}"
-
-
-def brief(facts: Mapping[str, Any]) -> str:
-    """At most eight lines, for below a result."""
-    if "epsilon" not in facts:
-        return "privacy: none. This method promises nothing about the training data."
-    nominal = facts["verdict"] == "nominal"
-    spent = facts["epsilon"].get(facts["accountant"])
-    word = "nominal ε" if nominal else "ε"
-    lines = [
-        f"privacy: {facts['verdict']}. {word} = {number(spent)} ({facts['accountant']}), "
-        f"δ = {facts['delta']:.3g}; neighbours: {facts['neighbours']}"
-    ]
-    if nominal:
-        lines.append(f"  not a guarantee: {facts['reasons'][0]}")
-        lines.append(f"  proved ε: {number(facts['proved']['epsilon'])} ({facts['proved']['why']})")
-    if facts["amplification"]["counted"]:
-        shown = number(facts["amplification"]["without_amplification"])
-        lines.append(f"  without amplification by sampling: {word} = {shown}")
-    lines.append(f"  not protected: {'; '.join(p.split(':')[0] for p in facts['not_protected'])}")
-    lines.append(f"  tuning: {facts['tuning']['text'].split('. ')[0]}")
-    if facts.get("audit"):
-        lines.append(f"  audit: {_audit(facts['audit'])}")
-    return "\n".join(lines)
-
-
-def render(facts: Mapping[str, Any]) -> str:
-    """All of it, for people."""
-    lines = [f"Privacy statement for {facts['method']}, scope {facts['scope']}"]
-    lines += [f"plan {facts['plan_hash']}", f"verdict: {facts['verdict']}"]
-    if "epsilon" in facts:
-        mark = "nominal " if facts["verdict"] == "nominal" else ""
-        lines.append(f"trust: {facts['trust']}")
-        lines.append(f"unit: {facts['unit']}; neighbouring data sets: {facts['neighbours']}")
-        for name, value in facts["epsilon"].items():
-            about = facts["accountants"][name]
-            budget = " (the budget's accountant)" if name == facts["accountant"] else ""
-            doubt = "" if about["applies"] else "; assumes hidden draws, which is not so here"
-            lines.append(
-                f"{mark}ε = {number(value)} at δ = {facts['delta']:.3g} by {name}{budget}: "
-                f"{about['rests_on']}{doubt}"
-            )
-        amplified = facts["amplification"]
-        if amplified["counted"]:
-            lines.append(
-                f"without amplification by sampling: {mark}ε = "
-                f"{number(amplified['without_amplification'])} (a record drawn "
-                f"{amplified['expected_rows']:.3g} times, as expected: "
-                f"{number(amplified['epsilon_for_expected_rows'])}; more than "
-                f"{amplified['rows_at_most']} times with a chance below {RARE:g})"
-            )
-        lines.append(f"proved: ε = {number(facts['proved']['epsilon'])}. {facts['proved']['why']}")
-        titles = (
-            ("why nominal", "reasons"),
-            ("released", "released"),
-            ("not protected", "not_protected"),
-            ("assumed", "assumptions"),
-        )
-        for title, key in titles:
-            lines += [f"{title}:", *(f"  - {item}" for item in facts[key])] if facts[key] else []
-        chosen = facts["tuning"]
-        cost = "" if chosen.get("epsilon") is None else f"ε = {number(chosen['epsilon'])}. "
-        lines.append(f"tuning: {cost}{chosen['text']}")
-    else:
-        lines += ["not protected:", *(f"  - {item}" for item in facts["not_protected"])]
-    lines.append(f"audit: {_audit(facts.get('audit'))}")
-    return "\n".join(lines)
-
-
-def _audit(audit: Mapping[str, Any] | None) -> str:
-    if not audit:
-        return "none was run"
-    bound = number(audit.get("epsilon"))
-    verdict = f"{audit['verdict']}: " if audit.get("verdict") else ""
-    return f"{verdict}ε ≥ {bound} at {100 * float(audit.get('confidence', 0.95)):g}% confidence"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import mean, stdev
 from typing import Any
 
+from dpfp_ray.plan.method_spec import uses
 from dpfp_ray.report import heatmap, paper
 from dpfp_ray.report.coordinates import sweep_figures
 from dpfp_ray.report.curves import training_figures
@@ -152,7 +153,7 @@ def micro_figures(runs: Sequence[Run], command: str) -> Iterator[Drawing]:
     groups: dict[tuple[Any, ...], dict[int, list[float]]] = {}
     marks: dict[tuple[Any, ...], str] = {}
     for run in runs:
-        if run.scored and run.row["method"] == "dpfp" and run.row["micro_batches"]:
+        if run.scored and uses(run.row["method"], "micro_batches") and run.row["micro_batches"]:
             held = heatmap.held_fixed(run, ("micro_batches",))
             marks[held[:3]] = NOMINAL if run.row["guarantee"] == "nominal" else ""
             scores = groups.setdefault(held, {}).setdefault(run.row["micro_batches"], [])

@@ -173,6 +173,8 @@ def _paper_row(cell: Cell, place: Place) -> tuple[paper.Documented, bool] | None
     plain = METHOD_NAMES.get(cell.base_method) == cell.key.method
     if family is None or not plain or not cell.first.whole_task or cell.key.task != place.task:
         return None
+    if cell.base_method not in paper.CLAIMS:  # not one that the paper has numbers for
+        return None
     key = _KEYS.get(place.task, "")
     if cell.budget is None:  # the same in both of the paper's columns
         return paper.DOCUMENTED[family, cell.base_method, paper.BUDGETS[0]], True

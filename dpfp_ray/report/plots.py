@@ -12,19 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dpfp_ray.plan.method_spec import all_specs
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_STYLES = {  # colour, marker, dashes
-    "Non-DP": ("#000000", "x", "--"),
-    "DP-FP": ("#D55E00", "o", "-"),
-    "DP-SGD": ("#0072B2", "s", "-"),
-    "RGP": ("#009E73", "^", "-"),
-    "DP-FP (release once)": ("#CC79A7", "D", "-."),
-    "DP-FP (moments)": ("#E69F00", "v", "-."),
-    "DP-SGD (head)": ("#56B4E9", "P", ":"),
-}
+_STYLES = {s.label: s.style for s in all_specs().values()}  # colour, marker, dashes
+_STYLES |= {f"{s.label} (head)": s.head_style for s in all_specs().values()}
 _MORE = (
     ("#7F7F7F", "*", ":"),
     ("#8C564B", "<", ":"),

@@ -12,9 +12,10 @@ from functools import cached_property
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from dpfp_ray.plan.method_spec import FIRST_MODE, is_private, labels
 from dpfp_ray.results.store import flatten
 
-METHOD_NAMES = {"non_private": "Non-DP", "dpsgd": "DP-SGD", "rgp": "RGP", "dpfp": "DP-FP"}
+METHOD_NAMES = labels()
 TASK_NAMES = {"mnli": "MNLI", "qqp": "QQP", "qnli": "QNLI", "sst2": "SST-2"}
 SPLIT_NAMES = {("mnli", "matched"): "MNLI-m", ("mnli", "mismatched"): "MNLI-mm"}
 ACCOUNTANT_NAMES = {"gdp": "GDP + CLT", "rdp": "RDP", "pld": "PLD"}
@@ -55,11 +56,11 @@ class Run:
         """The name for people, with what makes it a variant."""
         name = str(self.row["method"] or "unknown")
         parts = []
-        if name == "dpfp" and self.row["mode"] not in (None, "paper"):
+        if self.row["mode"] not in (None, FIRST_MODE):
             parts.append(str(self.row["mode"]).replace("_", " "))
         elif self.row["scope"] == "head":
             parts.append("head")
-        if name == "dpfp" and self.part("plan").get("adjacency") == "replace_one":
+        if self.part("plan").get("adjacency") == "replace_one":
             parts.append("replace-one")
         return METHOD_NAMES.get(name, name) + (f" ({', '.join(parts)})" if parts else "")
 
@@ -140,7 +141,7 @@ class Cell:
 
     @property
     def private(self) -> bool:
-        return self.base_method != "non_private"
+        return is_private(self.base_method)
 
     @property
     def accuracy(self) -> float:

@@ -14,7 +14,7 @@ def statement_text(run: Run) -> str | None:
     if not isinstance(facts, Mapping):
         return None
     try:
-        from dpfp_ray.privacy.statement import render
+        from dpfp_ray.privacy.wording import render
 
         return render(facts)
     except Exception:  # a statement of another version must not cost the whole report

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dpfp_ray.plan.method_spec import is_private, uses
 from dpfp_ray.report import paper
 from dpfp_ray.report.runs import ACCOUNTANT_NAMES, METHOD_NAMES, NOMINAL, REFUTED, Cell, Run
 from dpfp_ray.report.statements import proved_epsilon, tuning_epsilon, unamplified_epsilon
@@ -68,7 +69,7 @@ def noise_table(cells: Sequence[Cell]) -> Table:
             continue
         sigma, width = cell.average("sigma"), cell.average("noise_coordinates")
         power = None if sigma is None else sigma**2
-        count = cell.average("micro_batches") if cell.base_method == "dpfp" else None
+        count = cell.average("micro_batches") if uses(cell.base_method, "micro_batches") else None
         plain = cell.key.method == "DP-FP" and count is not None
         entries = [
             *_who(cell),
@@ -186,8 +187,8 @@ def runs_table(runs: Sequence[Run]) -> Table:
             number(row["epsilon"], "g", mark),
             percent(row["accuracy"]),
             number(row["batch_size"], ",d"),
-            number(row["micro_batches"] if row["method"] == "dpfp" else None, ",d"),
-            number(row["clip"] if row["method"] != "non_private" else None, "g"),
+            number(row["micro_batches"] if uses(row["method"], "micro_batches") else None, ",d"),
+            number(row["clip"] if is_private(row["method"]) else None, "g"),
             number(row["learning_rate"], ".3g"),
             number(row["epochs"], "g"),
             duration(row["train_seconds"]),
@@ -254,12 +255,12 @@ def marks_legend(cells: Sequence[Cell]) -> list[str]:
 def _claims(cell: Cell) -> Mapping[str, str]:
     """The paper's, for the methods it describes; not for variants of ours."""
     plain = METHOD_NAMES.get(cell.base_method) == cell.key.method
-    return paper.CLAIMS[cell.base_method] if plain else {}
+    return paper.CLAIMS.get(cell.base_method, {}) if plain else {}
 
 
 def _plain(cells: Sequence[Cell], cell: Cell) -> Cell | None:
     """Training without privacy on the same model and task."""
-    same = [c for c in cells if c.key[:2] == cell.key[:2] and c.base_method == "non_private"]
+    same = [c for c in cells if c.key[:2] == cell.key[:2] and not c.private]
     return next((c for c in same if c.key.method == "Non-DP"), None)
 
 
@@ -267,7 +268,7 @@ def _noise_ratio(cells: Sequence[Cell], cell: Cell) -> float | None:
     """(σ/C)² against DP-SGD's at the same model, task, ε and expected batch."""
     for other in cells:
         same = other.key[:2] == cell.key[:2] and other.budget == cell.budget
-        if same and other.key.method == "DP-SGD" and cell.base_method == "dpfp":
+        if same and other.key.method == "DP-SGD" and uses(cell.base_method, "micro_batches"):
             ours, theirs = cell.average("noise_multiplier"), other.average("noise_multiplier")
             if cell.average("batch_size") == other.average("batch_size"):
                 ratio = _ratio(ours, theirs)

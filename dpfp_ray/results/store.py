@@ -23,6 +23,7 @@ from typing import Any
 
 from dpfp_ray.data.storage import Files, Found, open_files
 from dpfp_ray.data.whole_files import to_json
+from dpfp_ray.plan.method_spec import is_private, modes_of
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -231,9 +232,9 @@ def flatten(record: Mapping[str, Any]) -> Row:
         "verdict": audit.get("verdict"),
     }
     # Plan fields that a method does not use hold their defaults; showing them would mislead.
-    if plan.get("method") != "dpfp":
+    if len(modes_of(plan.get("method"))) < 2:
         facts["mode"] = None
-    if plan.get("method") == "non_private":
+    if not is_private(plan.get("method")):
         facts["accountant"] = None
     row: Row = {}
     for name, kind in COLUMNS.items():

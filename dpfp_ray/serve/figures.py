@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 
 from dpfp_ray.data.whole_files import to_json
+from dpfp_ray.plan.method_spec import is_private
 from dpfp_ray.report.curves import curve_of
 from dpfp_ray.report.figures import all_figures
 from dpfp_ray.report.plots import Drawing, canvas, clean, finish, styles
@@ -97,7 +98,7 @@ def draw_trial(run: Run, command: str) -> Drawing:
         axes.set_xlabel("passes over the training data (epochs)")
         axes.set_ylabel("dev accuracy (%)")
         spent = [(0.0, 0.0), *((p[0], p[2]) for p in points if p[2] is not None)]
-        if run.row["method"] != "non_private" and len(spent) > 1:
+        if is_private(run.row["method"]) and len(spent) > 1:
             right = axes.twinx()
             right.spines["right"].set_visible(True)
             right.grid(visible=False)

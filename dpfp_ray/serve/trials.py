@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dpfp_ray.plan.method_spec import is_private
 from dpfp_ray.report.runs import ACCOUNTANT_NAMES, NOMINAL, Run
 from dpfp_ray.report.statements import statement_text
 from dpfp_ray.report.table import Column, Entry, Row, Table, duration, number, percent, text
@@ -58,7 +59,7 @@ def spent(run: Run) -> Entry:
     """ε so far, by the accountant that the budget is counted in."""
     accountant = str(run.row["accountant"])
     value = run.row.get(f"epsilon_{accountant}")
-    return number(value if run.row["method"] != "non_private" else None, ".3f", mark(run))
+    return number(value if is_private(run.row["method"]) else None, ".3f", mark(run))
 
 
 def done(run: Run) -> Entry:
@@ -93,7 +94,7 @@ def trial_facts(run: Run) -> dict[str, Any]:
         (f"ε{mark(run)} budget", number(row["epsilon"], "g", mark(run))),
         (f"ε{mark(run)} spent", spent(run)),
         ("δ", number(row["delta"], ".3g")),
-        ("σ", number(row["sigma"] if row["method"] != "non_private" else None, ".4g")),
+        ("σ", number(row["sigma"] if is_private(row["method"]) else None, ".4g")),
         ("Guarantee", text("refuted" if run.refuted else row["guarantee"])),
         ("Audit", _audit(run)),
         ("Training time", duration(row["train_seconds"])),
@@ -124,7 +125,7 @@ def ledger(run: Run) -> Table:
     """Epoch by epoch: what was reached and what had been spent by then."""
     history = _history(run)
     splits = list(dict.fromkeys(str(s) for entry in history for s in _part(entry, "dev")))
-    private = run.row["method"] != "non_private"
+    private = is_private(run.row["method"])
     accountants = ACCOUNTANT_NAMES if private else {}
     titles = ["Epoch", "Steps", "Training loss", *(f"Accuracy, {s} (%)" for s in splits)]
     titles += [f"ε{mark(run)} by {name}" for name in accountants.values()] + ["Training time"]

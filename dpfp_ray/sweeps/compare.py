@@ -6,11 +6,11 @@ from dataclasses import replace
 from statistics import mean, stdev
 from typing import Any
 
-from dpfp_ray.plan.defaults import ONE_RELEASE
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.method_spec import FIRST_MODE, spec_file
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import keyed_generator
-from dpfp_ray.privacy.statement import one_line
+from dpfp_ray.privacy.wording import one_line
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.search_space import DERIVED
@@ -83,8 +83,7 @@ def drawn(
 
 
 def space_name(cell: Cell) -> str:
-    mode = str(cell.get("mode", "paper"))
-    return mode if mode in ONE_RELEASE else str(cell["method"])
+    return spec_file(str(cell["method"]), cell.get("mode"))
 
 
 def summarise(records: Iterable[dict[str, Any]]) -> list[Row]:
@@ -122,7 +121,7 @@ def _place(plan: dict[str, Any]) -> tuple[bool, float, str]:
 def label(plan: dict[str, Any]) -> str:
     """A method's name, with what makes it a variant."""
     parts = [plan["method"]]
-    if plan["method"] == "dpfp" and plan.get("mode") not in (None, "paper"):
+    if plan.get("mode") not in (None, FIRST_MODE):
         parts.append(plan["mode"])
     elif plan.get("scope") == "head":
         parts.append("head")

@@ -14,6 +14,7 @@ from typing import Any
 import dp_accounting
 
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.method_spec import is_private
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy import accounting, selection
@@ -57,7 +58,7 @@ def composed_cost(records: Iterable[Mapping[str, Any]]) -> list[Cost]:
     for record in records:
         plan = record.get("plan", {})
         spent = record.get("privacy", {}).get("steps")
-        if plan.get("method") not in (None, "non_private") and spent and plan.get("records"):
+        if plan.get("method") and is_private(plan["method"]) and spent and plan.get("records"):
             groups.setdefault(tuple(plan.get(name) for name in RECORDS_FIELDS), []).append(record)
     return [_compose(group) for group in groups.values()]
 
@@ -77,7 +78,7 @@ def _compose(records: Sequence[Mapping[str, Any]]) -> Cost:
     # Randomised labels are pure ε-DP, and add up (basic composition).
     epsilon += sum(plan.label_epsilon or 0.0 for plan, _ in releases.values())
     how = "composition" if len(events) > 1 else "one release"
-    nominal = any(plan.method == "dpfp" and not plan.one_release for plan in plans)
+    nominal = any(plan.spec.guarantee == "nominal" for plan in plans)
     first = plans[0]
     adjacency = str(first.adjacency)
     audits = sum("audit" in record for record in records)
@@ -102,7 +103,7 @@ def chosen_cost(space: SearchSpace, chosen: Selection, bind: Any) -> Cost:
     assert plan.delta is not None
     with accounting.unconverged_orders_left_out():
         found = selection.selection_epsilon(events, chosen, plan.delta, relation=_relation(plan))
-    nominal = plan.method == "dpfp" and not plan.one_release
+    nominal = plan.spec.guarantee == "nominal"
     how = f"best of a random number of trials, {chosen}"
     expected, adjacency = round(chosen.expected or 0), str(plan.adjacency)
     epsilon, accountant = found.epsilon, found.accountant

@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.table import Table
 
 from dpfp_ray.data.terminal import stderr
+from dpfp_ray.plan.method_spec import modes_of
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.trial import SETTLED, Trial
 
@@ -144,8 +145,8 @@ def _result(trial: Any) -> dict[str, Any]:
 def _facts(trial: Any, varied: list[str]) -> list[tuple[str, Any]]:
     config = trial.config["trial"]
     values = {**config["plan"], **config}
-    if values.get("method") != "dpfp":
-        values.pop("mode", None)  # only dpfp has several
+    if len(modes_of(values.get("method"))) < 2:
+        values.pop("mode", None)
     return [(name, values[name]) for name in varied if values.get(name) is not None]
 
 

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.method_spec import DEFAULT_METHOD, is_private, uses
 from dpfp_ray.plan.values import make_plan
 
 BUDGET_KEYS = ("epsilon", "delta", "accountant", "adjacency")
@@ -128,10 +129,10 @@ class SearchSpace:
                 values.update(value)
             else:
                 values[name] = value
-        if values.get("method") == "non_private":
+        if not is_private(values.get("method", DEFAULT_METHOD)):
             for key in BUDGET_KEYS:
                 values.pop(key, None)
-        if rows is not None and values.get("method", "dpfp") == "dpfp":
+        if rows is not None and uses(values.get("method", DEFAULT_METHOD), "micro_batches"):
             batch = values.get("batch_size") or make_plan(values).batch_size
             if batch is None:
                 raise UserError(f"{DERIVED} needs a batch_size, fixed or varied")

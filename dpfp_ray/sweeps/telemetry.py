@@ -21,8 +21,9 @@ import ray
 from ray.tune import Callback
 from ray.util.metrics import Gauge
 
+from dpfp_ray.plan.method_spec import FIRST_MODE
 from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
-from dpfp_ray.privacy.statement import verdict
+from dpfp_ray.privacy.statement import guarantee
 from dpfp_ray.sweeps.trial import SETTLED, Trial
 from dpfp_ray.training.loop import State
 
@@ -54,7 +55,7 @@ class TrialGauges:
     def __init__(self, trial: Trial, sweep: str) -> None:
         self.tags = trial_tags(trial.plan, trial.id, sweep)
         self.guarantees = {
-            name: verdict(replace(trial.plan, accountant=name)) for name in ACCOUNTANTS
+            name: guarantee(replace(trial.plan, accountant=name)) for name in ACCOUNTANTS
         }
         self.sigma = trial.noise_multiplier * trial.plan.C if trial.plan.private else None
 
@@ -150,14 +151,14 @@ def trial_tags(plan: Plan, identity: str, sweep: str) -> dict[str, str]:
         "method": method_tag(plan.to_dict()),
         "task": re.sub(r"[^a-z0-9]", "", plan.task.lower())[:LONGEST],
         "epsilon_budget": f"{plan.epsilon:g}" if plan.epsilon is not None else "none",
-        "guarantee": verdict(plan),
+        "guarantee": guarantee(plan),
     }
 
 
 def method_tag(plan: Mapping[str, Any]) -> str:
     """As `dpfp compare --methods` names it: `dpfp` is the paper's mode, others are named."""
-    mode = plan.get("mode", "paper") if plan.get("method") == "dpfp" else "paper"
-    return clean(f"{plan.get('method')}" + ("" if mode == "paper" else f":{mode}"))
+    mode = plan.get("mode", FIRST_MODE)
+    return clean(f"{plan.get('method')}" + ("" if mode == FIRST_MODE else f":{mode}"))
 
 
 def clean(text: str) -> str:

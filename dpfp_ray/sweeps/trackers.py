@@ -21,7 +21,7 @@ from ray.tune.logger import LoggerCallback, TBXLoggerCallback
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import ACCOUNTANTS
-from dpfp_ray.privacy.statement import verdict
+from dpfp_ray.privacy.statement import guarantee
 from dpfp_ray.results.store import file_name
 from dpfp_ray.sweeps.trial import Trial
 
@@ -132,7 +132,7 @@ class TrackedTrial:
             "noise_multiplier": ours.noise_multiplier,
             "seed_index": ours.seed_index,
             "plan_hash": ours.plan.hash,
-            "guarantee": verdict(ours.plan),
+            "guarantee": guarantee(ours.plan),
             "sweep": sweep,
         }
 

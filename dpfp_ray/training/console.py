@@ -20,7 +20,7 @@ from rich.progress import (
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.spending import Ledger
-from dpfp_ray.privacy.statement import verdict
+from dpfp_ray.privacy.statement import guarantee
 from dpfp_ray.training.loop import State
 from dpfp_ray.training.run import save_state
 
@@ -46,7 +46,7 @@ class ConsoleReporter:
     ) -> None:
         self.plan = plan
         self.ledger = Ledger(plan, noise_multiplier)
-        self.epsilon_name = "nominal ε" if verdict(plan) == "nominal" else "ε"
+        self.epsilon_name = "nominal ε" if guarantee(plan) == "nominal" else "ε"
         self.folder = folder
         self.seed = seed
         self.seed_known = seed_known

@@ -1,7 +1,6 @@
-"""The loop's counterpart for modes that use the private records once: release, solve, evaluate."""
+"""The loop's counterpart for methods of one release: release, solve, evaluate."""
 
 import time
-from importlib import import_module
 
 import numpy as np
 import torch
@@ -34,9 +33,10 @@ def fit(
     """
     started = time.perf_counter()
     table = data.train
-    assert isinstance(table, RepresentationTable), "these modes train on cached representations"
-    mode = import_module(f"dpfp_ray.methods.{plan.mode}")
-    known: ClassStatistics = mode.release(plan, noise_multiplier, table, model.classes, seed)
+    assert isinstance(table, RepresentationTable), "these methods read cached representations"
+    method = plan.spec.one_release
+    assert method is not None, "methods that train in steps have a loop"
+    known: ClassStatistics = method.release(plan, noise_multiplier, table, model.classes, seed)
     assert plan.ridge is not None
     assert plan.shrinkage is not None
     public = public_covariance(data, plan) if plan.prior == "dev" else None
@@ -44,7 +44,7 @@ def fit(
     progress = Progress(
         step=1,
         rows=len(table),
-        noise_coordinates=noise_coordinates(plan, model),
+        noise_coordinates=method.coordinates(model.width, model.classes),
         train_seconds=time.perf_counter() - started,
     )
 
@@ -82,14 +82,6 @@ def public_covariance(data: Data, plan: Plan) -> NDArray[np.float64]:
     centred = rows - rows.mean(0)
     covariance: NDArray[np.float64] = centred.T @ centred / len(rows)
     return covariance
-
-
-def noise_coordinates(plan: Plan, model: Classifier) -> int:
-    """How many coordinates of the release get noise: of one record's row, or of the moments."""
-    count: int = import_module(f"dpfp_ray.methods.{plan.mode}").coordinates(
-        model.width, model.classes
-    )
-    return count
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.sampling import fresh_seed, keyed_integer
-from dpfp_ray.privacy.statement import statement, verdict
+from dpfp_ray.privacy.statement import guarantee, statement
 from dpfp_ray.training import memory, one_release
 from dpfp_ray.training.comm import Comm, SoloComm
 from dpfp_ray.training.loop import Data, Progress, Reporter, State, train
@@ -194,7 +194,7 @@ def result_record(
         "metrics": headline(plan, progress.history),
         "history": progress.history,
         "privacy": {
-            "guarantee": verdict(plan),
+            "guarantee": guarantee(plan),
             "epsilon": progress.history[-1]["epsilon"] if progress.history else {},
             "delta": plan.delta,
             "noise_multiplier": prepared.noise_multiplier,

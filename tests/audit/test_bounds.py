@@ -10,8 +10,6 @@ from scipy import optimize, stats
 
 from dpfp_ray.audit import bounds as audit_bounds
 from dpfp_ray.audit.bounds import (
-    AuditBound,
-    audit_scores,
     guess_grid,
     one_run_epsilon,
     one_run_gdp,
@@ -193,16 +191,6 @@ def test_a_true_gaussian_mechanism_is_seldom_refuted(mu: float, r: int) -> None:
     assert refuted <= stats.binom.ppf(0.999, runs, 0.05)
 
 
-def test_halved_noise_is_noticed() -> None:
-    """A mechanism that says mu = 1 and has mu = 2."""
-    rng, m = np.random.default_rng(8), 1000
-    coins = rng.random(m) < 0.5
-    scores = 2.0 * coins + rng.normal(size=m)
-    bound = audit_scores(scores[coins], scores[~coins], 1e-5, rng=rng)
-    assert bound.mu is not None
-    assert bound.mu > 1.0
-
-
 @pytest.mark.parametrize(("m", "r", "v"), [(1000, 1000, 690), (1000, 100, 91), (2000, 500, 490)])
 def test_gdp_epsilon_is_tighter_than_the_general_one(m: int, r: int, v: int) -> None:
     assert one_run_gdp(m, r, v, 1e-5).epsilon > 1.2 * one_run_epsilon(m, r, v, 1e-5)
@@ -235,82 +223,6 @@ def test_pure_dp_curve_gives_nearly_the_binomial_bound() -> None:
 
     assert refuted(epsilon - 0.01)
     assert not refuted(epsilon + 0.01)
-
-
-# --- scores -------------------------------------------------------------------------------------
-
-
-def test_null_scores_rarely_give_a_bound() -> None:
-    positive = 0
-    for seed in range(200):
-        rng = np.random.default_rng(seed)
-        coins, scores = rng.random(200) < 0.5, rng.normal(size=200)
-        bound = audit_scores(scores[coins], scores[~coins], 1e-5, rng=rng)
-        positive += bound.epsilon > 0.0 or (bound.mu or 0.0) > 0.0
-    assert positive <= stats.binom.ppf(0.999, 200, 0.05)
-
-
-def test_perfect_scores_reach_the_corrected_ceiling() -> None:
-    bound = audit_scores(np.ones(500), np.zeros(500), DELTA, rng=np.random.default_rng(0))
-    looks = len(guess_grid(1000))
-    assert bound == AuditBound(
-        canaries=1000,
-        guesses=1000,
-        correct=1000,
-        epsilon=one_run_epsilon(1000, 1000, 1000, DELTA, 1 - 0.05 / looks),
-        mu=one_run_gdp(1000, 1000, 1000, DELTA, 1 - 0.05 / looks).mu,
-        confidence=0.95,
-        looks=looks,
-    )
-    assert 5.2 < bound.epsilon < 5.79
-
-
-def test_guesses_are_the_extremes_and_the_middle_is_left_alone() -> None:
-    inside, outside = np.array([9.0, 8.0, 2.0, 5.0]), np.array([0.0, 1.0, 7.0, 4.0])
-    rng = np.random.default_rng(0)
-    counted = [audit_scores(inside, outside, 1e-5, 0.5, [r], rng=rng).correct for r in (2, 4, 6, 8)]
-    assert counted == [2, 4, 4, 6]
-
-
-def test_constant_scores_are_split_without_regard_to_membership() -> None:
-    share = []
-    for seed in range(50):
-        rng = np.random.default_rng(seed)
-        bound = audit_scores(np.zeros(100), np.zeros(100), 1e-5, guess_counts=[100], rng=rng)
-        share.append(bound.correct / 100)
-    assert np.mean(share) == pytest.approx(0.5, abs=0.03)
-
-
-def test_same_key_same_result_with_ties() -> None:
-    inside, outside = np.repeat([0.0, 1.0], 30), np.repeat([0.0, 1.0], [40, 20])
-    first, second = (
-        audit_scores(inside, outside, 1e-5, rng=np.random.default_rng(3)) for _ in range(2)
-    )
-    assert first == second
-
-
-def test_each_look_is_paid_for() -> None:
-    rng = np.random.default_rng(0)
-    once = audit_scores(np.ones(50), np.zeros(50), 1e-5, guess_counts=[100], rng=rng)
-    thrice = audit_scores(np.ones(50), np.zeros(50), 1e-5, guess_counts=[20, 50, 100], rng=rng)
-    assert (once.looks, thrice.looks) == (1, 3)
-    assert thrice.epsilon == one_run_epsilon(100, 100, 100, 1e-5, 1 - 0.05 / 3) < once.epsilon
-
-
-def test_mu_is_none_unless_asked_for() -> None:
-    rng = np.random.default_rng(0)
-    assert audit_scores(np.ones(50), np.zeros(50), 1e-5, rng=rng, gdp=False).mu is None
-
-
-def test_nan_scores_are_refused() -> None:
-    with pytest.raises(ValueError, match="NaN"):
-        audit_scores(np.array([np.nan]), np.zeros(1), 1e-5, rng=np.random.default_rng(0))
-
-
-@pytest.mark.parametrize("counts", [[0], [11], []])
-def test_impossible_guess_counts_are_refused(counts: list[int]) -> None:
-    with pytest.raises(ValueError, match="guess_counts"):
-        audit_scores(np.ones(5), np.zeros(5), 0.1, 0.9, counts, rng=np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("m", [2, 7, 20, 1000, 10_001])

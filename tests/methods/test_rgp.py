@@ -15,7 +15,8 @@ from torch.nn import functional
 from dpfp_ray.data import Split
 from dpfp_ray.data.tokens import TokenTable, tokenise
 from dpfp_ray.methods.parts.base import Rows
-from dpfp_ray.methods.rgp import HEAD_SHARE, METHOD, Carried, Direct, Rgp, orthonormal
+from dpfp_ray.methods.parts.carriers import Carried, Direct, orthonormal
+from dpfp_ray.methods.rgp import HEAD_SHARE, SPEC, Rgp
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.plan.errors import UserError
@@ -527,4 +528,4 @@ def test_evaluation_keeps_nothing(zoo: Path, data: Data) -> None:
 
 
 def test_method_is_registered() -> None:
-    assert METHOD is Rgp
+    assert SPEC.steps is Rgp

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.plan.defaults import ADJACENCIES, METHODS
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.method_spec import METHODS
 from dpfp_ray.plan.plan import ACCOUNTANTS, FIELDS, Plan
 from dpfp_ray.plan.values import make_plan, read_plan_file
 
@@ -62,7 +62,7 @@ def test_every_method_has_a_complete_default_plan(method: str) -> None:
     plan = Plan(method=method).bind(records=SST2)
     for name in ("batch_size", "micro_batches", "clip", "learning_rate", "schedule", "epochs"):
         assert getattr(plan, name) is not None
-    assert plan.adjacency in ADJACENCIES[method]
+    assert plan.adjacency == plan.spec.adjacencies[0]
     assert plan.private == (plan.epsilon is not None) == (plan.delta is not None)
 
 
@@ -147,13 +147,13 @@ def test_binding_to_too_few_records_is_refused() -> None:
         ({"weight_decay": "inf"}, "weight_decay is inf; give 0 or more"),
         ({"dropout": 1}, "dropout is 1.0; give from 0 to below 1"),
         ({"method": "dpsdg"}, "unknown method 'dpsdg'; did you mean 'dpsgd'?"),
-        ({"method": "zzz"}, "unknown method 'zzz'; use one of non_private, dpfp, dpsgd, rgp"),
+        ({"method": "zzz"}, "unknown method 'zzz'; use one of non_private, dpsgd, rgp, dpfp"),
         ({"accountant": "pdl"}, "unknown accountant 'pdl'; did you mean 'pld'?"),
         ({"representation": "pool"}, "unknown representation 'pool'; did you mean 'pooler'?"),
         ({"precision": "fp16"}, "unknown precision 'fp16'"),
         ({"adjacency": "add_remove"}, "use zero_out or replace_one"),
         ({"method": "dpsgd", "adjacency": "zero_out"}, "use add_remove"),
-        ({"method": "dpsgd", "M": 2}, "micro_batches is 2, but dpsgd has none"),
+        ({"method": "dpsgd", "M": 2}, "micro_batches is 2, but dpsgd does not use it"),
         ({"method": "non_private", "epsilon": 3}, "non_private spends no budget"),
         ({"method": "non_private", "delta": 1e-5}, "non_private spends no budget"),
         ({"task": "custom"}, "task custom needs train_file"),

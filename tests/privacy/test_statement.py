@@ -11,7 +11,8 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import participation
 from dpfp_ray.privacy.accounting import Mechanism, gdp_delta, gdp_epsilon
 from dpfp_ray.privacy.calibration import noise_multiplier
-from dpfp_ray.privacy.statement import brief, one_line, render, statement, verdict
+from dpfp_ray.privacy.statement import guarantee, statement
+from dpfp_ray.privacy.wording import brief, one_line, render
 
 RECORDS = 2000
 PLANS: dict[str, dict[str, Any]] = {
@@ -47,9 +48,9 @@ def facts(name: str, **options: Any) -> dict[str, Any]:
         ("rgp", "proved"),
     ],
 )
-def test_verdict(name: str, expected: str) -> None:
-    assert verdict(Plan(**PLANS[name]).bind(records=RECORDS)) == expected
-    assert facts(name)["verdict"] == expected
+def test_guarantee(name: str, expected: str) -> None:
+    assert guarantee(Plan(**PLANS[name]).bind(records=RECORDS)) == expected
+    assert facts(name)["guarantee"] == expected
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -58,9 +59,9 @@ def test_every_statement_is_json_and_is_rendered_from_json(name: str) -> None:
     text, short = render(stored), brief(stored)
     assert stored["plan_hash"] in text
     assert len(short.splitlines()) <= 8
-    assert stored["verdict"] in text
-    assert stored["verdict"] in short
-    assert one_line(stored).startswith(stored["verdict"])
+    assert stored["guarantee"] in text
+    assert stored["guarantee"] in short
+    assert one_line(stored).startswith(stored["guarantee"])
 
 
 @pytest.mark.parametrize("name", ["paper", "paper_head", "dpsgd_clt"])
@@ -162,3 +163,10 @@ def test_epsilon_without_amplification_is_the_mean_over_draws() -> None:
 def test_without_sampling_nothing_is_averaged() -> None:
     mech = Mechanism(p=1.0, n=4, noise_multiplier=2.0, adjacency="replace_one")
     assert participation.shown_epsilon(mech, 1e-5) == pytest.approx(gdp_epsilon(2.0, 1e-5))
+
+
+def test_statements_of_the_first_version_are_worded_alike() -> None:
+    stored = facts("paper")
+    old = {("verdict" if key == "guarantee" else key): value for key, value in stored.items()}
+    for words in (brief, one_line, render):
+        assert words(old) == words(stored)

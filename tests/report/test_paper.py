@@ -5,7 +5,7 @@ from statistics import mean
 import pytest
 
 from dpfp_ray.data.glue import PAPER_RECORDS
-from dpfp_ray.plan.defaults import METHODS
+from dpfp_ray.plan.method_spec import METHODS
 from dpfp_ray.report import paper
 
 

@@ -1,7 +1,8 @@
 """The statement's words and numbers reach the report, whatever version wrote them."""
 
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.statement import render, statement
+from dpfp_ray.privacy.statement import statement
+from dpfp_ray.privacy.wording import render
 from dpfp_ray.report import statements
 from dpfp_ray.report.runs import read_runs
 from tests.support.samples import sample

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from dpfp_ray.plan.defaults import METHODS
+from dpfp_ray.plan.method_spec import METHODS
 from dpfp_ray.plan.plan import Plan
 
 HOSTILE = "<script>alert(1)</script>\"'|$x^2$ \\input{/etc/passwd} =1+1 %_#&~ [r](javascript:0)"

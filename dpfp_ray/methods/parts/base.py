@@ -1,22 +1,26 @@
-"""The small interface that every training method has, and the method registry.
+"""The small interface that every method has which trains in steps.
 
 A step of the loop is: `begin(step)`, then `backward(rows)` for each part of the step that fits in
 memory, then the sum over workers, then `finish(step)`, then the optimizer. A method leaves in
 `.grad` what the optimizer shall see: a sum over the step's rows divided by the public B.
+
+Here and in the methods' own files torch is imported where it is used: plans and help texts read the
+specs in those files and must not wait seconds for it.
 """
+
+from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from importlib import import_module
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
 
-from dpfp_ray.models.classifier import Classifier, trainable_parameters
-from dpfp_ray.plan.plan import Plan
+    from dpfp_ray.models.classifier import Classifier
+    from dpfp_ray.plan.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Method(ABC):
 
     def __init__(self, plan: Plan, model: Classifier, sigma: float, seed: int) -> None:
         """`sigma` is the noise's standard deviation; `seed` is secret."""
+        from dpfp_ray.models.classifier import trainable_parameters
+
         self.plan = plan
         self.model = model
         self.sigma = sigma
@@ -62,6 +68,8 @@ class Method(ABC):
 
         Zero where no row reached: an empty step, or an empty share, is like any other.
         """
+        import torch
+
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -69,6 +77,8 @@ class Method(ABC):
 
     def stuck(self) -> list[str]:
         """Weights that should learn but got nothing from a step's rows; asked before `finish`."""
+        from dpfp_ray.models.classifier import trainable_parameters
+
         return [
             name
             for name, parameter in trainable_parameters(self.model)
@@ -80,16 +90,20 @@ class Method(ABC):
 
     def represent(self, inputs: dict[str, Tensor]) -> Tensor:
         """h(x) in fp32; the encoder itself may run in bf16."""
+        import torch
+
         with torch.autocast(self.device.type, torch.bfloat16, self.plan.precision == "bf16"):
             return self.model.represent(inputs).float()
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Sum of the rows' losses over the public B, never over the realised batch size."""
+        from torch.nn import functional
+
         return functional.cross_entropy(logits, labels, reduction="sum") / self.plan.B
 
 
 def make_method(plan: Plan, model: Classifier, sigma: float, seed: int) -> Method:
-    """The method that `plan` names: class `Method` of the module of that name."""
-    module = import_module(f"dpfp_ray.methods.{plan.method}")
-    method: Method = module.METHOD(plan, model, sigma, seed)
+    """What trains by `plan`, with the class that its spec names."""
+    assert plan.spec.steps is not None, "a method of one release does not train in steps"
+    method: Method = plan.spec.steps(plan, model, sigma, seed)
     return method

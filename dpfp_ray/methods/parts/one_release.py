@@ -1,4 +1,4 @@
-"""Modes that use the private records once: a release, and a head that is computed from it alone.
+"""Methods that use the private records once: a release, and a head computed from it alone.
 
     release (private rows → noisy statistics)  →  discriminant (noisy statistics → head)
 
@@ -12,20 +12,22 @@ independent noise, so that their costs compose. With noise keyed by the seed alo
 of two releases would be free of noise.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from dpfp_ray.models.classifier import bound_rows
-from dpfp_ray.models.representations import RepresentationTable
-from dpfp_ray.plan.plan import Plan
+if TYPE_CHECKING:
+    from dpfp_ray.models.representations import RepresentationTable
+    from dpfp_ray.plan.plan import Plan
 
-CHUNK = 8192  # rows in memory at once; part of what a seed means for `release_once`
+CHUNK = 8192  # rows in memory at once; part of what a seed means for a release of rows
 KEPT = 4  # releases kept in memory, for the trials that follow
 
 Rows = Iterator[tuple[NDArray[np.floating[Any]], NDArray[np.int64]]]
@@ -34,11 +36,18 @@ Rows = Iterator[tuple[NDArray[np.floating[Any]], NDArray[np.int64]]]
 def bounded_rows(table: RepresentationTable, plan: Plan) -> Rows:
     """u = h/C of all records in order, ‖u‖ ≤ 1, with their labels, a chunk at a time."""
     for start in range(0, len(table), CHUNK):
-        h = torch.from_numpy(np.asarray(table.h[start : start + CHUNK], dtype=np.float64))
-        yield (
-            bound_rows(h, plan.scaling, plan.C).numpy() / plan.C,
-            np.asarray(table.labels[start : start + CHUNK]),
-        )
+        part = slice(start, start + CHUNK)
+        yield bounded(table.h[part], plan), np.asarray(table.labels[part])
+
+
+def bounded(h: NDArray[np.floating[Any]], plan: Plan) -> NDArray[np.float64]:
+    """u = h/C of every row, ‖u‖ ≤ 1."""
+    import torch
+
+    from dpfp_ray.models.classifier import bound_rows
+
+    rows = torch.from_numpy(np.asarray(h, dtype=np.float64))
+    return np.asarray(bound_rows(rows, plan.scaling, plan.C).numpy() / plan.C)
 
 
 def add_up(
@@ -73,6 +82,26 @@ def release_id(plan: Plan, noise_multiplier: float, table: RepresentationTable, 
     }
     key = hashlib.blake2b(str(seed).encode(), digest_size=32).digest()
     return hashlib.blake2b(repr(facts).encode(), key=key, digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an auditor has to guess from: all but the coins and the noise.
+
+    Canary i is row i of `canaries` and stands at `places[i]` of `table`, from which the release was
+    made, if its coin says so; if not, row i of `absent` stands there, or (None) nothing that adds.
+    `others` are the records that are no canaries. The release itself is a function of the seed.
+    """
+
+    plan: Plan
+    noise_multiplier: float
+    seed: int
+    classes: int
+    table: RepresentationTable
+    places: NDArray[np.int64]
+    canaries: RepresentationTable
+    absent: RepresentationTable | None
+    others: RepresentationTable
 
 
 class Recent:

@@ -1,0 +1,105 @@
+"""Weights whose gradient cannot be told apart by row: found by trying, and left untrained."""
+
+import warnings
+
+import torch
+from torch import Tensor
+from torch.nn import Module, functional
+
+from dpfp_ray.methods.parts.ghost import GhostClipping, squared_norms
+from dpfp_ray.models.classifier import Classifier, trainable_parameters
+from dpfp_ray.plan.errors import UserError
+
+# Three rows of unlike lengths, so that a tensor shared by the batch cannot pass for one row each.
+PROBE_LENGTHS = (7, 5, 4)
+
+
+def freeze_unsplittable(model: Classifier) -> None:
+    """Freeze weights whose gradient cannot be told apart by row, and say which.
+
+    Such weights act once for the whole batch (MPNet's and DeBERTa's relative positions), so a row's
+    share in their gradient is lost before any hook sees it.
+    """
+    found = unsplittable(model)
+    for name, parameter in trainable_parameters(model):
+        if name in found:
+            parameter.requires_grad_(False)
+    if found:
+        warnings.warn(
+            f"{len(found)} weights act on all rows of a batch at once and have no gradient per "
+            f"example; dpsgd leaves them as they are: {', '.join(found[:3])}"
+            f"{' …' if len(found) > 3 else ''}",
+            stacklevel=3,
+        )
+
+
+def unsplittable(model: Classifier) -> list[str]:
+    """Names of trainable weights for which hooks and a row-by-row loop disagree on made-up rows."""
+    was_training = model.training
+    model.eval()  # no dropout: the loop must see what the batch saw
+    try:
+        with torch.enable_grad():
+            return _compare(model)
+    finally:
+        model.train(was_training)
+
+
+def _compare(model: Classifier) -> list[str]:
+    batch, labels = _probe_rows(model)
+    try:
+        clipping = GhostClipping(model)
+    except NotImplementedError as error:
+        raise UserError(
+            f"Opacus cannot split this encoder's gradients: {error}; use scope: head"
+        ) from error
+    try:
+        clipping.run_hooks(functional.cross_entropy(model(batch), labels, reduction="sum"))
+        measured = {
+            parameter: squares.sqrt()
+            for module, uses in clipping.uses.items()
+            for parameter, squares in _squares_or_nothing(module, uses, len(labels)).items()
+        }
+    finally:
+        clipping.remove()
+    named = trainable_parameters(model)
+    expected = torch.zeros(len(labels), len(named), device=labels.device)
+    for row, length in enumerate(PROBE_LENGTHS):
+        alone = {name: tensor[row : row + 1, :length] for name, tensor in batch.items()}
+        loss = functional.cross_entropy(model(alone), labels[row : row + 1])
+        gradients = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
+        for column, value in enumerate(gradients):
+            if value is not None:
+                expected[row, column] = torch.linalg.vector_norm(value)
+    # A gradient that is zero but for rounding (a key's bias) may differ by rounding of the whole.
+    margin = 0.02 * expected + 1e-6 * expected.norm(dim=1, keepdim=True)
+    return [
+        name
+        for column, (name, parameter) in enumerate(named)
+        if parameter not in measured
+        or bool(((measured[parameter] - expected[:, column]).abs() > margin[:, column]).any())
+    ]
+
+
+def _squares_or_nothing(
+    module: Module, uses: list[tuple[Tensor, Tensor]], rows: int
+) -> dict[Tensor, Tensor]:
+    """Nothing where a use is not one row per example, or where Opacus has no way to split it."""
+    if any(len(value) != rows for use in uses for value in use):
+        return {}
+    try:
+        return squared_norms(module, uses)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+        return {}
+
+
+def _probe_rows(model: Classifier) -> tuple[dict[str, Tensor], Tensor]:
+    device = next(model.parameters()).device
+    words = model.encoder.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    padding = getattr(model.encoder.config, "pad_token_id", None) or 0
+    rows, length = len(PROBE_LENGTHS), max(PROBE_LENGTHS)
+    ids = torch.arange(rows * length).reshape(rows, length) * 7 % (words - 1)
+    ids += ids >= padding  # every word but the padding
+    mask = torch.arange(length) < torch.tensor(PROBE_LENGTHS)[:, None]
+    batch = {"input_ids": ids.where(mask, padding), "attention_mask": mask.long()}
+    labels = torch.arange(rows) % model.classes
+    return {name: tensor.to(device) for name, tensor in batch.items()}, labels.to(device)

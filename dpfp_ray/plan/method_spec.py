@@ -1,0 +1,216 @@
+"""What there is to know of a method before it runs, and where methods are found.
+
+A method is one file of `dpfp_ray/methods/` with a `SPEC`. Everything else (plans and their checks,
+statements, audits, comparisons, reports, help texts) reads the spec and names no method, so adding
+a file adds a method: `docs/new_method.md` shows one.
+"""
+
+import functools
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any
+
+from dpfp_ray.plan.defaults import Defaults
+from dpfp_ray.plan.errors import UserError
+
+METHODS_ROOM = "dpfp_ray.methods"
+DEFAULT_METHOD = "dpfp"  # of a plan that names none: what this project is about
+FIRST_MODE = "paper"  # the mode of a plan that names none, and of methods that have only one
+GUARANTEES = ("none", "nominal", "proved")
+# Plan fields that some methods have no use for, with the value they hold where nobody uses them.
+# A spec's `uses` names those that it uses; giving another method one of them is an error.
+USED_BY_SOME: dict[str, Any] = {
+    "micro_batches": 1,
+    "scaling": "clip",
+    "ridge": None,
+    "shrinkage": None,
+    "prior": "none",
+    "label_epsilon": None,
+}
+# Without a meaning where all is released at once, or where nothing is promised.
+STEP_FIELDS = ("batch_size", "epochs", "learning_rate", "schedule", "weight_decay")
+BUDGET_FIELDS = ("epsilon", "delta", "accountant", "adjacency")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nominal:
+    """Why the ε of a method is no guarantee, and what is left: said for one scope."""
+
+    reasons: tuple[str, ...]
+    proved: str = ""  # the theorem that gives an ε if draws are known; empty: there is none
+    not_proved: str = ""  # why there is none
+    not_protected: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OneRelease:
+    """Functions of a method that reads its private records once.
+
+    `release(plan, noise_multiplier, table, classes, seed)` gives noisy class statistics,
+    `coordinates(width, classes)` how many numbers of it get noise, and `score(seen)` how much the
+    release looks as if each canary of an audit had been in; its name stands in the audit's record.
+    """
+
+    release: Callable[..., Any]
+    coordinates: Callable[[int, int], int]
+    score: Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSpec:
+    """One method, or one mode of a method that has several."""
+
+    method: str
+    label: str  # in tables and figures
+    guarantee: str
+    adjacencies: tuple[str, ...]  # those that it can promise, the default first
+    defaults: Defaults
+    # How it works: a class that trains in steps, or the functions of one release.
+    steps: Callable[..., Any] | None = None
+    one_release: OneRelease | None = None
+
+    mode: str = FIRST_MODE
+    order: int = 100  # place in lists and figures; equal ones by name
+    scopes: tuple[str, ...] = ("all", "head")  # the default first
+    uses: tuple[str, ...] = ()  # plan fields that are not everyone's
+    head_changes: Mapping[str, Any] = field(default_factory=dict)  # defaults on a frozen encoder
+
+    # The privacy statement
+    released: str = "the trained weights, and those after every step"
+    trust: str = "central: whoever holds the data and runs this is trusted"
+    draws_hidden: bool = True  # can nobody see from a release who was drawn?
+    labels_protected: bool = True
+    nominal: Mapping[str, Nominal] = field(default_factory=dict)  # by scope
+
+    # Colour, marker and dashes in figures, of the method and of its head-only variant; None: spare.
+    style: tuple[str, str, str] | None = None
+    head_style: tuple[str, str, str] | None = None
+
+    # White-box audits: the score (`audit/scores.py`) for canaries that have a row of the word
+    # embeddings to themselves. None: such rows are not trained, or nothing is known to be better
+    # than how far all weights moved along a canary's gradient.
+    token_score: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.guarantee not in GUARANTEES:
+            raise ValueError(f"guarantee {self.guarantee!r} is none of {', '.join(GUARANTEES)}")
+        if (self.steps is None) == (self.one_release is None):
+            raise ValueError(f"{self.method} needs either steps or one_release")
+        if (self.guarantee == "nominal") != bool(self.nominal):
+            raise ValueError(f"{self.method} must say in `nominal` why its ε is nominal, if it is")
+
+    @property
+    def private(self) -> bool:
+        return self.guarantee != "none"
+
+    @property
+    def title(self) -> str:
+        """The method's name; with the mode, where there are several."""
+        return f"{self.method} {self.mode}" if len(modes_of(self.method)) > 1 else self.method
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Plan fields that mean nothing to it."""
+        missing = [name for name in USED_BY_SOME if name not in self.uses]
+        if len(modes_of(self.method)) == 1:
+            missing.append("mode")
+        if self.one_release:
+            missing += STEP_FIELDS
+        if not self.private:
+            missing += BUDGET_FIELDS
+        return tuple(missing)
+
+    def defaults_for(self, scope: str) -> Defaults:
+        """What a plan takes where the user gives no value."""
+        return replace(self.defaults, **self.head_changes) if scope == "head" else self.defaults
+
+
+# The registry. Imports point from methods to plan; this lookup by name is the one deliberate way
+# back, and it happens when a plan is made, never while modules are being imported.
+
+
+def all_specs() -> Mapping[str, MethodSpec]:
+    """Every spec under the name of its file, in the order of lists."""
+    return _specs_in(tuple(import_module(METHODS_ROOM).__path__))
+
+
+@functools.cache
+def _specs_in(folders: tuple[str, ...]) -> Mapping[str, MethodSpec]:
+    found: dict[str, MethodSpec] = {}
+    for module in pkgutil.iter_modules(folders):
+        if not module.ispkg:  # `parts`, which methods share
+            loaded = import_module(f"{METHODS_ROOM}.{module.name}")
+            if not isinstance(spec := getattr(loaded, "SPEC", None), MethodSpec):
+                raise UserError(f"{loaded.__file__} has no SPEC; see docs/new_method.md")
+            found[module.name] = spec
+    return dict(sorted(found.items(), key=lambda item: (item[1].order, item[0])))
+
+
+def find_spec(method: str | None, mode: str | None = None) -> MethodSpec | None:
+    """The spec of a method's mode, if there is one; records may come from where there was."""
+    for spec in all_specs().values():
+        if (spec.method, spec.mode) == (method, mode or FIRST_MODE):
+            return spec
+    return None
+
+
+def spec_file(method: str, mode: str | None = None) -> str:
+    """The name of the file that has the spec; its search space is called the same."""
+    found = find_spec(method, mode)
+    return next((name for name, spec in all_specs().items() if spec is found), method)
+
+
+def modes_of(method: str | None) -> tuple[str, ...]:
+    return tuple(spec.mode for spec in all_specs().values() if spec.method == method)
+
+
+def scopes_of(method: str | None) -> tuple[str, ...]:
+    """What its first mode can train, the default first."""
+    spec = find_spec(method)
+    return spec.scopes if spec else ()
+
+
+def is_private(method: str | None) -> bool:
+    """Does the method of a record spend a budget? One that is not known here is taken to."""
+    spec = find_spec(method)
+    return spec is None or spec.private
+
+
+def users_of(field_name: str) -> dict[str, MethodSpec]:
+    """Those that use a plan field which is not everyone's, by the names of their files."""
+    return {name: spec for name, spec in all_specs().items() if field_name in spec.uses}
+
+
+def uses(method: str | None, field_name: str) -> bool:
+    return any(spec.method == method for spec in users_of(field_name).values())
+
+
+def labels() -> dict[str, str]:
+    """Methods' names for people."""
+    return {s.method: s.label for s in all_specs().values() if s.mode == FIRST_MODE}
+
+
+class Names(Sequence[str]):
+    """A tuple of names that is looked up when it is read: at import, specs cannot be read yet."""
+
+    def __init__(self, look_up: Callable[[], Iterator[str]]) -> None:
+        self.look_up = look_up
+
+    @property
+    def now(self) -> list[str]:
+        return list(dict.fromkeys(self.look_up()))
+
+    def __len__(self) -> int:
+        return len(self.now)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.now[index]
+
+    def __repr__(self) -> str:
+        return repr(self.now)
+
+
+METHODS = Names(lambda: (spec.method for spec in all_specs().values()))
+MODES = Names(lambda: (spec.mode for spec in all_specs().values()))

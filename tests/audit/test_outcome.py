@@ -1,0 +1,86 @@
+"""Guesses from scores: the extremes, ties without regard to coins, every look paid for."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpfp_ray.audit.bounds import guess_grid, one_run_epsilon, one_run_gdp
+from dpfp_ray.audit.canaries import flip_coins
+from dpfp_ray.audit.outcome import count_correct, judge
+from dpfp_ray.plan.plan import Plan
+
+
+def outcome(plan: Plan, scores: np.ndarray, members: np.ndarray, seed: int = 0) -> dict:
+    return judge(plan, scores, members, confidence=0.95, rng=np.random.default_rng(seed))
+
+
+@pytest.fixture
+def nominal() -> Plan:
+    """States (ε, δ) and no more."""
+    return Plan(records=20_000)
+
+
+@pytest.fixture
+def gaussian() -> Plan:
+    return Plan(mode="release_once", records=20_000)
+
+
+def test_guesses_are_the_extremes_and_the_middle_is_left_alone() -> None:
+    rng = np.random.default_rng(6)
+    scores = rng.permutation(400).astype(float)
+    members = rng.random(400) < 0.5
+    order = np.argsort(scores)
+    for guesses, correct in count_correct(scores, members, rng, in_only=False):
+        low, high = order[: guesses // 2], order[400 - guesses // 2 :]
+        assert correct == sum(not members[i] for i in low) + sum(members[i] for i in high)
+
+
+def test_constant_scores_are_split_without_regard_to_membership() -> None:
+    members, share = np.arange(200) < 100, []
+    for seed in range(50):
+        found = dict(count_correct(np.zeros(200), members, np.random.default_rng(seed), False))
+        share.append(found[200] / 200)
+    assert np.mean(share) == pytest.approx(0.5, abs=0.03)
+
+
+def test_ties_fall_alike_for_the_same_key(nominal: Plan) -> None:
+    scores, members = np.repeat([0.0, 1.0], [70, 50]), np.arange(120) % 2 == 0
+    assert outcome(nominal, scores, members, 3) == outcome(nominal, scores, members, 3)
+
+
+def test_nan_scores_are_refused(nominal: Plan) -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        outcome(nominal, np.array([np.nan, 1.0]), np.array([True, False]))
+
+
+def test_scores_that_know_nothing_rarely_give_a_bound(nominal: Plan) -> None:
+    positive = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        members, scores = rng.random(200) < 0.5, rng.normal(size=200)
+        positive += outcome(nominal, scores, members)["epsilon"] > 0.0
+    assert positive <= stats.binom.ppf(0.999, 200, 0.05)
+
+
+def test_perfect_scores_reach_the_ceiling_with_every_look_paid_for(nominal: Plan) -> None:
+    members = np.arange(1000) < 500
+    found = outcome(nominal, members.astype(float), members)
+    looks = len(guess_grid(1000))
+    assert nominal.delta is not None
+    paid = one_run_epsilon(1000, 1000, 1000, nominal.delta, 1 - 0.05 / looks)
+    assert found["epsilon"] == found["ceiling"] == paid
+    assert paid < one_run_epsilon(1000, 1000, 1000, nominal.delta)
+    assert (found["guesses"], found["correct"], found["looks"]) == (1000, 1000, looks)
+
+
+def test_a_gaussian_claim_is_bounded_by_its_whole_curve(gaussian: Plan) -> None:
+    """A mechanism of mu = 2: the best look's bound, and above mu = 1."""
+    members = flip_coins(4000, 8)
+    scores = 2.0 * members + np.random.default_rng(8).normal(size=4000)
+    found = outcome(gaussian, scores, members)
+    assert gaussian.delta is not None
+    each = 1 - 0.05 / found["looks"]
+    counts = count_correct(scores, members, np.random.default_rng(0), in_only=False)
+    bounds = [one_run_gdp(4000, r, v, gaussian.delta, each) for r, v in counts]
+    assert found["epsilon"] == max(bound.epsilon for bound in bounds)
+    assert max(bound.mu for bound in bounds) > 1.0
