@@ -22,7 +22,17 @@ ASSUMES = {
     "rdp": "Rényi DP; an upper bound, loose",
     "pld": "privacy loss distributions; an upper bound, tight",
 }
-USED = ("method", "batch_size", "micro_batches", "epochs", "epsilon", "delta", "accountant", "clip")
+USED = (
+    "method",
+    "classes",
+    "batch_size",
+    "micro_batches",
+    "epochs",
+    "epsilon",
+    "delta",
+    "accountant",
+    "clip",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +70,9 @@ def calibration_facts(plan: Plan) -> dict[str, Any]:
         "accountant": plan.accountant,
         "adjacency": plan.adjacency,
     }
+    if plan.spec.own_profile:
+        own = accounting.own_profile(plan)
+        facts |= {"lambda": own.ridge, "sigma_out": own.output_sigma, "tau": own.tau}
     if plan.M > 1:
         single = noise_multiplier(dataclasses.replace(plan, micro_batches=1))
         facts["noise_power_ratio"] = (multiplier / single) ** 2
@@ -86,6 +99,8 @@ def show(plan: Plan, facts: dict[str, Any]) -> None:
         f"[bold]σ = {facts['sigma']:.4f}[/bold]"
         f"  (σ/C = {facts['noise_multiplier']:.4f} with C = {plan.C:g})"
     )
+    if "lambda" in facts:
+        stdout.print(f"[bold]λ = {facts['lambda']:.4f}[/bold]  (σ_out = {facts['sigma_out']:.3g})")
     table = Table("accountant", "ε", "what the number rests on")
     for name in ACCOUNTANTS:
         value = facts["epsilon"][name]

@@ -14,11 +14,13 @@ does not do: see `statement.py` for what that makes of the number.
 """
 
 import dataclasses
+import functools
 import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from scipy.optimize import brentq
@@ -30,6 +32,15 @@ from dpfp_ray.privacy import pld
 
 # A larger ε than this protects nobody and would make the numerics slow.
 HOPELESS_EPSILON = 1e4
+EVENT_DELTA = 1e-10
+
+
+class Profile(Protocol):
+    """A release with a theorem of its own."""
+
+    def epsilon(self, delta: float) -> float: ...
+
+    def rdp_epsilon(self, delta: float) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,8 @@ class Mechanism:
     adjacency: str
     # Of randomised response for the labels, beside the release of the texts; 0: none.
     label_epsilon: float = field(default=0.0, repr=False)
+    # In place of all that, for a method that has one.
+    own: Profile | None = field(default=None, repr=False)
 
     @property
     def sensitivity(self) -> float:
@@ -52,9 +65,26 @@ class Mechanism:
 def mechanism(plan: Plan, noise_multiplier: float, steps: int | None = None) -> Mechanism:
     """What `plan` has released after `steps` steps (default: all T of them)."""
     done = plan.steps if steps is None else steps
+    if plan.spec.own_profile:
+        own = dataclasses.replace(own_profile(plan), sigma=noise_multiplier)
+        return Mechanism(plan.p, done, noise_multiplier, str(plan.adjacency), own=own)
     return Mechanism(
         plan.p, done * plan.M, noise_multiplier, str(plan.adjacency), plan.label_epsilon or 0.0
     )
+
+
+def own_profile(plan: Plan) -> Any:
+    """The profile that a method with one calibrates to `plan`'s budget; two classes unless known.
+
+    A pure function of public facts, so it need not be stored with a result.
+    """
+    assert plan.spec.own_profile is not None
+    return _calibrated(plan.spec.own_profile.calibrate, plan.epsilon, plan.delta, plan.classes or 2)
+
+
+@functools.lru_cache(maxsize=64)
+def _calibrated(calibrate: Any, eps: float, delta: float, classes: int) -> Any:
+    return calibrate(eps, delta, classes)
 
 
 def epsilon(mech: Mechanism, delta: float, accountant: str) -> float | None:
@@ -63,6 +93,10 @@ def epsilon(mech: Mechanism, delta: float, accountant: str) -> float | None:
         raise ValueError(f"unknown accountant {accountant!r}")
     if mech.n == 0:
         return 0.0
+    if mech.own is not None:
+        if accountant == "gdp":
+            return None
+        return mech.own.rdp_epsilon(delta) if accountant == "rdp" else mech.own.epsilon(delta)
     if mech.label_epsilon:
         from dpfp_ray.privacy.labels import joint_epsilon
 
@@ -176,6 +210,10 @@ def dp_event(mech: Mechanism) -> "object":
     """The mechanism as dp-accounting's description of it."""
     import dp_accounting
 
+    if mech.own is not None:
+        # Its (ε, δ) at a δ far below that of any plan: an upper bound, and not a tight one.
+        one = dp_accounting.EpsilonDeltaDpEvent(mech.own.epsilon(EVENT_DELTA), EVENT_DELTA)
+        return dp_accounting.SelfComposedDpEvent(one, mech.n)
     if mech.p == 1:  # both neighbours are sampled for sure: replacing is a shift by 2C
         gaussian = dp_accounting.GaussianDpEvent(mech.noise_multiplier / mech.sensitivity)
         return dp_accounting.SelfComposedDpEvent(gaussian, mech.n)

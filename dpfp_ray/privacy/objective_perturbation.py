@@ -34,6 +34,9 @@ from dpfp_ray.privacy.accounting import gdp_delta, gdp_mu_of_budget
 Floats = NDArray[np.float64]
 
 BETA = 0.25  # the largest second derivative of log(1 + e^−t)
+# For two classes λ has to exceed β. For more there is no such limit, but a smaller λ regularises
+# nothing, and is not worth an ill-conditioned problem.
+LEAST_RIDGE = BETA * (1 + 1e-6)
 # σ beyond the Gaussian mechanism's: a little more noise allows a far smaller λ. After DESIGN 3.7.
 MORE_NOISE = 1.2
 # The same over the σ that no λ can go below; it decides only where δ is large (D of some hundreds).
@@ -143,7 +146,7 @@ def calibrate(epsilon: float, delta: float, classes: int = 2) -> ObjectivePertur
 
     rest = float(brentq(over, 0.0, epsilon, xtol=1e-14, rtol=1e-13))
     # Rounding must not put it over budget: a ten-millionth of `a` is given away.
-    ridge = _ridge_of_cost((epsilon - rest) * (1 - 1e-7), classes)
+    ridge = max(_ridge_of_cost((epsilon - rest) * (1 - 1e-7), classes), LEAST_RIDGE)
     found = ObjectivePerturbation(ridge, sigma, classes, output_mu)
     assert found.delta(epsilon) <= delta, "calibration is over budget"
     return found

@@ -92,6 +92,17 @@ def _neighbours(plan: Plan) -> str:
 
 
 def _assumption(plan: Plan, accountant: str) -> dict[str, Any]:
+    if plan.spec.own_profile:
+        return {
+            "rests_on": plan.spec.own_profile.rests_on
+            if accountant == "pld"
+            else ASSUMES["rdp"]
+            if accountant == "rdp"
+            else "nothing: it has no bound here",
+            "upper_bound": accountant != "gdp",
+            "sampler": "none: every record takes part",
+            "applies": accountant != "gdp",
+        }
     exact = plan.p == 1 and accountant != "rdp"
     return {
         "rests_on": EXACT if exact else ASSUMES[accountant],

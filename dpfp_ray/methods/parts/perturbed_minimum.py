@@ -58,13 +58,17 @@ class Objective:
         for part, x in self._chunks():
             p = expit(x @ theta) if self.classes == 2 else softmax(x @ theta, axis=1)
             probabilities[part] = p
-            residual = p.copy()
-            if self.classes == 2:
-                residual[:, 0] -= self.labels[part]
-            else:
-                residual[np.arange(len(x)), self.labels[part]] -= 1
-            total += x.T @ residual
+            total += x.T @ self.residual(p, part)
         return total, probabilities
+
+    def residual(self, probabilities: Floats, part: slice) -> Floats:
+        """p − e_y of the rows in `part`: times x it is a row's gradient."""
+        result, labels = probabilities.copy(), self.labels[part]
+        if self.classes == 2:
+            result[:, 0] -= labels
+        else:
+            result[np.arange(len(labels)), labels] -= 1
+        return result
 
     def curvature(self, probabilities: Floats, v: Floats) -> Floats:
         """∇²J v at the point with these probabilities."""
