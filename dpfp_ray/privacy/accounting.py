@@ -32,7 +32,6 @@ from dpfp_ray.privacy import pld
 
 # A larger ε than this protects nobody and would make the numerics slow.
 HOPELESS_EPSILON = 1e4
-EVENT_DELTA = 1e-10
 
 
 class Profile(Protocol):
@@ -41,6 +40,8 @@ class Profile(Protocol):
     def epsilon(self, delta: float) -> float: ...
 
     def rdp_epsilon(self, delta: float) -> float: ...
+
+    def zcdp(self) -> tuple[float, float]: ...
 
 
 @dataclass(frozen=True)
@@ -211,9 +212,8 @@ def dp_event(mech: Mechanism) -> "object":
     import dp_accounting
 
     if mech.own is not None:
-        # Its (ε, δ) at a δ far below that of any plan: an upper bound, and not a tight one.
-        one = dp_accounting.EpsilonDeltaDpEvent(mech.own.epsilon(EVENT_DELTA), EVENT_DELTA)
-        return dp_accounting.SelfComposedDpEvent(one, mech.n)
+        xi, rho = mech.own.zcdp()
+        return dp_accounting.SelfComposedDpEvent(dp_accounting.ZCDpEvent(rho, xi), mech.n)
     if mech.p == 1:  # both neighbours are sampled for sure: replacing is a shift by 2C
         gaussian = dp_accounting.GaussianDpEvent(mech.noise_multiplier / mech.sensitivity)
         return dp_accounting.SelfComposedDpEvent(gaussian, mech.n)

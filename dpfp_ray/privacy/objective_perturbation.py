@@ -93,6 +93,19 @@ class ObjectivePerturbation:
         own = self.determinant_cost + s**2 / 2 + log_moment / t
         return own + order * self.output_mu**2 / 2
 
+    def zcdp(self) -> tuple[float, float]:
+        """(ξ, ρ) with RDP(α) ≤ ξ + ρα for every α: what composes with other mechanisms.
+
+        V/s is a 1-Lipschitz function of standard Gaussians, so E e^{tV} ≤ e^{t E V + t²s²/2}.
+        """
+        s = self.lipschitz / self.sigma
+        if self.classes == 2:
+            mean = s * math.sqrt(2 / math.pi)
+        else:
+            u, log_tail = _lead(self.classes)
+            mean = float(simpson(np.exp(log_tail), x=u)) / self.sigma
+        return self.determinant_cost + mean, (s**2 + self.output_mu**2) / 2
+
     def epsilon(self, delta: float) -> float:
         """The ε at which the release has this δ: its own profile, no accountant's."""
         if math.isinf(self.determinant_cost):

@@ -189,6 +189,11 @@ def _assumptions(plan: Plan, seed_known: bool) -> list[str]:
 
 
 def _tuning(plan: Plan) -> str:
+    if plan.one_release and "ridge" not in plan.spec.uses:
+        return (
+            "none: nothing is left to tune on this release. Another ε, clip, scaling or seed is "
+            "another release, and releases compose."
+        )
     if plan.one_release:
         return (
             "none: ridge, shrinkage and prior can be tuned on this release at no further cost. "

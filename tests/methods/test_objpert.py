@@ -1,11 +1,13 @@
 """Method `objpert` from plan to head."""
 
 import dataclasses
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dpfp_ray.cli.main import main
 from dpfp_ray.methods import objpert
 from dpfp_ray.methods.parts.one_release import Seen, bounded
 from dpfp_ray.methods.parts.perturbed_minimum import Objective, with_bias
@@ -105,6 +107,13 @@ def test_the_same_release_again_is_the_same_and_any_other_has_other_noise() -> N
         assert np.abs(other - first).min() > 1e-3
 
 
+def test_calibrate_prints_lambda_and_sigma(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["calibrate", "--method", "objpert", "--records", "67349", "--epsilon", "8", "--json"])
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["lambda"] == pytest.approx(0.3373, abs=1e-4)
+    assert facts["sigma"] == pytest.approx(0.7287, abs=1e-4)
+
+
 def test_noise_for_other_classes_is_refused() -> None:
     plan = make_plan(50, classes=2)
     with pytest.raises(ValueError, match="calibrated for 2 classes, not for 3"):
@@ -115,16 +124,17 @@ def test_noise_for_other_classes_is_refused() -> None:
 def test_the_audit_score_finds_canaries_when_there_is_little_noise(classes: int) -> None:
     rng = np.random.default_rng(0)
     others, canaries = make_table(40, 20, classes), make_table(16, 20, classes, seed=3)
+    # Wrongly labelled, as audits' canaries are: one that is fitted well has hardly a gradient.
+    canaries = dataclasses.replace(canaries, labels=(canaries.labels + 1) % classes)
     members = rng.random(16) < 0.5
     table = RepresentationTable(
         np.concatenate([others.h, canaries.h[members]]),
         np.concatenate([others.labels, canaries.labels[members]]),
         "audited",
     )
-    plan = make_plan(56, classes, epsilon=900.0)
+    plan = make_plan(56, classes, epsilon=300.0)
     sigma = noise_multiplier(plan)
     places = np.arange(40, 40 + members.sum())
     seen = Seen(plan, sigma, 1, classes, table, places, canaries, None, others)
     scores = objpert.released_gradient(seen)
-    # A canary that is fitted well has hardly a gradient, so some stay hidden.
     assert np.mean(scores[members][:, None] > scores[~members]) > 0.9

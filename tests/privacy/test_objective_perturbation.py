@@ -140,6 +140,15 @@ def test_epsilon_by_renyi_is_above_the_profile_but_not_by_much(classes: int) -> 
         assert epsilon < bound < 1.2 * epsilon
 
 
+@pytest.mark.parametrize("classes", [2, 3, 30])
+def test_the_line_that_composes_is_above_all_renyi_divergences(classes: int) -> None:
+    mech = calibrate(3.0, DELTA, classes)
+    xi, rho = mech.zcdp()
+    above = [xi + rho * order - mech.rdp(order) for order in (1.001, 1.5, 3.0, 10.0, 50.0)]
+    assert min(above) >= -1e-9
+    assert above[0] < 1e-3  # touched at α → 1
+
+
 def test_a_given_ridge_gets_the_least_sigma_on_budget() -> None:
     chosen = calibrate(3.0, DELTA)
     found = calibrate_sigma(3.0, DELTA, chosen.ridge)

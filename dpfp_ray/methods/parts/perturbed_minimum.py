@@ -11,7 +11,9 @@ J changes by less than its own rounding long before ∇J is small enough. An exa
 ‖∇J‖ whenever it is short enough, so the method ends wherever it starts.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +31,7 @@ CHUNK = 8192  # rows in fp64 at once
 MOST_STEPS = 200
 
 
-def with_bias(u: NDArray[np.floating]) -> NDArray[np.float32]:  # type: ignore[type-arg]
+def with_bias(u: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
     """x = (√(1 − c²) u, c) of rows with ‖u‖ ≤ 1, so ‖x‖ ≤ 1."""
     x = np.empty((len(u), u.shape[1] + 1), np.float32)
     x[:, :-1] = SAFE * np.sqrt(1 - BIAS**2) * u
@@ -86,7 +88,7 @@ class Objective:
         width = self.x.shape[1]
         return sum((x.T @ x for _, x in self._chunks()), np.zeros((width, width)))
 
-    def _chunks(self):  # type: ignore[no-untyped-def]
+    def _chunks(self) -> Iterator[tuple[slice, Floats]]:
         for start in range(0, len(self.x), CHUNK):
             part = slice(start, start + CHUNK)
             yield part, self.x[part].astype(np.float64)
