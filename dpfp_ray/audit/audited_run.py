@@ -95,7 +95,11 @@ def set_up(plan: Plan, settings: Settings, membership_seed: int, task: Task | No
     task = task or load_task(plan)
     inputs = run.load_inputs(plan, task)
     real = inputs.data.train
-    bound = plan.bind(records=len(real), representation=inputs.representation)
+    bound = plan.bind(
+        records=len(real),
+        representation=inputs.representation,
+        classes=len(inputs.label_names),
+    )
     canaries = make_canaries(
         str(settings.family), settings.canaries, task, load_tokenizer(plan.model), plan.max_length
     )

@@ -103,9 +103,9 @@ class SampledGaussian(Claim):
 
 def claim_of(plan: Plan) -> Claim:
     delta = plan.delta or 1 / (2 * plan.D)
-    if plan.private and plan.p == 1:
+    if plan.private and plan.p == 1 and not plan.spec.own_profile:
         return Gaussian(plan, delta)
-    if guarantee(plan) == "proved" and plan.accountant == "pld":
+    if guarantee(plan) == "proved" and plan.accountant == "pld" and plan.p < 1:
         return SampledGaussian(plan, delta)
     return EpsilonDelta(plan, delta)
 

@@ -21,7 +21,19 @@ ASSUMES = {
     "rdp": "Rényi DP; an upper bound, loose",
     "pld": "privacy loss distributions; an upper bound, tight",
 }
-USED = ("method", "batch_size", "micro_batches", "epochs", "epsilon", "delta", "accountant", "clip")
+USED = (
+    "method",
+    "mode",
+    "scope",
+    "classes",
+    "batch_size",
+    "micro_batches",
+    "epochs",
+    "epsilon",
+    "delta",
+    "accountant",
+    "clip",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +73,9 @@ def show(found: "Calibration") -> None:
         f"[bold]σ = {found.sigma:.4f}[/bold]"
         f"  (σ/C = {found.noise_multiplier:.4f} with C = {plan.C:g})"
     )
+    if found.own:
+        shown = ", ".join(f"{name} = {value:.4g}" for name, value in found.own.items())
+        stdout.print(f"[bold]{shown}[/bold]")
     table = Table("accountant", "ε", "what the number rests on")
     for name in ACCOUNTANTS:
         value = found.epsilon[name]

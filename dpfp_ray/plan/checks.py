@@ -104,6 +104,11 @@ def _check_method(plan: "Plan") -> None:
             f"clip is {plan.clip:g}, but scaling unit gives every representation norm 1; "
             f"drop clip, or use scaling clip"
         )
+    if spec.own_profile and plan.accountant != "pld":
+        raise UserError(
+            f"accountant {plan.accountant} cannot calibrate {spec.title}, which has a profile of "
+            "its own; use pld"
+        )
     if plan.one_release:
         _check_one_release(plan)
 

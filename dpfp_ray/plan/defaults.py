@@ -37,7 +37,7 @@ class Defaults:
         return self.epochs * factor
 
 
-def closed_form(*, ridge: float, shrinkage: float) -> Defaults:
+def closed_form(*, ridge: float | None, shrinkage: float | None) -> Defaults:
     """For one release of all records (B = D, E = 1) and a head that is solved for.
 
     Nothing is trained in steps, so learning rate, schedule and weight decay have no effect. Every

@@ -51,11 +51,25 @@ class OneRelease:
     `release(plan, noise_multiplier, table, classes, seed)` gives noisy class statistics,
     `coordinates(width, classes)` how many numbers of it get noise, and `score(seen)` how much the
     release looks as if each canary of an audit had been in; its name stands in the audit's record.
+    `head(released)` is given where what is released is no class statistics but says the head.
     """
 
     release: Callable[..., Any]
     coordinates: Callable[[int, int], int]
     score: Callable[..., Any]
+    head: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
+class OwnProfile:
+    """Of a method that releases something else than Gaussian sums, and so has a theorem of its own.
+
+    `calibrate(epsilon, delta, classes)` gives a `privacy.accounting.Profile` that meets the budget,
+    `rests_on` says in a line what its ε rests on: what takes the place of the accountant `pld`.
+    """
+
+    calibrate: Callable[[float, float, int], Any]
+    rests_on: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +84,7 @@ class MethodSpec:
     # How it works: a class that trains in steps, or the functions of one release.
     steps: Callable[..., Any] | None = None
     one_release: OneRelease | None = None
+    own_profile: OwnProfile | None = None  # None: n Gaussian releases on Poisson samples
 
     mode: str = FIRST_MODE
     order: int = 100  # place in lists and figures; equal ones by name

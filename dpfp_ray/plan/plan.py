@@ -35,7 +35,7 @@ CLIPPINGS = ("ghost", "hooks")
 CARRIERS = ("weight", "history")
 ACCOUNTANTS = ("gdp", "rdp", "pld")
 # Where the data lie and how a step is cut for memory do not change what is computed.
-NOT_HASHED = frozenset({"data_dir", "max_physical_batch"})
+NOT_HASHED = frozenset({"data_dir", "max_physical_batch", "classes"})  # classes follow from data
 
 
 def option(default: Any, help: str, choices: Sequence[str] | None = None) -> Any:
@@ -122,6 +122,7 @@ class Plan:
     precision: str = option("fp32", "bf16 autocasts the encoder", ("fp32", "bf16"))
     max_physical_batch: int = option(256, "rows in memory at once; does not change the result")
     records: int | None = option(None, "D; taken from the data, given only for calibrate")
+    classes: int | None = option(None, "K; taken from the data, given only for calibrate")
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -158,12 +159,17 @@ class Plan:
         if getattr(self, name) is None:
             object.__setattr__(self, name, value)
 
-    def bind(self, *, records: int, representation: str | None = None) -> "Plan":
-        """The same plan with D, and all that follows from it, filled in."""
+    def bind(
+        self, *, records: int, representation: str | None = None, classes: int | None = None
+    ) -> "Plan":
+        """The same plan with D and K, and all that follows from them, filled in."""
         if self.records not in (None, records):
             raise UserError(f"the plan says D = {self.records} records, the data have {records}")
         return dataclasses.replace(
-            self, records=records, representation=representation or self.representation
+            self,
+            records=records,
+            representation=representation or self.representation,
+            classes=classes or self.classes,
         )
 
     @property

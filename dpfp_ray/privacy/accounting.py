@@ -14,11 +14,13 @@ does not do: see `statement.py` for what that makes of the number.
 """
 
 import dataclasses
+import functools
 import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from scipy.optimize import brentq
@@ -32,6 +34,16 @@ from dpfp_ray.privacy import pld
 HOPELESS_EPSILON = 1e4
 
 
+class Profile(Protocol):
+    """A release with a theorem of its own."""
+
+    def epsilon(self, delta: float) -> float: ...
+
+    def rdp_epsilon(self, delta: float) -> float: ...
+
+    def zcdp(self) -> tuple[float, float]: ...
+
+
 @dataclass(frozen=True)
 class Mechanism:
     """n Poisson-sampled Gaussian releases with σ/C = `noise_multiplier`."""
@@ -42,6 +54,8 @@ class Mechanism:
     adjacency: str
     # Of randomised response for the labels, beside the release of the texts; 0: none.
     label_epsilon: float = field(default=0.0, repr=False)
+    # In place of all that, for a method that has one.
+    own: Profile | None = field(default=None, repr=False)
 
     @property
     def sensitivity(self) -> float:
@@ -52,9 +66,26 @@ class Mechanism:
 def mechanism(plan: Plan, noise_multiplier: float, steps: int | None = None) -> Mechanism:
     """What `plan` has released after `steps` steps (default: all T of them)."""
     done = plan.steps if steps is None else steps
+    if plan.spec.own_profile:
+        own = dataclasses.replace(own_profile(plan), sigma=noise_multiplier)
+        return Mechanism(plan.p, done, noise_multiplier, str(plan.adjacency), own=own)
     return Mechanism(
         plan.p, done * plan.M, noise_multiplier, str(plan.adjacency), plan.label_epsilon or 0.0
     )
+
+
+def own_profile(plan: Plan) -> Any:
+    """The profile that a method with one calibrates to `plan`'s budget; two classes unless known.
+
+    A pure function of public facts, so it need not be stored with a result.
+    """
+    assert plan.spec.own_profile is not None
+    return _calibrated(plan.spec.own_profile.calibrate, plan.epsilon, plan.delta, plan.classes or 2)
+
+
+@functools.lru_cache(maxsize=64)
+def _calibrated(calibrate: Any, eps: float, delta: float, classes: int) -> Any:
+    return calibrate(eps, delta, classes)
 
 
 def epsilon(mech: Mechanism, delta: float, accountant: str) -> float | None:
@@ -63,6 +94,10 @@ def epsilon(mech: Mechanism, delta: float, accountant: str) -> float | None:
         raise ValueError(f"unknown accountant {accountant!r}")
     if mech.n == 0:
         return 0.0
+    if mech.own is not None:
+        if accountant == "gdp":
+            return None
+        return mech.own.rdp_epsilon(delta) if accountant == "rdp" else mech.own.epsilon(delta)
     if mech.label_epsilon:
         from dpfp_ray.privacy.labels import joint_epsilon
 
@@ -176,6 +211,9 @@ def dp_event(mech: Mechanism) -> "object":
     """The mechanism as dp-accounting's description of it."""
     import dp_accounting
 
+    if mech.own is not None:
+        xi, rho = mech.own.zcdp()
+        return dp_accounting.SelfComposedDpEvent(dp_accounting.ZCDpEvent(rho, xi), mech.n)
     if mech.p == 1:  # both neighbours are sampled for sure: replacing is a shift by 2C
         gaussian = dp_accounting.GaussianDpEvent(mech.noise_multiplier / mech.sensitivity)
         return dp_accounting.SelfComposedDpEvent(gaussian, mech.n)

@@ -1,7 +1,8 @@
 """The noise that a privacy budget asks for, and what it costs under every accountant."""
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from dpfp_ray.plan.errors import UserError
@@ -30,11 +31,13 @@ class Calibration:
     adjacency: str
     noise_power_ratio: float | None = None
     noise_power_ratio_claimed: float | None = None
+    own: Mapping[str, float] = field(default_factory=dict)  # constants that only this method has
 
     def to_dict(self) -> dict[str, Any]:
         """What `dpfp calibrate --json` prints."""
         facts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         del facts["plan"]
+        facts |= facts.pop("own")
         return {k: v for k, v in facts.items() if k[:11] != "noise_power" or v is not None}
 
 
@@ -54,6 +57,7 @@ def calibrate(plan: Plan, records: int | None = None) -> Calibration:
     multiplier = noise_multiplier(plan)
     assert plan.delta is not None
     assert plan.adjacency is not None
+    own = accounting.own_profile(plan) if plan.spec.own_profile else None
     single = noise_multiplier(dataclasses.replace(plan, micro_batches=1)) if plan.M > 1 else None
     return Calibration(
         plan=plan,
@@ -68,4 +72,5 @@ def calibrate(plan: Plan, records: int | None = None) -> Calibration:
         adjacency=plan.adjacency,
         noise_power_ratio=None if single is None else (multiplier / single) ** 2,
         noise_power_ratio_claimed=None if single is None else 1 / plan.M,
+        own={"lambda": own.ridge, "sigma_out": own.output_sigma, "tau": own.tau} if own else {},
     )

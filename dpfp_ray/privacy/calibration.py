@@ -28,6 +28,8 @@ def noise_multiplier(plan: Plan) -> float:
         return 0.0
     if plan.epsilon is None or plan.delta is None:
         raise ValueError("the plan is not bound to its data")
+    if plan.spec.own_profile:
+        return float(accounting.own_profile(plan).sigma)
     if plan.label_epsilon:
         mu = joint_mu(plan.epsilon, plan.label_epsilon, plan.delta)
         one = Mechanism(plan.p, plan.draws, 1.0, str(plan.adjacency))

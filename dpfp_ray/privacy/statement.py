@@ -92,6 +92,17 @@ def _neighbours(plan: Plan) -> str:
 
 
 def _assumption(plan: Plan, accountant: str) -> dict[str, Any]:
+    if plan.spec.own_profile:
+        return {
+            "rests_on": plan.spec.own_profile.rests_on
+            if accountant == "pld"
+            else ASSUMES["rdp"]
+            if accountant == "rdp"
+            else "nothing: it has no bound here",
+            "upper_bound": accountant != "gdp",
+            "sampler": "none: every record takes part",
+            "applies": accountant != "gdp",
+        }
     exact = plan.p == 1 and accountant != "rdp"
     return {
         "rests_on": EXACT if exact else ASSUMES[accountant],
@@ -178,6 +189,11 @@ def _assumptions(plan: Plan, seed_known: bool) -> list[str]:
 
 
 def _tuning(plan: Plan) -> str:
+    if plan.one_release and "ridge" not in plan.spec.uses:
+        return (
+            "none: nothing is left to tune on this release. Another ε, clip, scaling or seed is "
+            "another release, and releases compose."
+        )
     if plan.one_release:
         return (
             "none: ridge, shrinkage and prior can be tuned on this release at no further cost. "

@@ -75,6 +75,9 @@ def _compose(records: Sequence[Mapping[str, Any]]) -> Cost:
     assert delta is not None
     with accounting.unconverged_orders_left_out():
         epsilon, accountant = selection.composition_epsilon(events, delta, _relation(plans[0]))
+    if len(releases) == 1 and plans[0].spec.own_profile:  # what the event stands for is not tight
+        own = accounting.mechanism(plans[0], records[0]["privacy"]["noise_multiplier"])
+        epsilon, accountant = accounting.epsilon(own, delta, "pld") or epsilon, "pld"
     # Randomised labels are pure ε-DP, and add up (basic composition).
     epsilon += sum(plan.label_epsilon or 0.0 for plan, _ in releases.values())
     how = "composition" if len(events) > 1 else "one release"

@@ -89,7 +89,11 @@ def share_inputs(plan: Plan, inputs: Inputs) -> "ray.ObjectRef[SharedInputs]":
     """Put one copy of `plan`'s inputs into the object store."""
     import ray
 
-    bound = plan.bind(records=len(inputs.data.train), representation=inputs.representation)
+    bound = plan.bind(
+        records=len(inputs.data.train),
+        representation=inputs.representation,
+        classes=len(inputs.label_names),
+    )
     model = build_model(Prepared(bound, inputs, 0.0), seed=0, device=torch.device("cpu"))
     data = Data(_loaded(inputs.data.train), {k: _loaded(t) for k, t in inputs.data.dev.items()})
     shared = SharedInputs(data, inputs.label_names, inputs.representation, SharedModel.of(model))

@@ -36,11 +36,8 @@ def fit(
     assert isinstance(table, RepresentationTable), "these methods read cached representations"
     method = plan.spec.one_release
     assert method is not None, "methods that train in steps have a loop"
-    known: ClassStatistics = method.release(plan, noise_multiplier, table, model.classes, seed)
-    assert plan.ridge is not None
-    assert plan.shrinkage is not None
-    public = public_covariance(data, plan) if plan.prior == "dev" else None
-    put_head(model, discriminant(known, plan.ridge, plan.shrinkage, public), plan.C)
+    known = method.release(plan, noise_multiplier, table, model.classes, seed)
+    put_head(model, method.head(known) if method.head else solve(plan, known, data), plan.C)
     progress = Progress(
         step=1,
         rows=len(table),
@@ -73,6 +70,14 @@ def fit(
     reporter.epoch(record, checkpoint)
     reporter.step(1, lambda: float("nan"), checkpoint)
     return progress
+
+
+def solve(plan: Plan, known: ClassStatistics, data: Data) -> LinearHead:
+    """The head that class statistics give, by the plan's ridge, shrinkage and prior."""
+    assert plan.ridge is not None
+    assert plan.shrinkage is not None
+    public = public_covariance(data, plan) if plan.prior == "dev" else None
+    return discriminant(known, plan.ridge, plan.shrinkage, public)
 
 
 def public_covariance(data: Data, plan: Plan) -> NDArray[np.float64]:

@@ -116,7 +116,11 @@ def _own_classifier(
 def prepare(plan: Plan, inputs: Inputs | None = None) -> Prepared:
     """Bind the plan to its data and calibrate its noise."""
     inputs = inputs or load_inputs(plan)
-    bound = plan.bind(records=len(inputs.data.train), representation=inputs.representation)
+    bound = plan.bind(
+        records=len(inputs.data.train),
+        representation=inputs.representation,
+        classes=len(inputs.label_names),
+    )
     return Prepared(bound, inputs, noise_multiplier(bound))
 
 

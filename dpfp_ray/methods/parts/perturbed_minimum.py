@@ -1,0 +1,182 @@
+"""The minimum of a perturbed objective, to a gradient of norm τ: the one step of `objpert`.
+
+    J(θ) = Σ ℓ(θ; x, y) + λ/2 ‖θ‖² + ⟨b, θ⟩,     b ~ N(0, σ²I)
+
+θ has one column for two classes (logistic loss of class 1 against class 0) and K columns for K > 2
+(softmax). J is λ-strongly convex, so a point with ‖∇J‖ ≤ τ is within τ/λ of the minimum: what is
+released has to have such a gradient, and this is checked, not hoped for.
+
+Newton's method with conjugate gradients. Steps are halved until ‖∇J‖ falls, not J: near the minimum
+J changes by less than its own rounding long before ∇J is small enough. An exact step −H⁻¹∇J lowers
+‖∇J‖ whenever it is short enough, so the method ends wherever it starts.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, softmax
+
+from dpfp_ray.privacy.objective_perturbation import ObjectivePerturbation
+
+Floats = NDArray[np.float64]
+# x's last coordinate, the same for all records: its weight is the bias. Taken out of ‖x‖ ≤ 1, so a
+# large one costs signal, and a small one makes λ weigh heavily on the bias.
+BIAS = 0.25
+# Rows are kept in fp32 and a little shorter than 1, so that rounding makes none longer.
+SAFE = 1 - 1e-6
+CHUNK = 8192  # rows in fp64 at once
+MOST_STEPS = 200
+
+
+def with_bias(u: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+    """x = (√(1 − c²) u, c) of rows with ‖u‖ ≤ 1, so ‖x‖ ≤ 1."""
+    x = np.empty((len(u), u.shape[1] + 1), np.float32)
+    x[:, :-1] = SAFE * np.sqrt(1 - BIAS**2) * u
+    x[:, -1] = SAFE * BIAS
+    return x
+
+
+def columns(classes: int) -> int:
+    return 1 if classes == 2 else classes
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """J of rows `x` (n, d), ‖x‖ ≤ 1, with `labels` 0 … K−1; `b` is (d, columns)."""
+
+    x: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    classes: int
+    ridge: float
+    b: Floats
+
+    def gradient(self, theta: Floats) -> tuple[Floats, Floats]:
+        """∇J(θ), and the rows' probabilities, which the Hessian is made of."""
+        total = self.ridge * theta + self.b
+        probabilities = np.empty((len(self.x), theta.shape[1]))
+        for part, x in self._chunks():
+            p = expit(x @ theta) if self.classes == 2 else softmax(x @ theta, axis=1)
+            probabilities[part] = p
+            total += x.T @ self.residual(p, part)
+        return total, probabilities
+
+    def residual(self, probabilities: Floats, part: slice) -> Floats:
+        """p − e_y of the rows in `part`: times x it is a row's gradient."""
+        result, labels = probabilities.copy(), self.labels[part]
+        if self.classes == 2:
+            result[:, 0] -= labels
+        else:
+            result[np.arange(len(labels)), labels] -= 1
+        return result
+
+    def curvature(self, probabilities: Floats, v: Floats) -> Floats:
+        """∇²J v at the point with these probabilities."""
+        total = self.ridge * v
+        for part, x in self._chunks():
+            p, moved = probabilities[part], x @ v
+            if self.classes == 2:
+                change = p * (1 - p) * moved
+            else:
+                change = p * (moved - np.sum(p * moved, axis=1, keepdims=True))
+            total += x.T @ change
+        return total
+
+    def gram(self) -> Floats:
+        width = self.x.shape[1]
+        return sum((x.T @ x for _, x in self._chunks()), np.zeros((width, width)))
+
+    def _chunks(self) -> Iterator[tuple[slice, Floats]]:
+        for start in range(0, len(self.x), CHUNK):
+            part = slice(start, start + CHUNK)
+            yield part, self.x[part].astype(np.float64)
+
+
+def minimise(objective: Objective, tau: float) -> Floats:
+    """θ with ‖∇J(θ)‖ ≤ τ. It stops at τ/2, and leaves the other half to rounding in ∇J."""
+    theta = np.zeros_like(objective.b)
+    gradient, probabilities = objective.gradient(theta)
+    values, vectors = np.linalg.eigh(objective.gram())
+    first = size = float(np.linalg.norm(gradient))
+    for _ in range(MOST_STEPS):
+        if size <= tau / 2:
+            return theta
+        accuracy = min(0.1, np.sqrt(size / first))
+        step = _newton_step(objective, probabilities, gradient, values, vectors, accuracy)
+        length = 1.0
+        while True:
+            nearer = theta + length * step
+            gradient, probabilities = objective.gradient(nearer)
+            if np.linalg.norm(gradient) <= (1 - 1e-4 * length) * size:
+                break
+            length /= 2
+            if length < 1e-12:
+                raise ArithmeticError(f"rounding keeps the gradient at {size:.3g}, above τ = {tau}")
+        theta, size = nearer, float(np.linalg.norm(gradient))
+    raise ArithmeticError(f"no gradient below τ = {tau} in {MOST_STEPS} steps; it is {size:.3g}")
+
+
+def _newton_step(
+    objective: Objective,
+    probabilities: Floats,
+    gradient: Floats,
+    values: Floats,
+    vectors: Floats,
+    accuracy: float,
+) -> Floats:
+    """−H⁻¹∇J by conjugate gradients, to a residual of `accuracy` ‖∇J‖.
+
+    Preconditioned with w XᵀX + λI, w the mean p(1−p): H with the rows' weights averaged. Under
+    softmax all columns may move together without any effect, so their mean meets λ alone.
+    """
+    weight = float(np.mean(probabilities * (1 - probabilities))) if len(probabilities) else 0.0
+    if objective.classes > 2:
+        weight *= objective.classes / (objective.classes - 1)
+    scale = 1 / (weight * np.maximum(values, 0.0) + objective.ridge)
+
+    def precondition(v: Floats) -> Floats:
+        shared = v.mean(axis=1, keepdims=True) if objective.classes > 2 else np.zeros((len(v), 1))
+        own = vectors @ (scale[:, None] * (vectors.T @ (v - shared)))
+        result: Floats = own + shared / objective.ridge
+        return result
+
+    step = np.zeros_like(gradient)
+    residual = -gradient
+    goal = accuracy * np.linalg.norm(gradient)
+    towards = conditioned = precondition(residual)
+    product = float(np.sum(residual * conditioned))
+    for _ in range(10 * gradient.size + 10):
+        if np.linalg.norm(residual) <= goal:
+            break
+        bent = objective.curvature(probabilities, towards)
+        far = product / float(np.sum(towards * bent))
+        step = step + far * towards
+        residual = residual - far * bent
+        conditioned = precondition(residual)
+        product, before = float(np.sum(residual * conditioned)), product
+        towards = conditioned + product / before * towards
+    return step
+
+
+def perturbed_minimum(
+    x: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    mechanism: ObjectivePerturbation,
+    rng: np.random.Generator,
+) -> Floats:
+    """The release: (d, columns). All that is random in it comes from `rng`."""
+    if len(x) and float(np.max(np.einsum("ij,ij->i", x, x, dtype=np.float64))) > 1:
+        raise ValueError("a row is longer than 1; the guarantee counts on ‖x‖ ≤ 1")
+    shape = (x.shape[1], columns(mechanism.classes))
+    b = mechanism.sigma * rng.standard_normal(shape)
+    objective = Objective(x, labels, mechanism.classes, mechanism.ridge, b)
+    theta = minimise(objective, mechanism.tau)
+    return theta + mechanism.output_sigma * rng.standard_normal(shape)
+
+
+def linear_head(theta: Floats) -> tuple[Floats, Floats]:
+    """Weights (K, k) and biases (K,) for rows u, from θ for rows x = (√(1 − c²) u, c)."""
+    scores = np.concatenate([-theta / 2, theta / 2], axis=1) if theta.shape[1] == 1 else theta
+    return SAFE * np.sqrt(1 - BIAS**2) * scores[:-1].T, SAFE * BIAS * scores[-1]
