@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from dpfp_ray.plan.method_spec import METHODS
 from dpfp_ray.plan.plan import Plan
 
 HOSTILE = "<script>alert(1)</script>\"'|$x^2$ \\input{/etc/passwd} =1+1 %_#&~ [r](javascript:0)"
@@ -14,6 +13,7 @@ _RECORDS = {"sst2": 67_349, "qnli": 104_374, "qqp": 384_348, "mnli": 240_942, "d
 # Accuracy without privacy, and what each method loses at ε = 3.
 _CEILING = {"sst2": 0.925, "qnli": 0.905, "qqp": 0.908, "mnli": 0.842, "demo": 0.81}
 _LOSS = {"non_private": 0.0, "dpfp": 0.012, "dpsgd": 0.055, "rgp": 0.04}
+PAPER_METHODS = ("non_private", "dpsgd", "rgp", "dpfp")
 _COST = {
     "non_private": (60.0, 900),
     "dpfp": (64.0, 910),
@@ -122,9 +122,9 @@ def comparison(
     seeds: int = 3,
     **fields: Any,
 ) -> Iterator[dict[str, Any]]:
-    """What `dpfp compare` leaves: every method, the baselines with shorter training than real."""
+    """What `dpfp compare` leaves: the paper's methods, with shorter training than real."""
     for task in tasks:
-        for method in METHODS:
+        for method in PAPER_METHODS:
             for epsilon in (None,) if method == "non_private" else budgets:
                 for seed in range(seeds):
                     values: dict[str, Any] = {"task": task, "method": method, **fields}

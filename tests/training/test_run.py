@@ -207,7 +207,7 @@ def test_a_result_holds_plan_history_privacy_and_cost(finished: dict[str, Any]) 
     assert cost["examples_per_second"] > 1
     assert cost["peak_memory_bytes"] > 50 * 2**20
     assert cost["parameters"] == cost["trainable_parameters"] > 10_000
-    assert finished["dev_records"] == {"dev": 4}
+    assert finished["dev_records"] == {"dev": 40 - records}
     assert finished["labels"] == ["negative", "positive"]
 
 
