@@ -124,7 +124,7 @@ def panels() -> list[list[Any]]:
         "A": ("accuracy", accuracy),
         "B": ("ε spent", spent("trial", WHOLE)),
         "C": ("σ", newest("sigma", "trial", WHOLE)),
-        "D": ("loss", newest("loss", "trial", WHOLE)),
+        "D": ("dev loss", newest("dev_loss", "trial", WHOLE)),
         "E": ("step", newest("step", "trial", WHOLE)),
         "F": ("examples/s", newest("examples_per_second", "trial", WHOLE)),
     }
@@ -220,7 +220,7 @@ def panels() -> list[list[Any]]:
                     )
                 ],
             ),
-            curves("training loss", [query(newest("loss", TRIAL, RECENT), trial)]),
+            curves("dev loss", [query(newest("dev_loss", TRIAL, RECENT), trial)]),
         ],
         [
             "Failures",

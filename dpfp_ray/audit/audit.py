@@ -60,6 +60,7 @@ def audit(
     overwrite: bool = False,
     threads: int | None = None,
     reporter: str = "auto",
+    show_training_loss: bool = False,
 ) -> AuditedRun:
     """Train once with canaries by the ordinary loop, and guess which of them were in.
 
@@ -99,6 +100,7 @@ def audit(
             membership_seed=membership_seed,
             task=task,
             say=reporters.say,
+            show_training_loss=show_training_loss,
         )
     except Interrupted:
         raise Interrupted(f"stopped; saved in {folder}. The same command continues it.") from None

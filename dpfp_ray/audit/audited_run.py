@@ -122,7 +122,12 @@ def absence(plan: Plan) -> str:
 
 
 def conduct(
-    audit: Audit, reporter: Reporter, *, seed: int, state: State | None = None
+    audit: Audit,
+    reporter: Reporter,
+    *,
+    seed: int,
+    state: State | None = None,
+    show_training_loss: bool = False,
 ) -> tuple[Record, Floats]:
     """Train by the ordinary loop, score, judge: the record with its `audit`, and the scores."""
     prepared, plan = audit.prepared, audit.prepared.plan
@@ -133,10 +138,19 @@ def conduct(
     if audit.score_name == WATCHED:
         reporter = Watcher(reporter, prepared, model, audit.canaries, state)
         watched = reporter.evidence
+    released: list[Any] = []
     record, model = run.run(
-        prepared, reporter, seed=seed, state=state, device=device, model=model, seed_known=True
+        prepared,
+        reporter,
+        seed=seed,
+        state=state,
+        device=device,
+        model=model,
+        seed_known=True,
+        show_training_loss=show_training_loss,
+        on_release=released.append,
     )
-    trained = Trained(prepared, audit.real, audit.canaries, initial, model, seed, watched)
+    trained = Trained(prepared, audit.real, audit.canaries, initial, model, watched, *released)
     scores = score(audit.score_name, trained)
     outcome = judge(
         plan,
@@ -167,6 +181,7 @@ def audit_in(
     membership_seed: int | None = None,
     task: Task | None = None,
     say: Callable[[str], None] = lambda message: None,
+    show_training_loss: bool = False,
 ) -> Record:
     """The audit in `folder`: found finished, continued, or run from the start; its record."""
     begun = read_json(folder / AUDIT) if (folder / AUDIT).exists() else {}
@@ -196,7 +211,13 @@ def audit_in(
         say(f"continuing after step {state['progress']['step']:,} of {prepared.plan.steps:,}")
     keep(folder, {**asked, **seeds})
     with listen(prepared, seeds["seed"], scratch) as reporter:
-        record, scores = conduct(audit, reporter, seed=seeds["seed"], state=state)
+        record, scores = conduct(
+            audit,
+            reporter,
+            seed=seeds["seed"],
+            state=state,
+            show_training_loss=show_training_loss,
+        )
     keep(folder, {**record["audit"], **asked, **seeds, **evidence(audit, scores)})
     run.write_result(folder, record, None, prepared.plan)
     shutil.rmtree(scratch)

@@ -75,8 +75,8 @@ def snapshot(model: Classifier) -> Weights:
 class Trained:
     """What the auditor has when training is over. `real` is the training set without canaries.
 
-    `seed` is there because a release is not stored: it is a function of the seed, made again.
-    `watched` is what was seen while training went on, if anybody looked.
+    `watched` is what was seen while training went on, if anybody looked; `released` is what a
+    method of one release has really released.
     """
 
     prepared: Prepared
@@ -84,8 +84,8 @@ class Trained:
     canaries: Canaries
     initial: Weights
     model: Classifier
-    seed: int
     watched: Floats
+    released: Any = None
 
     @property
     def plan(self) -> Plan:
@@ -114,8 +114,8 @@ def release_score(trained: Trained) -> Floats:
         Seen(
             plan,
             trained.prepared.noise_multiplier,
-            trained.seed,
             trained.model.classes,
+            released=trained.released,
             table=cast(RepresentationTable, trained.prepared.data.train),
             places=places,
             canaries=cast(RepresentationTable, trained.canaries.table),

@@ -50,7 +50,9 @@ class Watcher:
             self.seen, self.share = kept["seen"], kept["share"]
             self.evidence, self.directions = kept["evidence"].numpy(), kept["directions"]
 
-    def step(self, done: int, loss: Callable[[], float], checkpoint: Callable[[], State]) -> None:
+    def step(
+        self, done: int, loss: Callable[[], float | None], checkpoint: Callable[[], State]
+    ) -> None:
         self.look(done)
         self.listener.step(done, loss, lambda: self.with_evidence(checkpoint()))
 

@@ -75,6 +75,15 @@ def add_seed_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_loss_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--show-training-loss",
+        action="store_true",
+        help="show and keep the training loss of private runs too: it is computed from private "
+        "records without noise, and ε does not cover it",
+    )
+
+
 def add_ray_flags(parser: argparse.ArgumentParser, default_storage: str | None = None) -> None:
     """Flags of every verb that runs trials on Ray."""
     group = parser.add_argument_group("Ray")
@@ -107,6 +116,7 @@ def add_ray_flags(parser: argparse.ArgumentParser, default_storage: str | None =
         help="also show the trials there: MLflow (MLFLOW_TRACKING_URI, or a folder beside the "
         "results), Weights & Biases (WANDB_API_KEY), TensorBoard (a folder beside the results)",
     )
+    add_loss_flag(parser)
 
 
 def positive(text: str) -> int:
@@ -119,7 +129,8 @@ def positive(text: str) -> int:
 def ray_choices(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the Ray flags say, as keywords of `sweep` and `compare`."""
     names = ("address", "workers", "cpus_per_worker", "gpus_per_worker")
-    return {n: getattr(arguments, n) for n in (*names, "concurrency", "seed", "tracker")}
+    more = ("concurrency", "seed", "tracker", "show_training_loss")
+    return {name: getattr(arguments, name) for name in (*names, *more)}
 
 
 def split_change(text: str) -> tuple[str, str]:

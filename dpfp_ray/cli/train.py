@@ -13,7 +13,7 @@ weights and the same ε as a run that was never stopped.
 import argparse
 from typing import Any
 
-from dpfp_ray.cli.options import add_plan_flags, add_seed_flags, plan_from
+from dpfp_ray.cli.options import add_loss_flag, add_plan_flags, add_seed_flags, plan_from
 from dpfp_ray.data.whole_files import to_json
 
 
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--overwrite", action="store_true", help="discard what is in DIR")
     group.add_argument("--no-weights", action="store_true", help="do not save the trained weights")
     group.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    add_loss_flag(parser)
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -39,6 +40,7 @@ def command(arguments: argparse.Namespace) -> int:
         overwrite=arguments.overwrite,
         weights=not arguments.no_weights,
         threads=arguments.threads,
+        show_training_loss=arguments.show_training_loss,
     )
     show(run.record, arguments.json)
     return 0

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dpfp_ray.data import Split
+from dpfp_ray.data import Split, content_hash
 from dpfp_ray.data.cache import cache_dir
 from dpfp_ray.data.whole_files import whole_folder
 from dpfp_ray.plan.errors import UserError
@@ -72,6 +72,9 @@ class TokenTable:
             padded[mask] = column[flat]
             batch[name] = torch.from_numpy(padded)
         return batch
+
+    def content(self) -> str:
+        return content_hash(_arrays(self), f"tokens {self.pad_token_id}")
 
 
 def tokenise(split: Split, tokenizer: Any, max_length: int, name: str = "") -> TokenTable:

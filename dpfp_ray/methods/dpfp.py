@@ -41,10 +41,23 @@ class DpFp(Method):
         import torch
 
         noise = self.noise[torch.from_numpy(rows.positions)].to(self.device, non_blocking=True)
-        released = clip_rows(self.represent(rows.inputs), self.plan.C) + noise
+        released = self.clipped(rows) + noise
         loss = self.loss(self.model.head(released), rows.labels)
         loss.backward()
         return loss.detach() * self.plan.B
+
+    def clipped(self, rows: Rows) -> Tensor:
+        """Clip(h) of every row; 0 where h has infinite or undefined numbers.
+
+        Such rows take no part in the pass at all: on its way back, 0 times an undefined number in
+        the encoder is undefined again, for the weights that all rows share.
+        """
+        h = self.represent(rows.inputs)
+        finite = h.isfinite().all(1)
+        if finite.all():
+            return clip_rows(h, self.plan.C)
+        fine = clip_rows(self.represent(rows.only(finite).inputs), self.plan.C)
+        return h.new_zeros(h.shape).index_put((finite.nonzero()[:, 0],), fine)
 
 
 def clip_rows(h: Tensor, C: float) -> Tensor:

@@ -2,6 +2,7 @@
 
 Between `backward` and `finish`, `.grad` holds the plain sum of clipped gradients over parts and
 workers. `finish` adds N(0, σ²) to it once, the same on every worker, and divides by the public B.
+A row whose loss or gradient is not finite has no clipped gradient, and adds nothing.
 """
 
 from __future__ import annotations
@@ -52,13 +53,18 @@ class DpSgd(Method):
         self.clipping = kind(self.model)
 
     def backward(self, rows: Rows) -> Tensor:
+        import torch
         from torch.nn import functional
 
         assert self.clipping is not None, "backward is called between begin and finish"
-        logits = self.model.head(self.represent(rows.inputs))
-        losses = functional.cross_entropy(logits, rows.labels, reduction="none")
-        self.clipping.add_clipped(losses, self.plan.C)
-        return losses.detach().sum()
+        while len(rows.labels):
+            logits = self.model.head(self.represent(rows.inputs))
+            losses = functional.cross_entropy(logits, rows.labels, reduction="none")
+            finite = self.clipping.add_clipped(losses, self.plan.C)
+            if finite.all():
+                return losses.detach().sum()
+            rows = rows.only(finite)  # nothing was added: once more, without those that have none
+        return torch.zeros((), device=self.device)
 
     def finish(self, step: int) -> None:
         import torch

@@ -109,10 +109,11 @@ def released_moments(seen: Seen) -> Floats:
 
     The release, less the known records, is r = V b + σ noise, with a column v_i of V for each
     canary (what it would add) and its coin b_i. With b = ½ ± ½, independent, the estimate of least
-    variance is b − ½ = (VᵀV + 4σ²I)⁻¹ Vᵀ(r − V ½): what others explain is not held for i's.
+    variance is b − ½ = (VᵀV + 4σ²I)⁻¹ Vᵀ(r − V ½): what others explain is not held for i's. σ is
+    what the release says of its own noise.
     """
-    plan, sigma = seen.plan, seen.noise_multiplier
-    found = release(plan, sigma, seen.table, seen.classes, seen.seed)
+    plan, found = seen.plan, seen.released
+    sigma = found.count_std * np.sqrt(COUNTS)
     known = add_up(bounded_rows(seen.others, plan), seen.table.width, seen.classes)
     counts, sums, second = found.counts - known[0], found.sums - known[1], found.second - known[2]
 

@@ -87,7 +87,7 @@ def released_gradient(seen: Seen) -> Floats:
     from dpfp_ray.methods.parts.perturbed_minimum import Objective, with_bias
 
     plan, sigma, classes = seen.plan, seen.noise_multiplier, seen.classes
-    theta = release(plan, sigma, seen.table, classes, seen.seed)
+    theta: Floats = seen.released
     zero = np.zeros_like(theta)
 
     def objective(table: RepresentationTable) -> Objective:

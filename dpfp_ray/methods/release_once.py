@@ -14,6 +14,9 @@ exactly n σ² I too much, which is taken off.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,18 +43,24 @@ if TYPE_CHECKING:
 _summaries = Recent()  # of noisy rows: not private
 
 
+@dataclass(frozen=True)
+class RowStatistics(ClassStatistics):
+    """Class statistics of released rows, and the rows: `rows()` gives them, `summarise(rows())` the
+    statistics again. They are made again rather than kept, for they can be larger than memory."""
+
+    rows: Callable[[], Rows]
+    summarise: Callable[[Rows], ClassStatistics]
+
+
 def release(
     plan: Plan, noise_multiplier: float, table: RepresentationTable, classes: int, seed: int
-) -> ClassStatistics:
-    """Class statistics of the released rows."""
+) -> RowStatistics:
+    """The released rows and their class statistics."""
+    rows = partial(noisy_rows, plan, noise_multiplier, table, classes, seed)
+    facts = (noise_multiplier, plan.label_epsilon, table.width, classes)
     name = release_id(plan, noise_multiplier, table, seed)
-
-    def compute() -> ClassStatistics:
-        rows = noisy_rows(plan, noise_multiplier, table, classes, seed)
-        return summarise(rows, noise_multiplier, plan.label_epsilon, table.width, classes)
-
-    known: ClassStatistics = _summaries.get(name, compute)
-    return known
+    known: ClassStatistics = _summaries.get(name, lambda: summarise(rows(), *facts))
+    return RowStatistics(**vars(known), rows=rows, summarise=lambda rows: summarise(rows, *facts))
 
 
 def noisy_rows(
@@ -121,13 +130,19 @@ def released_row(seen: Seen) -> NDArray[np.float64]:
     z = u + noise if in, o + noise if out (o = 0, or another record's row under `replace_one`), so
     the ratio is ⟨z, u − o⟩ − (‖u‖² − ‖o‖²)/2.
     """
-    places, plan = seen.places, seen.plan
+    places, plan, released = seen.places, seen.plan, seen.released
     z = np.empty((len(places), seen.table.width))
-    start = 0
-    for rows, _ in noisy_rows(plan, seen.noise_multiplier, seen.table, seen.classes, seen.seed):
-        here = (places >= start) & (places < start + len(rows))
-        z[here] = rows[places[here] - start]
-        start += len(rows)
+
+    def looked_at() -> Rows:
+        start = 0
+        for rows, labels in released.rows():
+            here = (places >= start) & (places < start + len(rows))
+            z[here] = rows[places[here] - start]
+            start += len(rows)
+            yield rows, labels
+
+    if not np.array_equal(released.summarise(looked_at()).sums, released.sums):
+        raise ValueError("these are not the rows that the head was made from")
     u = bounded(seen.canaries.h, plan)
     o = np.zeros_like(u) if seen.absent is None else bounded(seen.absent.h, plan)
     return np.sum(z * (u - o), axis=1) - (np.sum(u * u, axis=1) - np.sum(o * o, axis=1)) / 2

@@ -104,21 +104,16 @@ class Rgp(Method):
         with self.tapped(gradients):
             logits = self.model.head(self.represent(rows.inputs))
             # A sum of the rows' own losses: what reaches a row's outputs is that row's gradient.
-            loss = functional.cross_entropy(logits, rows.labels, reduction="sum")
-            loss.backward()
-        norms = torch.linalg.vector_norm(gradients, dim=1)
-        self.sums += (self.plan.C / norms.clamp(min=self.plan.C)) @ gradients
-        return loss.detach()
+            losses = functional.cross_entropy(logits, rows.labels, reduction="none")
+            losses.sum().backward()
+        losses, norms = losses.detach(), torch.linalg.vector_norm(gradients, dim=1)
+        finite = losses.isfinite() & norms.isfinite()
+        gradients[~finite] = 0  # no factor makes a bounded row of an undefined one
+        self.sums += (self.plan.C / norms.clamp(min=self.plan.C)).where(finite, 0.0) @ gradients
+        return losses.where(finite, 0.0).sum()
 
     def gradients(self) -> list[Tensor]:
         return [self.sums]
-
-    def stuck(self) -> list[str]:
-        return [
-            layer.name
-            for layer, places in zip(self.layers, self.places, strict=True)
-            if not any(self.sums[place].any() for place in places)
-        ]
 
     def finish(self, step: int) -> None:
         from dpfp_ray.privacy.noise import add_noise

@@ -133,7 +133,11 @@ class Classifier(Module):
 
 
 def bound_rows(h: Tensor, scaling: str, C: float) -> Tensor:
-    """Rows of norm at most C ("clip": h min(1, C/‖h‖)) or of norm C ("unit"); 0 stays 0."""
+    """Rows of norm at most C ("clip": h min(1, C/‖h‖)) or of norm C ("unit"); 0 stays 0.
+
+    A row with infinite or undefined numbers has no norm to divide by, and becomes 0.
+    """
+    h = h.where(h.isfinite().all(1, keepdim=True), 0.0)
     norms = torch.linalg.vector_norm(h, dim=1, keepdim=True)
     floor = C if scaling == "clip" else torch.finfo(h.dtype).tiny
     return h * (C / norms.clamp(min=floor))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module
 
+from dpfp_ray.data import content_hash
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.cache import cache_dir
 from dpfp_ray.data.tokens import TokenTable
@@ -56,6 +57,11 @@ class RepresentationTable:
 
     def collate(self, rows: npt.NDArray[Any]) -> dict[str, Tensor]:
         return {"representation": torch.from_numpy(self.h[np.asarray(rows, dtype=np.int64)])}
+
+    def content(self) -> str:
+        """By what h was computed from: its last digits depend on the machine."""
+        labels = np.asarray(self.labels, dtype=np.int64)
+        return content_hash({"labels": labels}, f"representations {self.key}")
 
 
 class HeadClassifier(Classifier):

@@ -1,7 +1,8 @@
 """Which records take part in a step: exact draws that are pure functions of (secret seed, step).
 
 Because nothing but the seed and the step's number enters, every worker can draw the whole step and
-take its share, and a resumed run repeats exactly what an unbroken one would have done.
+take its share, and a resumed run repeats exactly what an unbroken one would have done. The seed is
+the run's own (`run_seed`), so that runs which differ in anything have independent draws and noise.
 """
 
 import hashlib
@@ -40,6 +41,16 @@ def derived_seed(seed: int, purpose: str) -> int:
     """A seed of 128 bits for a part of a larger whole, as secret as `seed` itself."""
     message = f"{seed} {purpose}".encode()
     return int.from_bytes(hashlib.blake2b(message, digest_size=16).digest(), "big")
+
+
+def run_seed(seed: int, plan: Plan, noise_multiplier: float, content: str) -> int:
+    """The seed of one run's draws and noise, from the secret `seed` and all that the run depends
+    on: plan, noise and the records (`Table.content`).
+
+    Equal noise then means equal run. Were it a function of `seed` alone, two plans under one seed
+    would share their noise, and σ₂ (sum + σ₁ z) − σ₁ (sum + σ₂ z) is free of z.
+    """
+    return derived_seed(seed, f"run {plan.hash} {float(noise_multiplier)!r} {content}")
 
 
 class Sampler(Protocol):

@@ -46,13 +46,15 @@ def statement(
     *,
     steps: int | None = None,
     seed_known: bool = False,
+    loss_shown: bool = False,
     tuning: Mapping[str, Any] | None = None,
     audit: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Facts about a bound plan after `steps` steps (default: all).
 
     `tuning` is what choosing this run among others cost (`epsilon`, `text`), `audit` the bound of
-    an audit of this plan; both can be set in the result later.
+    an audit of this plan; both can be set in the result later. `loss_shown`: the training loss
+    was asked for, and went wherever the result goes.
     """
     facts: dict[str, Any] = {
         "schema": SCHEMA,
@@ -78,7 +80,7 @@ def statement(
         "proved": _proved(plan, mech),
         "reasons": _reasons(plan),
         "released": _released(plan),
-        "not_protected": _not_protected(plan),
+        "not_protected": _not_protected(plan, loss_shown),
         "assumptions": _assumptions(plan, seed_known),
         "tuning": dict(tuning) if tuning else {"epsilon": None, "text": _tuning(plan)},
     }
@@ -154,7 +156,7 @@ def _released(plan: Plan) -> list[str]:
     return [f"{plan.spec.released}, and {labels}"]
 
 
-def _not_protected(plan: Plan) -> list[str]:
+def _not_protected(plan: Plan, loss_shown: bool) -> list[str]:
     missing = []
     if not plan.spec.labels_protected and not plan.label_epsilon:
         missing.append("labels: they are counted as public")
@@ -162,11 +164,13 @@ def _not_protected(plan: Plan) -> list[str]:
         missing.append("the presence of a record: only its content is hidden")
     if nominal := plan.spec.nominal.get(plan.scope):
         missing += nominal.not_protected
-    if not plan.one_release:
+    if loss_shown:
         missing.append(
-            "training loss and timings, on screen and in the result: computed from private records "
-            "without noise; do not publish them"
+            "training loss, on screen and in the result: computed from private records without "
+            "noise; do not publish it"
         )
+    if not plan.one_release:
+        missing.append("timings, on screen and in the result: they depend on the records drawn")
     missing.append("dev records: counted as public, their scores are shown as they are")
     if plan.train_file and not plan.dev_file:
         missing[-1] += "; they were held out of your training file"
@@ -183,9 +187,28 @@ def _assumptions(plan: Plan, seed_known: bool) -> list[str]:
         "noise is pseudo-random (Philox) under a secret seed, in floating-point numbers; the "
         "theorems speak of real numbers",
     ]
+    if split := _split(plan):
+        found.append(split)
     if seed_known:
         found.append("the seed was given: whoever knows it can take the noise off again")
     return found
+
+
+def _split(plan: Plan) -> str:
+    """What choosing among the rows of a file does to neighbours (`data/split.py`)."""
+    text = ""
+    if not plan.dev_file and (plan.train_file or plan.task == "demo"):
+        text = (
+            "dev is held out by a public hash of each record's own text: one record more or less "
+            "in the file is one more or less in dev or in training, and moves no other"
+        )
+    if plan.max_train:
+        text += "; " if text else ""
+        text += (
+            f"the {plan.max_train:,} training records are those with the lowest such hashes: one "
+            "that leaves the file lets the next one in, which is a neighbour's neighbour"
+        )
+    return text
 
 
 def _tuning(plan: Plan) -> str:

@@ -122,16 +122,23 @@ def ledger(run: Run) -> Table:
     """Epoch by epoch: what was reached and what had been spent by then."""
     splits = list(dict.fromkeys(str(s) for entry in run.history for s in section(entry, "dev")))
     accountants = ACCOUNTANT_NAMES if run.private else {}
-    titles = ["Epoch", "Steps", "Training loss", *(f"Accuracy, {s} (%)" for s in splits)]
+    # Of private runs the training loss is there only if it was asked for.
+    losses = {"Training loss": [entry.get("train_loss") for entry in run.history]}
+    losses |= {
+        f"Loss, {s}": [section(section(entry, "dev"), s).get("loss") for entry in run.history]
+        for s in splits
+    }
+    losses = {t: v for t, v in losses.items() if any(value is not None for value in v)}
+    titles = ["Epoch", "Steps", *losses, *(f"Accuracy, {s} (%)" for s in splits)]
     titles += [f"ε{run.mark} by {name}" for name in accountants.values()] + ["Training time"]
     rows = []
-    for entry in run.history:
+    for place, entry in enumerate(run.history):
         scores = [section(section(entry, "dev"), split).get("accuracy") for split in splits]
         by = section(entry, "epsilon")
         entries = [
             number(scalar(entry.get("epoch"), float), "g"),
             number(scalar(entry.get("step"), float), ",.0f"),
-            number(scalar(entry.get("train_loss"), float), ".4f"),
+            *(number(scalar(values[place], float), ".4f") for values in losses.values()),
             *(percent(scalar(score, float)) for score in scores),
             *(number(scalar(by.get(name), float), ".3f", run.mark) for name in accountants),
             duration(scalar(entry.get("train_seconds"), float)),

@@ -46,6 +46,7 @@ class RayChoices(TypedDict, total=False):
     concurrency: int | None
     seed: int | None
     tracker: str | None
+    show_training_loss: bool
 
 
 def ray_options(choices: RayChoices) -> RayOptions:

@@ -52,6 +52,7 @@ class RayOptions:
     seed: int | None = None
     save_every_seconds: float = field(default_factory=save_seconds)
     tracker: str | None = None
+    show_training_loss: bool = False
 
 
 class Runner:
@@ -162,6 +163,7 @@ class Runner:
             self.resources.workers,
             options.save_every_seconds,
             seed_known=options.seed is not None,
+            show_training_loss=options.show_training_loss,
         )
 
     def _fit(

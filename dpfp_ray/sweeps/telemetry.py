@@ -31,7 +31,8 @@ TRIAL_TAGS = ("sweep", "trial", "method", "task", "epsilon_budget", "guarantee")
 COUNT_TAGS = ("sweep", "method", "status")
 # Names as code sets them; Prometheus has them with `ray_` in front. Ray wants plain ASCII here.
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "dpfp_loss": ("mean training loss of a row in this epoch", TRIAL_TAGS),
+    "dpfp_loss": ("mean training loss of a row in this epoch, if shown", TRIAL_TAGS),
+    "dpfp_dev_loss": ("mean dev loss of a row after the last epoch", TRIAL_TAGS),
     "dpfp_accuracy": ("dev accuracy after the last epoch", TRIAL_TAGS),
     "dpfp_epsilon_spent": ("epsilon spent so far, by accountant", (*TRIAL_TAGS, "accountant")),
     "dpfp_sigma": ("standard deviation of the noise", TRIAL_TAGS),
@@ -66,6 +67,7 @@ class TrialGauges:
             last["epsilon"],
             dpfp_accuracy=record["metrics"]["accuracy_last"],
             dpfp_loss=last["train_loss"],
+            dpfp_dev_loss=dev_loss(last),
             dpfp_sigma=self.sigma,
             dpfp_examples_per_second=record["cost"]["examples_per_second"],
             dpfp_step=last["step"],
@@ -90,6 +92,12 @@ class TrialGauges:
             guarantee = self.guarantees[accountant]
             tags = {**self.tags, "guarantee": guarantee, "accountant": accountant}
             put("dpfp_epsilon_spent", value, tags)
+
+
+def dev_loss(entry: Mapping[str, Any]) -> float | None:
+    """Of an entry of the history, on the first dev split."""
+    scores: Mapping[str, float] = next(iter(entry.get("dev", {}).values()), {})
+    return scores.get("loss")
 
 
 class TrialCounts(Callback):

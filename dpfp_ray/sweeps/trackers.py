@@ -37,6 +37,7 @@ AXIS = "training_iteration"
 # The numbers that a trial reports (`trial_process.trial_metrics`), without Tune's own.
 PLOTTED = (
     "accuracy",
+    "dev_loss",
     "loss",
     "epsilon",
     *(f"epsilon_{name}" for name in ACCOUNTANTS),

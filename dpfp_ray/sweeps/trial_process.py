@@ -18,7 +18,7 @@ import torch
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.shared import SharedInputs, input_key
 from dpfp_ray.sweeps.state import SweepState
-from dpfp_ray.sweeps.telemetry import TrialGauges
+from dpfp_ray.sweeps.telemetry import TrialGauges, dev_loss
 from dpfp_ray.sweeps.trial import SETTLED, Trial, error_reason, settle
 from dpfp_ray.training.checkpoints import Saver
 from dpfp_ray.training.loop import Progress, State
@@ -41,6 +41,7 @@ class Sweep:
     workers: int = 1
     save_every_seconds: float = 30.0
     seed_known: bool = False  # with the seed one knows the noise; results say so
+    show_training_loss: bool = False
 
 
 Shared = dict[tuple[object, ...], "ray.ObjectRef[SharedInputs]"]
@@ -113,6 +114,7 @@ def run_worker(
         device=device,
         model=model,
         seed_known=sweep.seed_known,
+        show_training_loss=sweep.show_training_loss,
     )
     reporter.finished(record)
     if first:
@@ -149,7 +151,9 @@ class RayReporter(ABC):
     def send(self, record: dict[str, Any] | None) -> None:
         """Report to Ray; only the first worker has something to say."""
 
-    def step(self, done: int, loss: Callable[[], float], checkpoint: Callable[[], State]) -> None:
+    def step(
+        self, done: int, loss: Callable[[], float | None], checkpoint: Callable[[], State]
+    ) -> None:
         if self.first:
             self.saver.save_if_due(checkpoint)
 
@@ -220,6 +224,7 @@ def trial_metrics(record: dict[str, Any]) -> dict[str, Any]:
         "nominal": record["privacy"].get("guarantee") == "nominal",
         **{f"epsilon_{name}": value for name, value in last["epsilon"].items()},
         "loss": last["train_loss"],
+        "dev_loss": dev_loss(last),
         "sigma": record["privacy"]["sigma"],
         "examples_per_second": record["cost"]["examples_per_second"],
         "train_seconds": last["train_seconds"],

@@ -65,6 +65,7 @@ class SilentReporter:
         if folder is not None:
             self.saver = Saver(lambda state: save_state(folder, state, seed, seed_known, data_mark))
         self.accuracy: float | None = None
+        self.dev_loss: float | None = None
         self.stop_requested = False
 
     def __enter__(self) -> Self:
@@ -89,7 +90,9 @@ class SilentReporter:
             raise KeyboardInterrupt
         self.stop_requested = True
 
-    def step(self, done: int, loss: Callable[[], float], checkpoint: Callable[[], State]) -> None:
+    def step(
+        self, done: int, loss: Callable[[], float | None], checkpoint: Callable[[], State]
+    ) -> None:
         self.show_step(done, loss)
         if self.saver and (self.stop_requested or self.saver.due):
             self.saver.save_now(checkpoint)
@@ -101,7 +104,8 @@ class SilentReporter:
             )
 
     def epoch(self, record: dict[str, Any], checkpoint: Callable[[], State]) -> None:
-        self.accuracy = next(iter(record["dev"].values()))["accuracy"]
+        scores = next(iter(record["dev"].values()))
+        self.accuracy, self.dev_loss = scores["accuracy"], scores["loss"]
         if self.saver and record["step"] < self.plan.steps:
             self.saver.save_now(checkpoint)
         self.show_epoch(record)
@@ -110,15 +114,14 @@ class SilentReporter:
     def say(message: str) -> None:
         """What the person should know besides the progress."""
 
-    def show_step(self, done: int, loss: Callable[[], float]) -> None: ...
+    def show_step(self, done: int, loss: Callable[[], float | None]) -> None: ...
 
     def show_epoch(self, record: dict[str, Any]) -> None: ...
 
-    def facts(self, done: int, loss: float) -> str:
-        """Loss, accuracy and ε so far."""
-        facts = [f"loss {loss:.3f}"]
-        if self.accuracy is not None:
-            facts.append(f"acc {self.accuracy:.3f}")
+    def facts(self, done: int, loss: float | None) -> str:
+        """What is known so far: training loss, if it may be shown; dev scores; ε."""
+        shown = {"loss": loss, "dev loss": self.dev_loss, "acc": self.accuracy}
+        facts = [f"{name} {value:.3f}" for name, value in shown.items() if value is not None]
         spent = self.ledger.at_most(done)
         if spent is not None:
             facts.append(f"{self.epsilon_name} ≤ {spent:.2f}")
@@ -136,7 +139,7 @@ class LineReporter(SilentReporter):
     def say(message: str) -> None:
         stderr.print(message, markup=False)
 
-    def show_step(self, done: int, loss: Callable[[], float]) -> None:
+    def show_step(self, done: int, loss: Callable[[], float | None]) -> None:
         if time.monotonic() - self.shown_at > LINE_EVERY_SECONDS:
             self.shown_at = time.monotonic()
             self.say(f"{self.label}  step {done:,} of {self.plan.steps:,}  "
@@ -147,7 +150,7 @@ class LineReporter(SilentReporter):
         scores = {name: score["accuracy"] for name, score in record["dev"].items()}
         spent = record["epsilon"].get(self.plan.accountant)
         shown = "  ".join(f"{name} accuracy {value:.4f}" for name, value in scores.items())
-        # Modes of one release have no loss: it would be a second look at private rows.
+        # The loss of private rows is shown only where it was asked for.
         loss = "" if record["train_loss"] is None else f"loss {record['train_loss']:.4f}  "
         budget = ""
         if spent is not None:
@@ -180,7 +183,7 @@ class ConsoleReporter(LineReporter):
         super().__exit__(kind, error, trace)
         self.bar.stop()
 
-    def show_step(self, done: int, loss: Callable[[], float]) -> None:
+    def show_step(self, done: int, loss: Callable[[], float | None]) -> None:
         if time.monotonic() - self.shown_at > REFRESH_SECONDS:
             self.shown_at = time.monotonic()
             self.bar.update(self.task, completed=done, facts=self.facts(done, loss()))

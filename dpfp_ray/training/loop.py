@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from dpfp_ray.data import Table
 from dpfp_ray.data.batches import PART_COST, split_rows
@@ -19,19 +20,26 @@ from dpfp_ray.methods.parts.base import Method, Rows, make_method
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.sampling import keyed_integer, make_sampler
+from dpfp_ray.privacy.sampling import keyed_integer, make_sampler, run_seed
 from dpfp_ray.privacy.spending import Ledger
 from dpfp_ray.training.comm import Comm, share
 from dpfp_ray.training.evaluate import evaluate
 
 State = dict[str, Any]
+# What a run's draws and noise are keyed by: 2 is `run_seed`. States without the mark are of the
+# version before, which used the seed as it is, and are continued so.
+KEYING = 2
+PROBE_ROWS = 8  # dev rows that show whether all weights learn
 
 
 class Reporter(Protocol):
     """Who listens to a run. `checkpoint()` gives the state to resume from, when it is asked for."""
 
-    def step(self, done: int, loss: Callable[[], float], checkpoint: Callable[[], State]) -> None:
-        """After every step; `loss()` is the mean loss of a row since the last epoch's end."""
+    def step(
+        self, done: int, loss: Callable[[], float | None], checkpoint: Callable[[], State]
+    ) -> None:
+        """After every step; `loss()` is the mean loss of a row since the last epoch's end: None if
+        there was no row, or if it is not to be shown."""
         ...
 
     def epoch(self, record: dict[str, Any], checkpoint: Callable[[], State]) -> None:
@@ -69,9 +77,18 @@ def train(
     comm: Comm,
     reporter: Reporter,
     state: State | None = None,
+    show_training_loss: bool = False,
 ) -> Progress:
-    """Train `model` in place from the start, or from `state`, to the last step of `plan`."""
+    """Train `model` in place from the start, or from `state`, to the last step of `plan`.
+
+    The training loss of a private run is computed from private records without noise: it leaves
+    this function only if `show_training_loss` asks for it.
+    """
     device = next(model.parameters()).device
+    shows_loss = show_training_loss or not plan.private
+    keying = KEYING if state is None else state.get("keying", 1)
+    if keying == KEYING:
+        seed = run_seed(seed, plan, noise_multiplier, data.train.content())
     sampler = make_sampler(plan, seed)
     method = make_method(plan, model, noise_multiplier * plan.C, seed)
     assert plan.learning_rate is not None
@@ -97,16 +114,19 @@ def train(
             "plan_hash": plan.hash,
             "noise_multiplier": noise_multiplier,
             "epsilon": ledger.spent(progress.step),
+            "keying": keying,
             "progress": vars(progress).copy(),
-            "loss_sum": loss_sum.item(),
-            "loss_rows": loss_rows,
+            "loss_sum": loss_sum.item() if shows_loss else 0.0,
+            "loss_rows": loss_rows if shows_loss else 0,
             "model": {name: p.detach() for name, p in trainable_parameters(model)},
             "optimizer": optimizer.state_dict(),
         }
 
-    def mean_loss() -> float:
-        return loss_sum.item() / max(1, loss_rows)
+    def mean_loss() -> float | None:
+        return loss_sum.item() / loss_rows if shows_loss and loss_rows else None
 
+    if progress.step == 0:
+        check_all_move(method, data)
     model.train()
     while progress.step < plan.steps:
         started = time.perf_counter()
@@ -123,8 +143,6 @@ def train(
                 torch.manual_seed(keyed_integer(seed, f"dropout {comm.rank} {number}", step))
             step_loss += method.backward(take(data.train, records, mine[part], device))
         comm.sum_([*method.gradients(), step_loss])
-        if progress.rows == 0 and len(records):
-            check_all_move(method)
         method.finish(step)
         set_learning_rate(optimizer, plan, step)
         optimizer.step()
@@ -185,9 +203,22 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, plan: Plan, step: int) -
         group["lr"] = (plan.learning_rate or 0.0) * left
 
 
-def check_all_move(method: Method) -> None:
-    """Refuse to train on when weights that should learn get nothing from the first rows."""
-    stuck = method.stuck()
+def check_all_move(method: Method, data: Data) -> None:
+    """Refuse to train when weights that should learn get nothing from the first rows of dev.
+
+    Of dev, because those are public: whether a run starts must not tell of private rows.
+    """
+    tables = [table for table in data.dev.values() if len(table)]
+    if not tables:
+        return
+    model, rows = method.model, np.arange(min(PROBE_ROWS, len(tables[0])))
+    probe = take(tables[0], rows, rows, method.device)
+    was_training = model.training
+    model.eval()  # no dropout
+    functional.cross_entropy(model.head(method.represent(probe.inputs)), probe.labels).backward()
+    stuck = [name for name, p in trainable_parameters(model) if p.grad is None or not p.grad.any()]
+    model.zero_grad(set_to_none=True)
+    model.train(was_training)
     if stuck:
         raise UserError(
             f"{len(stuck)} trainable tensors got no gradient from the first rows and would never "

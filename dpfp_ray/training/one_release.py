@@ -1,6 +1,8 @@
 """The loop's counterpart for methods of one release: release, solve, evaluate."""
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.spending import Ledger
 from dpfp_ray.training.comm import Comm
 from dpfp_ray.training.evaluate import evaluate
-from dpfp_ray.training.loop import Data, Progress, Reporter, State
+from dpfp_ray.training.loop import KEYING, Data, Progress, Reporter, State
 
 
 def fit(
@@ -26,10 +28,12 @@ def fit(
     seed: int,
     comm: Comm,
     reporter: Reporter,
+    on_release: Callable[[Any], None] | None = None,
 ) -> Progress:
     """Release, solve, evaluate: what the training loop is to the other methods.
 
     Every worker makes the same release from the same seed; only evaluation is shared out.
+    `on_release` is told the release from which the head is made: what an auditor may look at.
     """
     started = time.perf_counter()
     table = data.train
@@ -37,6 +41,8 @@ def fit(
     method = plan.spec.one_release
     assert method is not None, "methods that train in steps have a loop"
     known = method.release(plan, noise_multiplier, table, model.classes, seed)
+    if on_release is not None:
+        on_release(known)
     put_head(model, method.head(known) if method.head else solve(plan, known, data), plan.C)
     progress = Progress(
         step=1,
@@ -63,12 +69,13 @@ def fit(
             "plan_hash": plan.hash,
             "noise_multiplier": noise_multiplier,
             "epsilon": record["epsilon"],
+            "keying": KEYING,
             "progress": vars(progress).copy(),
             "model": {name: p.detach() for name, p in model.head.named_parameters("head")},
         }
 
     reporter.epoch(record, checkpoint)
-    reporter.step(1, lambda: float("nan"), checkpoint)
+    reporter.step(1, lambda: None, checkpoint)
     return progress
 
 

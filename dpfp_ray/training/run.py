@@ -34,7 +34,7 @@ from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.sampling import derived_seed, fresh_seed, keyed_integer
 from dpfp_ray.privacy.statement import guarantee, statement
 from dpfp_ray.training import machine, one_release
-from dpfp_ray.training.checkpoints import forget_state, refuse_changed_files
+from dpfp_ray.training.checkpoints import forget_state, refuse_changed_files, refuse_other_rows
 from dpfp_ray.training.comm import Comm, SoloComm
 from dpfp_ray.training.loop import Data, Progress, Reporter, State, train
 
@@ -179,14 +179,18 @@ def run(
     device: torch.device | None = None,
     model: Classifier | None = None,
     seed_known: bool = False,
+    show_training_loss: bool = False,
+    on_release: Callable[[Any], None] | None = None,
 ) -> tuple[dict[str, Any], Classifier]:
     """Train as planned; the result's record and the trained model.
 
     `model` is what `build_model` gives for the same seed, for callers who need it beforehand.
+    `on_release` is told the release that a method of one release has made, before it is used.
     """
     plan = prepared.plan
     seed = fresh_seed() if seed is None else seed
     if state is not None:
+        refuse_other_rows(state, plan)
         # The noise that the first steps really had, should calibration come out otherwise by now.
         prepared = replace(prepared, noise_multiplier=state["noise_multiplier"])
     device = device or default_device()
@@ -195,9 +199,18 @@ def run(
     comm = comm or SoloComm()
     described = (plan, prepared.noise_multiplier, model, prepared.data)
     if plan.one_release:  # done at once, the same from the start whenever it is done again
-        progress = one_release.fit(*described, seed=seed, comm=comm, reporter=reporter)
+        progress = one_release.fit(
+            *described, seed=seed, comm=comm, reporter=reporter, on_release=on_release
+        )
     else:
-        progress = train(*described, seed=seed, comm=comm, reporter=reporter, state=state)
+        progress = train(
+            *described,
+            seed=seed,
+            comm=comm,
+            reporter=reporter,
+            state=state,
+            show_training_loss=show_training_loss,
+        )
     record = result_record(prepared, progress, model, device, seed_known=seed_known)
     train_table = prepared.data.train
     if plan.one_release and isinstance(train_table, RepresentationTable):
@@ -238,7 +251,11 @@ def result_record(
             "noise_coordinates": progress.noise_coordinates,
         },
         "statement": statement(
-            plan, prepared.noise_multiplier, steps=progress.step, seed_known=seed_known
+            plan,
+            prepared.noise_multiplier,
+            steps=progress.step,
+            seed_known=seed_known,
+            loss_shown=any(entry["train_loss"] is not None for entry in progress.history),
         ),
         "cost": {
             "train_seconds": progress.train_seconds,

@@ -84,6 +84,7 @@ def train(
     weights: bool = True,
     threads: int | None = None,
     reporter: str = "auto",
+    show_training_loss: bool = False,
 ) -> Run:
     """Train as planned.
 
@@ -98,6 +99,8 @@ def train(
     weights    whether to write the trained weights
     threads    CPU threads (default: all cores)
     reporter   auto, terminal, notebook or silent
+    show_training_loss  show and keep the training loss of a private run too: it is computed from
+               private records without noise, and is not covered by ε
     """
     reporters = choose_reporter(reporter)
     use_threads(threads)
@@ -135,7 +138,14 @@ def train(
         seed_known,
         mark,
     ) as listener:
-        record, model = run.run(prepared, listener, seed=seed, state=state, seed_known=seed_known)
+        record, model = run.run(
+            prepared,
+            listener,
+            seed=seed,
+            state=state,
+            seed_known=seed_known,
+            show_training_loss=show_training_loss,
+        )
     if folder is not None:
         run.write_result(folder, record, model if weights else None, prepared.plan)
     return Run(record, folder, model)

@@ -5,6 +5,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from dpfp_ray.audit.outcome import count_correct, judge
 from dpfp_ray.audit.scores import centred, score_name, strongest_family
 from dpfp_ray.audit.tables import insert
 from dpfp_ray.data import Task
+from dpfp_ray.methods import moments, release_once
+from dpfp_ray.methods.parts.one_release import Seen
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
@@ -42,7 +45,9 @@ class Quiet:
         self.folder, self.seed, self.kill_after = folder, seed, kill_after
         self.steps = 0
 
-    def step(self, done: int, loss: Callable[[], float], checkpoint: Callable[[], State]) -> None:
+    def step(
+        self, done: int, loss: Callable[[], float | None], checkpoint: Callable[[], State]
+    ) -> None:
         self.steps += 1
         if done == self.kill_after:
             assert self.folder is not None
@@ -260,6 +265,47 @@ def test_halved_noise_is_noticed(name: str) -> None:
     """Within its power: with 2000 canaries most such runs are caught, with 1000 every other one."""
     found = [audited(seed, name, count=2000, leak=2.0)["verdict"] for seed in range(5)]
     assert found.count("refuted") >= 3
+
+
+@pytest.fixture
+def half_the_noise() -> Iterator[None]:
+    """Every release is made with half of the noise that its plan states, as a bug would."""
+    real = {spec: spec.release for spec in (release_once.SPEC.one_release, moments.SPEC.one_release)
+            if spec is not None}  # fmt: skip
+    for spec, release in real.items():
+        halved = partial(_halved, release)
+        object.__setattr__(spec, "release", halved)
+    yield
+    for spec, release in real.items():
+        object.__setattr__(spec, "release", release)
+
+
+def _halved(release: Any, plan: Plan, noise_multiplier: float, *rest: Any) -> Any:
+    return release(plan, noise_multiplier / 2, *rest)
+
+
+@pytest.mark.parametrize("name", ["release_once", "moments"])
+def test_what_is_scored_is_what_was_released(name: str, half_the_noise: None) -> None:
+    """Not what the plan says should have been: that would always be consistent."""
+    found = [audited(seed, name, count=2000)["verdict"] for seed in range(5)]
+    assert found.count("refuted") >= 3
+
+
+def test_rows_that_the_head_was_not_made_from_are_not_scored() -> None:
+    audit = synthetic(1, Plan(method="dpfp", mode="release_once", epsilon=3), 50)
+    prepared, table = audit.prepared, audit.prepared.data.train
+    assert isinstance(table, RepresentationTable)
+    sigma = prepared.noise_multiplier
+    released = release_once.release(prepared.plan, sigma, table, 2, seed=3)
+    other = release_once.release(prepared.plan, sigma, table, 2, seed=4)
+    canaries = audit.canaries.table
+    assert isinstance(canaries, RepresentationTable)
+    seen = Seen(
+        prepared.plan, sigma, 2, released, table, audit.canaries.places, canaries, None, table
+    )
+    assert len(release_once.released_row(seen)) == 50
+    with pytest.raises(ValueError, match="not the rows"):
+        release_once.released_row(replace(seen, released=replace(released, sums=other.sums)))
 
 
 @pytest.mark.parametrize("name", ["release_once", "moments"])

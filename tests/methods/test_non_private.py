@@ -8,7 +8,6 @@ import torch
 from torch.nn import functional
 
 from dpfp_ray.data.tokens import TokenTable
-from dpfp_ray.methods.non_private import NonPrivate
 from dpfp_ray.methods.parts.base import make_method
 from tests.methods.test_dpfp import assert_same, gradients, rows_of
 from tests.support.tiny_runs import tiny_classifier, tiny_data, tiny_plan, tiny_world
@@ -45,14 +44,6 @@ def test_the_gradient_is_that_of_the_mean_loss(
     loss.backward()
     assert_same(gradients(model), gradients(twin))
     torch.testing.assert_close(total, 4 * loss.detach())
-
-
-def test_a_stuck_weight_is_named(model_folder: str, table: TokenTable) -> None:
-    model = tiny_classifier(model_folder, tiny_plan("non_private"))
-    model.register_parameter("idle", torch.nn.Parameter(torch.ones(3)))
-    method = NonPrivate(tiny_plan("non_private"), model, 0.0, seed=1)
-    method.backward(rows_of(table, np.arange(4)))
-    assert method.stuck() == ["idle"]
 
 
 def test_nothing_is_noised(model_folder: str) -> None:

@@ -114,9 +114,30 @@ def test_modes_of_one_release_are_exact_and_count_on_no_sampling() -> None:
     assert facts("moments")["trust"].startswith("central")
 
 
-def test_training_loss_is_said_to_be_private() -> None:
-    assert "training loss" in render(facts("dpsgd"))
+def test_training_loss_is_said_to_be_private_where_it_was_shown() -> None:
+    assert "training loss" in render(facts("dpsgd", loss_shown=True))
+    assert "training loss" not in render(facts("dpsgd"))
+    assert "timings" in render(facts("dpsgd"))
     assert "training loss" not in render(facts("moments"))
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ({"train_file": "mine.csv"}, ["moves no other"]),
+        ({"train_file": "mine.csv", "dev_file": "dev.csv"}, []),
+        ({"task": "sst2", "max_train": 2000}, ["lets the next one in"]),
+        ({"task": "demo", "max_train": 2000}, ["moves no other", "lets the next one in"]),
+        ({"task": "sst2"}, []),
+    ],
+)
+def test_how_records_were_chosen_is_among_the_assumptions(
+    choice: dict[str, Any], said: list[str]
+) -> None:
+    plan = Plan(method="dpsgd", **choice).bind(records=RECORDS)
+    found = [line for line in statement(plan, 1.0)["assumptions"] if "hash" in line]
+    assert len(found) == bool(said)
+    assert all(part in found[0] for part in said)
 
 
 def test_held_out_dev_records_and_a_dev_prior_are_named() -> None:

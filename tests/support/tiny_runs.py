@@ -96,12 +96,14 @@ class Listener:
     ) -> None:
         self.kill_after, self.at_epoch, self.ask_rates = kill_after, at_epoch, rates
         self.steps: list[int] = []
-        self.losses: list[float] = []
+        self.losses: list[float | None] = []
         self.rates: list[float] = []
         self.records: list[dict[str, Any]] = []
         self.saved = b""
 
-    def step(self, done: int, loss: Callable[[], float], checkpoint: Callable[[], State]) -> None:
+    def step(
+        self, done: int, loss: Callable[[], float | None], checkpoint: Callable[[], State]
+    ) -> None:
         self.steps.append(done)
         self.losses.append(loss())
         if self.ask_rates:

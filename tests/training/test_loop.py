@@ -12,7 +12,7 @@ from torch import Tensor
 from dpfp_ray.models.classifier import trainable_parameters
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.sampling import make_sampler
+from dpfp_ray.privacy.sampling import Sampler, make_sampler, run_seed
 from dpfp_ray.privacy.spending import Ledger
 from dpfp_ray.training.comm import Comm, SoloComm, TorchComm
 from dpfp_ray.training.loop import Progress, State, set_learning_rate, train
@@ -47,6 +47,7 @@ def run(
     state: State | None = None,
     noise: float = 0.5,
     seed: int = SEED,
+    show_training_loss: bool = True,
 ) -> tuple[Progress, Weights]:
     """One run from the start, or from `state`; the weights that it ends with."""
     model = tiny_classifier(model_folder, plan)
@@ -59,8 +60,15 @@ def run(
         comm=comm or SoloComm(),
         reporter=listener or Listener(),
         state=state,
+        show_training_loss=show_training_loss,
     )
     return progress, {name: p.detach() for name, p in trainable_parameters(model)}
+
+
+def sampler_of(model_folder: str, plan: Plan, seed: int) -> Sampler:
+    """What `run` draws its rows by."""
+    content = tiny_data(model_folder, train_rows=plan.D).train.content()
+    return make_sampler(plan, run_seed(seed, plan, 0.5 if plan.private else 0.0, content))
 
 
 def facts(progress: Progress) -> dict[str, Any]:
@@ -192,7 +200,7 @@ def test_the_reported_loss_is_the_mean_over_the_rows_of_this_epoch(model_folder:
     listener = Listener()
     progress, _ = run(model_folder, plan, listener)
     model, data = tiny_classifier(model_folder, plan), tiny_data(model_folder)
-    sampler = make_sampler(plan, SEED)
+    sampler = sampler_of(model_folder, plan, SEED)
     losses = []
     for step in range(6):
         rows = sampler.draw(step)
@@ -206,17 +214,44 @@ def test_the_reported_loss_is_the_mean_over_the_rows_of_this_epoch(model_folder:
         assert record["train_loss"] == pytest.approx(sum(losses) / 6, rel=1e-5)
 
 
+def test_the_training_loss_of_a_private_run_is_shown_only_if_asked_for(model_folder: str) -> None:
+    hidden, shown = Listener(), Listener(17)
+    progress, _ = run(model_folder, PLANS["dpfp"], hidden, show_training_loss=False)
+    assert [record["train_loss"] for record in progress.history] == [None] * 3
+    assert hidden.losses == [None] * 18
+    with pytest.raises(Killed):
+        run(model_folder, PLANS["dpfp"], shown)
+    assert all(record["train_loss"] > 0 for record in shown.records)
+    assert shown.state()["loss_rows"] > 0
+
+
+def test_a_state_keeps_no_loss_that_is_not_to_be_shown(model_folder: str) -> None:
+    victim = Listener(5)
+    with pytest.raises(Killed):
+        run(model_folder, PLANS["dpfp"], victim, show_training_loss=False)
+    assert (victim.state()["loss_sum"], victim.state()["loss_rows"]) == (0.0, 0)
+
+
+def test_right_after_an_epoch_there_is_no_loss_to_show(model_folder: str) -> None:
+    listener = Listener()
+    run(model_folder, PLANS["non_private"], listener)
+    assert [done for done, loss in zip(listener.steps, listener.losses, strict=True)
+            if loss is None] == [6, 12, 18]  # fmt: skip
+
+
 @pytest.fixture
-def sparse() -> tuple[Plan, int]:
+def sparse(model_folder: str) -> tuple[Plan, int]:
     """A plan of one expected row a step and a seed whose first step is empty."""
     plan = tiny_plan(batch_size=1, micro_batches=1, epochs=1)
-    seed = next(s for s in range(100) if not len(make_sampler(plan, s).draw(0)))
+    seeds = (s for s in range(100) if not len(sampler_of(model_folder, plan, s).draw(0)))
+    seed = next(seeds)
     return plan, seed
 
 
 def test_empty_steps_are_steps(model_folder: str, sparse: tuple[Plan, int]) -> None:
     plan, seed = sparse
-    sizes = [len(make_sampler(plan, seed).draw(step)) for step in range(plan.steps)]
+    sampler = sampler_of(model_folder, plan, seed)
+    sizes = [len(sampler.draw(step)) for step in range(plan.steps)]
     assert sizes.count(0) > 3
     progress, weights = run(model_folder, plan, seed=seed)
     assert progress.step == plan.steps == 24
@@ -362,6 +397,28 @@ def test_a_weight_without_gradient_stops_the_run(model_folder: str) -> None:
             comm=SoloComm(),
             reporter=Listener(),
         )
+
+
+def test_whether_weights_learn_is_asked_of_dev_rows_alone(model_folder: str) -> None:
+    """The same answer, and the same text, whatever the private rows are: an empty run says it too.
+
+    A zero gain lets no gradient through to what comes before it.
+    """
+    plan = tiny_plan("rgp", batch_size=1, epochs=1)
+    model = tiny_classifier(model_folder, plan)
+    weights = dict(model.named_parameters())
+    last = "encoder.encoder.layer.0.output.LayerNorm"
+    with torch.no_grad():
+        weights[f"{last}.weight"].zero_()
+        weights[f"{last}.bias"].fill_(1)
+    data, listener = tiny_data(model_folder), Listener()
+    messages = []
+    for seed in range(4):
+        with pytest.raises(UserError, match="6 trainable tensors got no gradient") as error:
+            train(plan, 0.5, model, data, seed=seed, comm=SoloComm(), reporter=listener)
+        messages.append(str(error.value))
+    assert len(set(messages)) == 1
+    assert listener.steps == []  # before the first private row
 
 
 def test_unreached_weights_are_frozen_with_a_warning(model_folder: str) -> None:

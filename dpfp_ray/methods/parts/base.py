@@ -31,6 +31,11 @@ class Rows:
     inputs: dict[str, Tensor]
     labels: Tensor
 
+    def only(self, kept: Tensor) -> Rows:
+        """Those rows of which the mask `kept` says True."""
+        inputs = {name: tensor[kept] for name, tensor in self.inputs.items()}
+        return Rows(self.positions[kept.cpu().numpy()], inputs, self.labels[kept])
+
 
 class Method(ABC):
     """How one step's gradient comes about. Subclasses say what they add to plain training."""
@@ -74,16 +79,6 @@ class Method(ABC):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-
-    def stuck(self) -> list[str]:
-        """Weights that should learn but got nothing from a step's rows; asked before `finish`."""
-        from dpfp_ray.models.classifier import trainable_parameters
-
-        return [
-            name
-            for name, parameter in trainable_parameters(self.model)
-            if parameter.grad is None or not parameter.grad.any()
-        ]
 
     def finish(self, step: int) -> None:  # noqa: B027 - most methods need nothing
         """Called once a step, when `.grad` holds the sum over all rows and workers."""

@@ -36,16 +36,21 @@ class GhostClipping(Clipping):
     def take(self, module: Module, inputs: Tensor, backprops: Tensor) -> None:
         self.uses.setdefault(module, []).append((inputs, backprops))
 
-    def add_clipped(self, losses: Tensor, clip: float) -> None:
+    def add_clipped(self, losses: Tensor, clip: float) -> Tensor:
         self.run_hooks(losses)
         squares = [
             square
             for module, uses in self.uses.items()
             for square in squared_norms(module, uses).values()
         ]
-        scale = clip_factors(torch.stack(squares).sum(0), clip)
+        total = torch.stack(squares).sum(0)
+        finite = losses.detach().isfinite() & total.isfinite()
+        if not finite.all():
+            self.uses.clear()
+        scale = clip_factors(total, clip)
         while self.uses:
             add_scaled(*self.uses.popitem(), scale)
+        return finite
 
 
 def squared_norms(module: Module, uses: list[Use]) -> Squares:

@@ -90,13 +90,15 @@ class Seen:
 
     Canary i is row i of `canaries` and stands at `places[i]` of `table`, from which the release was
     made, if its coin says so; if not, row i of `absent` stands there, or (None) nothing that adds.
-    `others` are the records that are no canaries. The release itself is a function of the seed.
+    `others` are the records that are no canaries. `released` is what the method's `release` gave
+    to the run, the very object that the head was made from; `noise_multiplier` is what is stated of
+    it.
     """
 
     plan: Plan
     noise_multiplier: float
-    seed: int
     classes: int
+    released: Any
     table: RepresentationTable
     places: NDArray[np.int64]
     canaries: RepresentationTable

@@ -30,8 +30,12 @@ class Clipping(GradSampleHooks, ABC):
         super().__init__(model, loss_reduction="sum", strict=False)
 
     @abstractmethod
-    def add_clipped(self, losses: Tensor, clip: float) -> None:
-        """Add Σ gᵢ min(1, clip/‖gᵢ‖) to `.grad`, where gᵢ is the gradient of `losses[i]`."""
+    def add_clipped(self, losses: Tensor, clip: float) -> Tensor:
+        """Add Σ gᵢ min(1, clip/‖gᵢ‖) to `.grad`, where gᵢ is the gradient of `losses[i]`.
+
+        Gives a mask of the rows whose loss and ‖gᵢ‖ are finite. If some are not, nothing is added:
+        no factor makes a bounded row of an undefined one.
+        """
 
     def remove(self) -> None:
         self.cleanup()
@@ -82,12 +86,17 @@ class HooksClipping(Clipping):
             # Not in place: a bias's sample may be the gradient itself, which others hold too.
             self.samples[parameter] = sample if before is None else before + sample
 
-    def add_clipped(self, losses: Tensor, clip: float) -> None:
+    def add_clipped(self, losses: Tensor, clip: float) -> Tensor:
         self.run_hooks(losses)
         norms = [torch.linalg.vector_norm(s.flatten(1), dim=1) for s in self.samples.values()]
-        scale = clip_factors(torch.stack(norms).square_().sum(0), clip)
+        squares = torch.stack(norms).square_().sum(0)
+        finite = losses.detach().isfinite() & squares.isfinite()
+        if not finite.all():
+            self.samples.clear()
+        scale = clip_factors(squares, clip)
         while self.samples:
             add_weighted(*self.samples.popitem(), scale)
+        return finite
 
 
 def per_example_gradients(

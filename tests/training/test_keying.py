@@ -1,0 +1,242 @@
+"""What draws and noise are keyed by: runs that differ in anything share neither."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dpfp_ray.data import Table
+from dpfp_ray.methods.parts.base import make_method
+from dpfp_ray.models.representations import HeadClassifier, RepresentationTable
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.sampling import make_sampler
+from dpfp_ray.training import loop
+from dpfp_ray.training.checkpoints import refuse_other_rows
+from dpfp_ray.training.comm import SoloComm
+from dpfp_ray.training.loop import Data, State
+from dpfp_ray.training.run import Inputs, Prepared, build_model, prepare, run
+from tests.support.one_release import make_table
+from tests.support.tiny_runs import (
+    Killed,
+    Listener,
+    tiny_classifier,
+    tiny_data,
+    tiny_plan,
+    tiny_world,
+)
+
+SEED = 2**100 + 7
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with tiny_world(tmp_path_factory.mktemp("world")) as folder:
+        yield folder
+
+
+def full_batch(epsilon: float, **changes: Any) -> Plan:
+    """One step of head DP-SGD on every record: nothing hides the sum but the noise."""
+    settings: dict[str, Any] = {"batch_size": 40, "epochs": 1, "clip": 1.0, "scope": "head"}
+    return Plan(method="dpsgd", epsilon=epsilon, representation="mean", **{**settings, **changes})
+
+
+def gradient(model: torch.nn.Module) -> Tensor:
+    found = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return torch.cat(found).double()
+
+
+def released(plan: Plan, table: RepresentationTable, seed: int = SEED) -> tuple[Tensor, float]:
+    """Σ clip(g) + noise of the first step of a real run, and its σ."""
+    inputs = Inputs(
+        Data(table, {"dev": make_table(10, table.width, seed=3)}), ("no", "yes"), "mean"
+    )
+    prepared = prepare(plan, inputs)
+    model = build_model(prepared, 1, torch.device("cpu"))
+    with pytest.raises(Killed):
+        run(prepared, Listener(1), seed=seed, model=model)
+    return gradient(model) * prepared.plan.B, prepared.noise_multiplier * prepared.plan.C
+
+
+def clipped_sum(plan: Plan, table: RepresentationTable) -> Tensor:
+    inputs = Inputs(Data(table, {}), ("no", "yes"), "mean")
+    bound = plan.bind(records=len(table), representation="mean", classes=2)
+    model = build_model(Prepared(bound, inputs, 0.0), 1, torch.device("cpu"))
+    method = make_method(bound, model, 0.0, seed=0)
+    records = np.arange(len(table))
+    method.begin(0, len(table))
+    method.backward(loop.take(table, records, records, torch.device("cpu")))
+    method.finish(0)
+    return gradient(model) * bound.B
+
+
+def test_two_budgets_under_one_seed_do_not_give_the_clipped_sum() -> None:
+    """(σ₁ r₂ − σ₂ r₁)/(σ₁ − σ₂) takes a noise off that both releases share."""
+    table = make_table(40)
+    (one, first), (three, second) = (released(full_batch(e), table) for e in (1.0, 3.0))
+    guess = (first * three - second * one) / (first - second)
+    truth = clipped_sum(full_batch(1.0), table)
+    noise = (guess - truth).square().mean().sqrt()
+    expected = first * second * 2**0.5 / (first - second)  # of independent noise
+    assert 0.4 * expected < noise < 2 * expected
+
+
+def test_the_attack_would_have_worked_on_noise_that_is_shared() -> None:
+    """So that the test above can fail."""
+    table = make_table(40)
+    truth = clipped_sum(full_batch(1.0), table)
+    noise = torch.randn(truth.shape, generator=torch.Generator().manual_seed(1))
+    one, three = truth + 2.0 * noise, truth + 0.7 * noise
+    guess = (2.0 * three - 0.7 * one) / (2.0 - 0.7)
+    assert (guess - truth).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("what", ["plan", "label", "representations", "seed"])
+def test_noise_differs_as_soon_as_anything_does(what: str) -> None:
+    """Less the sum that is known here, the releases' noise is uncorrelated."""
+    plan, table = full_batch(3.0), make_table(40, width=300)
+    other_plan, other, seed = plan, table, SEED
+    if what == "plan":
+        other_plan = full_batch(3.0, learning_rate=0.07)  # the same σ and the same first step
+    elif what == "label":
+        other = replace(table, labels=np.where(np.arange(40) == 7, 1 - table.labels, table.labels))
+    elif what == "representations":
+        other = replace(table, key="another encoder")
+    else:
+        seed += 1
+    noise = [
+        released(p, t, s)[0] - clipped_sum(p, t)
+        for p, t, s in ((plan, table, SEED), (other_plan, other, seed))
+    ]
+    assert abs(float(torch.corrcoef(torch.stack(noise))[0, 1])) < 0.2  # of 602 numbers
+
+
+def test_the_same_run_again_is_the_same_noise() -> None:
+    plan, table = full_batch(3.0), make_table(40)
+    assert torch.equal(released(plan, table)[0], released(plan, table)[0])
+
+
+def test_draws_are_keyed_by_the_plan_too(model_folder: str) -> None:
+    rows = []
+    for rate in (1e-3, 2e-3):
+        plan, listener = tiny_plan("non_private", learning_rate=rate), Listener()
+        rows.append(drawn(model_folder, plan, listener))
+    assert rows[0] != rows[1]
+
+
+def drawn(model_folder: str, plan: Plan, listener: Listener) -> list[list[int]]:
+    """The records of each step of a real run."""
+    data, found = tiny_data(model_folder, plan.D), []
+
+    class Seen:
+        """The training table, with an eye on who is asked for."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(data.train, name)
+
+        def __len__(self) -> int:
+            return len(data.train)
+
+        def collate(self, rows: Any) -> Any:
+            found.append(sorted(rows.tolist()))
+            return data.train.collate(rows)
+
+    train: Table = Seen()
+    model = tiny_classifier(model_folder, plan)
+    loop.train(
+        plan, 0.5, model, Data(train, data.dev), seed=SEED, comm=SoloComm(), reporter=listener
+    )
+    return found
+
+
+# States of the version before ---------------------------------------------------------------------
+
+
+def head_data() -> Data:
+    return Data(make_table(24), {"dev": make_table(10, seed=3)})
+
+
+def head_run(plan: Plan, listener: Listener, state: State | None = None) -> dict[str, Tensor]:
+    model = HeadClassifier(6, 2, "mean", head_seed=3)
+    loop.train(
+        plan, 0.5, model, head_data(), seed=SEED, comm=SoloComm(), reporter=listener, state=state
+    )
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def head_plan(**changes: Any) -> Plan:
+    return tiny_plan("dpsgd", scope="head", task="sst2", **changes)
+
+
+def old_steps(plan: Plan, steps: int) -> tuple[HeadClassifier, torch.optim.Optimizer]:
+    """What the version before did: everything keyed by the seed as it is."""
+    model, table = HeadClassifier(6, 2, "mean", head_seed=3), head_data().train
+    method = make_method(plan, model, 0.5 * plan.C, SEED)
+    optimizer = torch.optim.AdamW(
+        method.parameters,
+        lr=plan.learning_rate or 0.0,
+        weight_decay=plan.weight_decay or 0.0,
+        fused=True,
+    )
+    sampler = make_sampler(plan, SEED)
+    for step in range(steps):
+        records = sampler.draw(step)
+        method.begin(step, len(records))
+        optimizer.zero_grad(set_to_none=True)
+        if len(records):
+            rows = np.arange(len(records))
+            method.backward(loop.take(table, records, rows, torch.device("cpu")))
+        method.finish(step)
+        loop.set_learning_rate(optimizer, plan, step)
+        optimizer.step()
+    return model, optimizer
+
+
+def test_a_state_without_the_mark_continues_as_it_began() -> None:
+    plan = head_plan()
+    listener = Listener(7)
+    with pytest.raises(Killed):
+        head_run(plan, listener)
+    model, optimizer = old_steps(plan, 7)
+    state = listener.state()
+    assert state.pop("keying") == 2
+    state["model"] = {name: p.detach() for name, p in model.named_parameters()}
+    state["optimizer"] = optimizer.state_dict()
+
+    again = Listener(9)  # stopped and continued once more, it is still of the old kind
+    with pytest.raises(Killed):
+        head_run(plan, again, state)
+    weights = head_run(plan, Listener(), again.state())
+    expected = dict(old_steps(plan, plan.steps)[0].named_parameters())
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    new = head_run(plan, Listener())
+    assert not torch.equal(new["head.weight"], weights["head.weight"])
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [{"max_train": 24}, {"task": "demo"}, {"task": "custom", "train_file": "reviews.csv"}],
+)
+def test_an_old_state_of_other_rows_is_refused(chosen: dict[str, Any]) -> None:
+    plan = replace(head_plan(), **chosen)
+    with pytest.raises(UserError, match=r"chose other training records.*--overwrite"):
+        refuse_other_rows({"plan_hash": plan.hash}, plan)
+    refuse_other_rows({"plan_hash": plan.hash, "keying": 2}, plan)
+    given = replace(head_plan(), task="custom", train_file="a.csv", dev_file="b.csv")
+    refuse_other_rows({"plan_hash": given.hash}, given)
+
+
+def test_a_run_refuses_an_old_state_of_other_rows() -> None:
+    plan = Plan(method="dpsgd", scope="head", batch_size=4, epochs=1, representation="mean")
+    prepared = prepare(plan, Inputs(head_data(), ("no", "yes"), "mean"))
+    listener = Listener(1)
+    with pytest.raises(Killed):
+        run(prepared, listener, seed=SEED)
+    state = listener.state()
+    del state["keying"]
+    with pytest.raises(UserError, match="--overwrite"):
+        run(prepared, Listener(), seed=SEED, state=state)
