@@ -60,16 +60,24 @@ class Runner:
         with Runner("my-sweep", "/runs/my-sweep", RayOptions(), inputs_of) as runner:
             runner.run(trials, varied=["learning_rate"])
 
-    Leaving it without an error ends the sweep: the secret seed is deleted.
+    Leaving it without an error ends the sweep: the secret seed is deleted. A `sealed` sweep shows
+    nothing of its trials, not even how many there are: no table, no gauges, no trackers.
     """
 
     def __init__(
-        self, name: str, storage: str, options: RayOptions, inputs_of: Callable[[Plan], Inputs]
+        self,
+        name: str,
+        storage: str,
+        options: RayOptions,
+        inputs_of: Callable[[Plan], Inputs],
+        *,
+        sealed: bool = False,
     ) -> None:
         self.name = name
         self.storage = storage
         self.options = options
         self.inputs_of = inputs_of
+        self.sealed = sealed
         self._stack = ExitStack()
         self._sweep: Sweep | None = None
         self._shared: Shared = {}
@@ -162,6 +170,7 @@ class Runner:
             self.resources.workers,
             options.save_every_seconds,
             seed_known=options.seed is not None,
+            sealed=self.sealed,
         )
 
     def _fit(
@@ -177,7 +186,7 @@ class Runner:
         """One Tune experiment, new each time: what came before is in the records."""
         import ray.tune
 
-        from dpfp_ray.sweeps.live import LiveTable
+        from dpfp_ray.sweeps.live import LiveTable, SealedTable
         from dpfp_ray.sweeps.telemetry import TrialCounts
         from dpfp_ray.sweeps.trial_process import RETRIES, run_trial
 
@@ -193,8 +202,12 @@ class Runner:
             # Ray Train reserves what workers need; the trial itself must ask for something, too.
             resources if alone else {"memory": 1.0},
         )
-        table = LiveTable(self.name, total, done, self.storage, varied)
-        counts = TrialCounts(self.name, total, Store(self.storage).records())
+        shown = SealedTable if self.sealed else LiveTable
+        table = shown(self.name, total, done, self.storage, varied)
+        callbacks: list[Any] = [table]
+        if not self.sealed:
+            counts = TrialCounts(self.name, total, Store(self.storage).records())
+            callbacks += [counts, *self._trackers]
         tune_config.max_concurrent_trials = self.resources.slots
         tune_config.reuse_actors = alone
         tune_config.trial_dirname_creator = short_name
@@ -206,7 +219,7 @@ class Runner:
                 name=uuid4().hex[:12],
                 storage_path=f"{self.storage.rstrip('/')}/tune",
                 verbose=0,
-                callbacks=[table, counts, *self._trackers],
+                callbacks=callbacks,
                 failure_config=ray.tune.FailureConfig(max_failures=RETRIES),
             ),
         )
