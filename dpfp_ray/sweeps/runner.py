@@ -6,11 +6,13 @@ running ones go on from what they saved (`state.py`).
 """
 
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -211,20 +213,25 @@ class Runner:
         tune_config.max_concurrent_trials = self.resources.slots
         tune_config.reuse_actors = alone
         tune_config.trial_dirname_creator = short_name
+        name = uuid4().hex[:12]
         tuner = ray.tune.Tuner(
             trainable,
             param_space=param_space,
             tune_config=tune_config,
             run_config=ray.tune.RunConfig(
-                name=uuid4().hex[:12],
+                name=name,
                 storage_path=f"{self.storage.rstrip('/')}/tune",
                 verbose=0,
                 callbacks=callbacks,
                 failure_config=ray.tune.FailureConfig(max_failures=RETRIES),
             ),
         )
-        with table:
-            tuner.fit()
+        try:
+            with table:
+                tuner.fit()
+        finally:
+            if self.sealed and not self.options.address.startswith("ray://"):
+                forget_artifacts(name)
 
     def _share(self, plans: Iterable[Plan]) -> None:
         from dpfp_ray.sweeps.shared import input_key, share_inputs
@@ -254,6 +261,14 @@ def check_deadlock(scheduler: Any, workers: int) -> None:
             "scheduler asha with several workers needs Ray's dashboard (Ray would hang without "
             "it); install ray[default] or use scheduler: none"
         )
+
+
+def forget_artifacts(experiment: str) -> None:
+    """Delete Tune's copies of an experiment's results from Ray's session on this machine."""
+    from ray.train.constants import _get_ray_train_session_dir
+
+    for folder in Path(_get_ray_train_session_dir()).glob(f"*/{experiment}"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def short_name(trial: Any) -> str:

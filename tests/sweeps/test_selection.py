@@ -435,6 +435,14 @@ def test_while_it_ran_losers_were_sealed(selected: Selected) -> None:
     assert selected.listed_meanwhile == 1, "the older trial"
 
 
+def test_ray_s_session_keeps_no_copy_of_their_results(selected: Selected) -> None:
+    from ray.train.constants import _get_ray_train_session_dir
+
+    names = [record["trial"]["id"].encode() for record in selected.sealed]
+    files = [p for p in Path(_get_ray_train_session_dir()).rglob("*") if p.is_file()]
+    assert not [p for p in files if any(name in p.read_bytes() for name in names)]
+
+
 def test_only_the_winner_says_what_the_selection_costs(selected: Selected) -> None:
     (winner,), (charge,) = selected.results.records, selected.results.costs
     assert winner["statement"]["tuning"]["epsilon"] == charge.epsilon > 8
