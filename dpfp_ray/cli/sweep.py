@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KIND[:N]",
         help="what releasing the best trial is charged as: composition (default) counts every "
         "trial; logarithmic:N, geometric:N or poisson:N draw the number of trials at random, N "
-        "expected, which costs far less if only the best trial is ever shown (random search only)",
+        "expected, and show, keep and charge for the best one only (random search only)",
     )
     add_ray_flags(parser, default_storage="runs/NAME of the space")
 

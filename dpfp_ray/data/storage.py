@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 from uuid import uuid4
 
-from dpfp_ray.data.whole_files import PUBLIC, whole_file
+from dpfp_ray.data.whole_files import PRIVATE, PUBLIC, whole_file
 from dpfp_ray.plan.errors import UserError
 
 RECORDS = "records"
 RESULT = "result.json"
+# What must not be read with the rest: the unfinished trials of a selection. Owner-only throughout.
+SEALED = "sealed"
 OBJECT_STORES = {"s3", "gcs", "abfs"}  # pyarrow's names; an upload shows only when complete
 # Ray Tune leaves a result.json of its own (JSON lines) in each trial's folder, always beside this.
 TUNE_MARK = "params.json"
@@ -104,7 +106,7 @@ class LocalFiles:
     def find(self) -> list[Found]:
         found = []
         for folder, subfolders, names in os.walk(self.root):
-            subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+            subfolders[:] = [n for n in subfolders if not n.startswith(".") and n != SEALED]
             if os.path.basename(os.path.abspath(folder)) == RECORDS:
                 chosen = [name for name in names if is_record(name)]
             else:
@@ -126,7 +128,7 @@ class LocalFiles:
     def writing(self, name: str, mode: int = PUBLIC) -> Iterator[IO[bytes]]:
         path = self.root / name
         try:
-            with whole_file(path, mode) as file:
+            with whole_file(path, PRIVATE if self.root.name == SEALED else mode) as file:
                 yield file
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror or error}") from None

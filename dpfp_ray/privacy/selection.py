@@ -1,6 +1,6 @@
 """What it costs to release the best trial of a sweep instead of one run fixed in advance.
 
-Choosing by a score that depends on private training is itself a use of the data. Three prices:
+Choosing by a score that depends on private training is itself a use of the data. Two prices:
 
     repeat-and-select  The number of trials K is random (logarithmic, geometric or Poisson), every
                        trial is an independent draw of hyperparameters followed by a private run,
@@ -9,12 +9,14 @@ Choosing by a score that depends on private training is itself a use of the data
                        theorems 2 and 6, which dp-accounting implements for RDP).
     composition        All trials are paid for. The price of anything adaptive, of a grid, of early
                        stopping, and of publishing more than the best trial.
-    free               Trials only read what was already released (`release_once`, `moments`):
-                       post-processing. The price is that of the releases, once.
+
+(Trials that only read one and the same noisy release, as those of `moments` do, are
+post-processing: they need no selection, and composition charges the release once.)
 
 What repeat-and-select covers is one output: the best trial. K itself and the other trials' models
-and scores must stay private. With K known, the best of K has no such guarantee; a table of all
-trials is composition.
+and scores must stay private, and so must whatever shows which of the draws has won: the theorem is
+about trials that are independent and identically distributed given the data. With K known, the best
+of K has no such guarantee; a table of all trials is composition. `sweeps/selection.py` keeps to it.
 """
 
 from __future__ import annotations
@@ -26,16 +28,23 @@ from dataclasses import dataclass
 
 import dp_accounting
 import numpy as np
-from dp_accounting import dp_event, pld, rdp
+from dp_accounting import pld, rdp
 from dp_accounting.rdp import rdp_privacy_accountant
+from numpy.typing import NDArray
 from scipy import optimize
 
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.privacy.accounting import unconverged_orders_left_out
+from dpfp_ray.privacy.ledger_cost import WIDE_ORDERS, RdpCurve
 
 # dp-accounting's shape of the truncated negative binomial; Poisson is its limit.
 _SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
-_KINDS = (*_SHAPES, "composition", "free")
+_KINDS = (*_SHAPES, "composition")
 _ADD_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+# Where dp-accounting looks for the best order, and where ledgers ask (`ledger_cost`).
+_ORDERS = tuple(
+    sorted({*map(float, rdp_privacy_accountant.DEFAULT_RDP_ORDERS), *map(float, WIDE_ORDERS)})
+)
 # Privacy losses are rounded up to multiples of this share of ε: about 1% too much at worst.
 _PLD_INTERVAL = 5e-5
 _HOPELESS_EPSILON = 1e3  # protects nobody, and pld would need gigabytes to say so
@@ -43,7 +52,7 @@ _HOPELESS_EPSILON = 1e3  # protects nobody, and pld would need gigabytes to say 
 
 @dataclass(frozen=True)
 class Selection:
-    """How the number of trials is chosen; `expected` is its mean (None: known from the sweep)."""
+    """How the number of trials is chosen; `expected` is its mean, None for composition."""
 
     kind: str
     expected: float | None = None
@@ -57,35 +66,26 @@ class Selection:
         return self.kind if self.expected is None else f"{self.kind}:{self.expected:g}"
 
 
-@dataclass(frozen=True)
-class SelectionCost:
-    """ε of the whole selection at the δ asked for, and the accountant that vouches for it."""
-
-    epsilon: float
-    accountant: str
-    selection: Selection
-    trials: int | None
-
-
 def parse_selection(text: str) -> Selection:
-    """`logarithmic:30`, `geometric:30`, `poisson:30`, `composition`, `composition:30` or `free`."""
+    """`logarithmic:30`, `geometric:30`, `poisson:30` or `composition`."""
     kind, colon, number = text.strip().lower().partition(":")
     if kind not in _KINDS:
         raise UserError(f"unknown selection {text!r}: use one of {', '.join(_KINDS)}")
-    if kind == "free" and colon:
-        raise UserError(f"selection {text!r}: free takes no number of trials; write 'free'")
-    if not colon:
-        if kind in _SHAPES:
-            raise UserError(f"selection {text!r}: add the expected trials, such as '{kind}:30'")
+    if kind == "composition":
+        if colon:
+            raise UserError(
+                f"selection {text!r}: composition charges the trials that there are; write "
+                "'composition', and give their number with --samples"
+            )
         return Selection(kind)
+    if not colon:
+        raise UserError(f"selection {text!r}: add the expected trials, such as '{kind}:30'")
     try:
         expected = float(number)
     except ValueError:
         expected = math.nan
     if not (math.isfinite(expected) and expected >= 1.0):
         raise UserError(f"selection {text!r}: the trials must be a number >= 1, as in '{kind}:30'")
-    if kind == "composition" and not expected.is_integer():
-        raise UserError(f"selection {text!r}: composition counts whole trials, as in '{kind}:30'")
     return Selection(kind, expected)
 
 
@@ -109,7 +109,7 @@ def draw_trials(selection: Selection, rng: np.random.Generator) -> int:
     """Draw the number of trials. Keep it secret, and never draw again because you dislike it.
 
     Poisson may give 0: then no trial runs and nothing that depends on the data is released. The
-    theorem counts on that.
+    theorem counts on that, and on tails that are not cut: K may be many times its mean.
     """
     if selection.expected is None:
         raise ValueError(f"selection '{selection}' has no number of trials to draw")
@@ -117,10 +117,8 @@ def draw_trials(selection: Selection, rng: np.random.Generator) -> int:
         return int(rng.geometric(1.0 / selection.expected))
     if selection.kind == "poisson":
         return int(rng.poisson(selection.expected))
-    if selection.kind == "logarithmic":
-        gamma = logarithmic_gamma(selection.expected)
-        return int(rng.logseries(1.0 - gamma)) if gamma < 1.0 else 1
-    return int(selection.expected)
+    gamma = logarithmic_gamma(selection.expected)
+    return int(rng.logseries(1.0 - gamma)) if gamma < 1.0 else 1
 
 
 def logarithmic_gamma(mean: float) -> float:
@@ -134,41 +132,67 @@ def logarithmic_gamma(mean: float) -> float:
     return math.exp(-optimize.brentq(lambda x: math.expm1(x) / x - mean, 1e-13, top, xtol=1e-14))
 
 
+def selection_curve(
+    events: Sequence[dp_accounting.DpEvent],
+    selection: Selection,
+    relation: dp_accounting.NeighboringRelation = _ADD_REMOVE,
+) -> RdpCurve:
+    """The Rényi curve of releasing the best trial: what a ledger is charged for a whole selection.
+
+    `events` are all mechanisms that the search space can draw, not only those that it drew; the
+    worst of them is charged at every order. Orders at which no finite bound is known are left out.
+
+    A ledger's entry for a selection is one `Use` with this curve as its only part, one step, begun
+    before the first trial; its trials are no entries of their own. K must not be in it.
+    """
+    if not selection.repeats or selection.expected is None:
+        raise ValueError(f"selection '{selection}' is none of {', '.join(_SHAPES)}")
+    if not events:
+        raise ValueError("events must not be an empty sequence")
+    orders = np.array(_ORDERS)
+    with unconverged_orders_left_out():
+        # A trial that first draws its mechanism has, at every order, at most the worst one's RDP
+        # (Rényi divergence is quasi-convex). The maximum must be taken order by order and *before*
+        # the selection: the largest of the final ε's would be too small. dp-accounting has no event
+        # for this, hence its inner names; a test holds them to its public event.
+        worst = np.max([_trial_rdp(one, orders, selection, relation) for one in events], axis=0)
+        values = rdp_privacy_accountant._compute_rdp_repeat_and_select(
+            orders, worst, selection.expected, _SHAPES[selection.kind]
+        )
+    known = np.isfinite(values) & (values >= 0)
+    if not known.any():
+        raise UserError(f"selection '{selection}' has no finite bound for these trials")
+    return RdpCurve(tuple(orders[known].tolist()), tuple(np.asarray(values)[known].tolist()))
+
+
 def selection_epsilon(
-    base_event: dp_accounting.DpEvent | Sequence[dp_accounting.DpEvent],
+    events: Sequence[dp_accounting.DpEvent],
     selection: Selection,
     delta: float,
-    trials: int | None = None,
     relation: dp_accounting.NeighboringRelation = _ADD_REMOVE,
-) -> SelectionCost:
-    """ε of releasing the best trial.
+) -> float:
+    """ε at `delta` of releasing the best trial; see `selection_curve`.
 
-    One `base_event` means that all trials are this mechanism. A sequence of events means:
-    for repeat-and-select, every mechanism the search space can draw (not only those drawn), and
-    the worst of them is charged; for composition, the trials one by one; for free, the distinct
-    releases that the trials read (a sweep over the clip makes one for each clip).
-
-    `trials` is how many there were. Only composition needs it, and takes `selection.expected`
-    in its absence; repeat-and-select must not use it.
+    How many trials there were does not enter, and must not.
     """
-    one = isinstance(base_event, dp_accounting.DpEvent)
-    events = [base_event] if one else list(base_event)
-    if not events:
-        raise ValueError("base_event must not be an empty sequence")
-    if selection.repeats:
-        epsilon = _repeat_and_select_epsilon(events, selection, delta, relation)
-        return SelectionCost(epsilon, "rdp", selection, trials)
-    if selection.kind == "composition":
-        if trials is None and one and selection.expected is not None:
-            trials = int(selection.expected)
-        if one and trials is None:
-            raise ValueError("trials is needed to charge composition for one base_event")
-        trials = len(events) if trials is None else trials
-        if not one and trials != len(events):
-            raise ValueError(f"trials is {trials}, but base_event lists {len(events)}")
-        events = events * trials if one else events
-    epsilon, accountant = composition_epsilon(events, delta, relation)
-    return SelectionCost(epsilon, accountant, selection, trials)
+    curve = selection_curve(events, selection, relation)
+    return float(rdp.compute_epsilon(curve.orders, np.array(curve.values), delta)[0])
+
+
+def _trial_rdp(
+    event: dp_accounting.DpEvent,
+    orders: NDArray[np.float64],
+    selection: Selection,
+    relation: dp_accounting.NeighboringRelation,
+) -> NDArray[np.float64]:
+    accountant = rdp.RdpAccountant(orders, relation)
+    if not accountant.supports(event):
+        raise UserError(
+            f"selection '{selection}' needs RDP, which does not support these trials under "
+            f"{relation.name}: use --selection composition"
+        )
+    found = np.asarray(accountant.compose(event)._rdp, dtype=np.float64)
+    return np.where(found >= 0, found, np.inf)  # NaN is no bound
 
 
 def composition_epsilon(
@@ -204,31 +228,3 @@ def _composed(
     for event, count in counts.items():
         accountant.compose(event, count)
     return float(accountant.get_epsilon(delta))
-
-
-def _repeat_and_select_epsilon(
-    events: Sequence[dp_accounting.DpEvent],
-    selection: Selection,
-    delta: float,
-    relation: dp_accounting.NeighboringRelation,
-) -> float:
-    # Both trial and choice are Rényi bounds: no pld version of the theorem is in dp-accounting.
-    orders = np.array(rdp_privacy_accountant.DEFAULT_RDP_ORDERS, dtype=float)
-    mean, shape = selection.expected, _SHAPES[selection.kind]
-    accountants = [rdp.RdpAccountant(orders, relation) for _ in events]
-    if not all(a.supports(event) for a, event in zip(accountants, events, strict=True)):
-        raise UserError(
-            f"selection '{selection}' needs RDP, which does not support these trials under "
-            f"{relation.name}: use --selection composition"
-        )
-    if len(events) == 1:
-        repeated = dp_event.RepeatAndSelectDpEvent(events[0], mean, shape)
-        return float(accountants[0].compose(repeated).get_epsilon(delta))
-    # A trial that first draws its mechanism has, at every order, at most the worst one's RDP
-    # (Rényi divergence is quasi-convex). The maximum must be taken order by order and *before* the
-    # selection: the largest of the final ε's would be too small. dp-accounting has no event for
-    # this, hence its inner names; a test holds them to the public event above.
-    curves = [a.compose(event)._rdp for a, event in zip(accountants, events, strict=True)]
-    worst = np.max(curves, axis=0)
-    best = rdp_privacy_accountant._compute_rdp_repeat_and_select(orders, worst, mean, shape)
-    return float(rdp.compute_epsilon(orders, best, delta)[0])

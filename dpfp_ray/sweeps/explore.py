@@ -5,11 +5,9 @@ continues and repeats no finished trial.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.selection import check_search, parse_selection
 from dpfp_ray.privacy.wording import brief
@@ -22,9 +20,10 @@ from dpfp_ray.sweeps.cluster import default_address
 from dpfp_ray.sweeps.cost import Cost
 from dpfp_ray.sweeps.runner import RayOptions, Runner
 from dpfp_ray.sweeps.search_space import SearchSpace
+from dpfp_ray.sweeps.selection import run_selection
 from dpfp_ray.sweeps.spaces import read_search_space
 from dpfp_ray.sweeps.state import resolve_storage
-from dpfp_ray.sweeps.sweep import InputsOnce, bind_trial, run_sweep
+from dpfp_ray.sweeps.sweep import InputsOnce, run_sweep
 from dpfp_ray.training.console import Interrupted
 
 if TYPE_CHECKING:
@@ -105,7 +104,8 @@ def sweep(
     changes    keys of the space to change, or plan fields to fix
     samples    how many trials (random, tpe)
     selection  what releasing the best trial is charged as: composition (default) counts every
-               trial; logarithmic:N, geometric:N, poisson:N draw their number at random
+               trial; logarithmic:N, geometric:N, poisson:N draw their number at random, N
+               expected, keep it and all trials but the best secret, and release that one
     """
     refuse_encoder(encoder)
     if not isinstance(space, SearchSpace):
@@ -117,39 +117,29 @@ def sweep(
         space = dataclasses.replace(space, samples=samples)
     place = resolve_storage(str(storage or f"runs/{space.name}"))
     options, inputs_of = ray_options(ray), InputsOnce()
-    costs = None
     if selection:
         chosen = parse_selection(selection)
         check_search(chosen, space.search, space.scheduler)
         if chosen.repeats:
-            bind = partial(_bind, space, inputs_of)
-            costs = [cost.chosen_cost(space, chosen, bind)]
-            count = cost.draw_count(place, chosen, options.seed)
-            if count == 0:
-                stderr.print("the draw says no trial at all: nothing is run, nothing is released")
-                return Results(place, space, [], [])
-            space = dataclasses.replace(space, samples=count, seeds=1)
+            return Results(place, space, *run_selection(space, chosen, place, options, inputs_of))
     try:
         with Runner(space.name, place, options, inputs_of) as runner:
             run_sweep(space, runner)
     except KeyboardInterrupt:
         raise stopped(place) from None
-    return Results(place, space, *close(place, costs))
+    return Results(place, space, *close(place))
 
 
-def _bind(space: SearchSpace, inputs_of: InputsOnce, chosen: dict[str, Any]) -> Any:
-    return bind_trial(space.plan_values(chosen), inputs_of)
-
-
-def close(storage: str, costs: list[Cost] | None = None) -> tuple[list[Record], list[Cost]]:
+def close(storage: str) -> tuple[list[Record], list[Cost]]:
     """Write what the whole costs into every statement, and the table beside the records.
 
     Trials that only served to choose among others are part of the cost.
     """
     store = Store(storage)
     records = store.records()
-    costs = costs or cost.composed_cost(records)
-    cost.write_cost(storage, records, costs)
+    costs = cost.composed_cost(records)
+    # What a selection's winner says about tuning is its own.
+    cost.write_cost(storage, [r for r in records if "selection" not in r], costs)
     store.export()
     return store.records(), costs
 

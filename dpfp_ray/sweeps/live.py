@@ -115,6 +115,25 @@ class LiveTable(Callback):
         return table
 
 
+class SealedTable(LiveTable):
+    """Of a selection: that it runs, and for how long. How many trials there are, or are finished,
+    is part of what the selection's theorem keeps secret."""
+
+    def __enter__(self) -> "SealedTable":
+        self.done = 0
+        super().__enter__()
+        if self.live is None:
+            stderr.print("selection in progress; only its winner will be shown")
+        return self
+
+    def _say(self, trial: Any) -> None:
+        pass
+
+    def _table(self) -> Table:
+        elapsed = clock(time.monotonic() - self.started)
+        return Table(f"selection in progress, {elapsed} gone", title=self.title)
+
+
 def why(trial: Any) -> str:
     """The last reason of a trial that was restarted as often as is allowed."""
     error = trial.get_error()

@@ -6,11 +6,13 @@ running ones go on from what they saved (`state.py`).
 """
 
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -61,16 +63,24 @@ class Runner:
         with Runner("my-sweep", "/runs/my-sweep", RayOptions(), inputs_of) as runner:
             runner.run(trials, varied=["learning_rate"])
 
-    Leaving it without an error ends the sweep: the secret seed is deleted.
+    Leaving it without an error ends the sweep: the secret seed is deleted. A `sealed` sweep shows
+    nothing of its trials, not even how many there are: no table, no gauges, no trackers.
     """
 
     def __init__(
-        self, name: str, storage: str, options: RayOptions, inputs_of: Callable[[Plan], Inputs]
+        self,
+        name: str,
+        storage: str,
+        options: RayOptions,
+        inputs_of: Callable[[Plan], Inputs],
+        *,
+        sealed: bool = False,
     ) -> None:
         self.name = name
         self.storage = storage
         self.options = options
         self.inputs_of = inputs_of
+        self.sealed = sealed
         self._stack = ExitStack()
         self._sweep: Sweep | None = None
         self._shared: Shared = {}
@@ -164,6 +174,7 @@ class Runner:
             options.save_every_seconds,
             seed_known=options.seed is not None,
             show_training_loss=options.show_training_loss,
+            sealed=self.sealed,
         )
 
     def _fit(
@@ -179,7 +190,7 @@ class Runner:
         """One Tune experiment, new each time: what came before is in the records."""
         import ray.tune
 
-        from dpfp_ray.sweeps.live import LiveTable
+        from dpfp_ray.sweeps.live import LiveTable, SealedTable
         from dpfp_ray.sweeps.telemetry import TrialCounts
         from dpfp_ray.sweeps.trial_process import RETRIES, run_trial
 
@@ -195,25 +206,34 @@ class Runner:
             # Ray Train reserves what workers need; the trial itself must ask for something, too.
             resources if alone else {"memory": 1.0},
         )
-        table = LiveTable(self.name, total, done, self.storage, varied)
-        counts = TrialCounts(self.name, total, Store(self.storage).records())
+        shown = SealedTable if self.sealed else LiveTable
+        table = shown(self.name, total, done, self.storage, varied)
+        callbacks: list[Any] = [table]
+        if not self.sealed:
+            counts = TrialCounts(self.name, total, Store(self.storage).records())
+            callbacks += [counts, *self._trackers]
         tune_config.max_concurrent_trials = self.resources.slots
         tune_config.reuse_actors = alone
         tune_config.trial_dirname_creator = short_name
+        name = uuid4().hex[:12]
         tuner = ray.tune.Tuner(
             trainable,
             param_space=param_space,
             tune_config=tune_config,
             run_config=ray.tune.RunConfig(
-                name=uuid4().hex[:12],
+                name=name,
                 storage_path=f"{self.storage.rstrip('/')}/tune",
                 verbose=0,
-                callbacks=[table, counts, *self._trackers],
+                callbacks=callbacks,
                 failure_config=ray.tune.FailureConfig(max_failures=RETRIES),
             ),
         )
-        with table:
-            tuner.fit()
+        try:
+            with table:
+                tuner.fit()
+        finally:
+            if self.sealed and not self.options.address.startswith("ray://"):
+                forget_artifacts(name)
 
     def _share(self, plans: Iterable[Plan]) -> None:
         from dpfp_ray.sweeps.shared import input_key, share_inputs
@@ -243,6 +263,14 @@ def check_deadlock(scheduler: Any, workers: int) -> None:
             "scheduler asha with several workers needs Ray's dashboard (Ray would hang without "
             "it); install ray[default] or use scheduler: none"
         )
+
+
+def forget_artifacts(experiment: str) -> None:
+    """Delete Tune's copies of an experiment's results from Ray's session on this machine."""
+    from ray.train.constants import _get_ray_train_session_dir
+
+    for folder in Path(_get_ray_train_session_dir()).glob(f"*/{experiment}"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def short_name(trial: Any) -> str:

@@ -48,12 +48,13 @@ LONGEST = 64  # characters of a tag; a plan's hash has 16
 
 
 class TrialGauges:
-    """One trial's gauges; silent where there is no Ray.
+    """One trial's gauges; silent where there is no Ray, or if the trial is sealed.
 
     A report has all of them. A save, which a long epoch has many of, has what changes in between.
     """
 
-    def __init__(self, trial: Trial, sweep: str) -> None:
+    def __init__(self, trial: Trial, sweep: str, silent: bool = False) -> None:
+        self.silent = silent
         self.tags = trial_tags(trial.plan, trial.id, sweep)
         self.guarantees = {
             name: guarantee(replace(trial.plan, accountant=name)) for name in ACCOUNTANTS
@@ -86,6 +87,8 @@ class TrialGauges:
         )
 
     def _show(self, spent: Mapping[str, float | None], **values: float | None) -> None:
+        if self.silent:
+            return
         for name, value in values.items():
             put(name, value, self.tags)
         for accountant, value in spent.items():

@@ -17,16 +17,22 @@ SETTLED = ("finished", "stopped", "refused", "failed")
 
 @dataclass(frozen=True)
 class Trial:
-    """A bound, calibrated plan and the number of its repetition (`seed_index`)."""
+    """A bound, calibrated plan and the number of its repetition (`seed_index`).
+
+    `name` is for draws of a selection, which have nothing else that tells equal ones apart.
+    """
 
     plan: Plan
     noise_multiplier: float
     seed_index: int = 0
     group: str = ""
+    name: str = ""
 
     @property
     def id(self) -> str:
         """The same for the same trial of the same sweep, whenever and wherever it runs."""
+        if self.name:
+            return self.name
         return f"{self.group + '-' if self.group else ''}{self.plan.hash}-{self.seed_index}"
 
     def seed(self, sweep_seed: int) -> int:
@@ -34,8 +40,9 @@ class Trial:
 
         Trials on one release must see the same release, so they share a seed and it is paid once;
         its own key (`release_id` in `methods/parts/one_release.py`) keeps other releases apart.
+        Trials with a name are independent of each other whatever they do.
         """
-        if self.plan.one_release:
+        if self.plan.one_release and not self.name:
             return derived_seed(sweep_seed, f"release {self.seed_index}")
         return derived_seed(sweep_seed, f"trial {self.id}")
 

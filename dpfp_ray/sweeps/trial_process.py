@@ -42,6 +42,7 @@ class Sweep:
     save_every_seconds: float = 30.0
     seed_known: bool = False  # with the seed one knows the noise; results say so
     show_training_loss: bool = False
+    sealed: bool = False  # nothing of its trials is shown
 
 
 Shared = dict[tuple[object, ...], "ray.ObjectRef[SharedInputs]"]
@@ -97,7 +98,7 @@ def run_worker(
         progress = Progress(**state["progress"])
         return result_record(prepared, progress, model, device, seed_known=sweep.seed_known)
 
-    gauges = TrialGauges(trial, sweep.name)
+    gauges = TrialGauges(trial, sweep.name, silent=sweep.sealed)
 
     def save(state: State) -> None:
         states.save_trial(trial.id, state, seed)

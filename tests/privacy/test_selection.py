@@ -1,5 +1,6 @@
 """Selection cost against dp-accounting, the theorems written out, and golden numbers."""
 
+import json
 import math
 from collections import Counter
 
@@ -12,6 +13,7 @@ from scipy import stats
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.accounting import gdp_epsilon
+from dpfp_ray.privacy.ledger_cost import composed_epsilon, part_from_json, part_to_json
 from dpfp_ray.privacy.selection import (
     Selection,
     check_search,
@@ -19,6 +21,7 @@ from dpfp_ray.privacy.selection import (
     draw_trials,
     logarithmic_gamma,
     parse_selection,
+    selection_curve,
     selection_epsilon,
 )
 
@@ -38,9 +41,9 @@ def dpsgd(batch: int = 1024, epochs: int = 10, sigma: float = 0.959) -> dp_accou
     ("text", "epsilon"), [("logarithmic:30", 5.36), ("geometric:30", 6.34), ("poisson:30", 11.10)]
 )
 def test_golden_repeat_and_select(text: str, epsilon: float) -> None:
-    cost = selection_epsilon(dpsgd(), parse_selection(text), DELTA)
-    assert cost.epsilon == pytest.approx(epsilon, abs=0.006)
-    assert cost.accountant == "rdp"
+    assert selection_epsilon([dpsgd()], parse_selection(text), DELTA) == pytest.approx(
+        epsilon, abs=0.006
+    )
 
 
 def test_golden_base_run() -> None:
@@ -54,9 +57,9 @@ def test_golden_composition_by_rdp() -> None:
 
 
 def test_composition_by_pld_is_lower_than_by_rdp() -> None:
-    cost = selection_epsilon(dpsgd(), parse_selection("composition:30"), DELTA)
-    assert cost.epsilon == pytest.approx(16.99, rel=5e-3)
-    assert (cost.accountant, cost.trials) == ("pld", 30)
+    epsilon, accountant = composition_epsilon([dpsgd()] * 30, DELTA)
+    assert epsilon == pytest.approx(16.99, rel=5e-3)
+    assert accountant == "pld"
 
 
 def theorem_2(mean: float, shape: float, sigma: float, delta: float) -> float:
@@ -74,29 +77,43 @@ def theorem_2(mean: float, shape: float, sigma: float, delta: float) -> float:
 
 @pytest.mark.parametrize(("kind", "shape"), [("logarithmic", 0.0), ("geometric", 1.0)])
 def test_repeat_and_select_equals_the_theorem_written_out(kind: str, shape: float) -> None:
-    cost = selection_epsilon(dp_accounting.GaussianDpEvent(2.0), Selection(kind, 12.0), 1e-5)
-    assert cost.epsilon == pytest.approx(theorem_2(12.0, shape, 2.0, 1e-5), rel=1e-6)
+    found = selection_epsilon([dp_accounting.GaussianDpEvent(2.0)], Selection(kind, 12.0), 1e-5)
+    assert found == pytest.approx(theorem_2(12.0, shape, 2.0, 1e-5), rel=1e-6)
 
 
-def test_the_number_of_trials_drawn_does_not_change_the_cost() -> None:
-    selection = parse_selection("geometric:30")
-    one = selection_epsilon(dpsgd(), selection, DELTA, trials=1)
-    many = selection_epsilon(dpsgd(), selection, DELTA, trials=200)
-    assert one.epsilon == many.epsilon
+@pytest.mark.parametrize("text", ["logarithmic:30", "geometric:30", "poisson:30"])
+@pytest.mark.parametrize("event", [dpsgd(), dp_accounting.GaussianDpEvent(2.0)])
+def test_the_curve_is_that_of_dp_accounting(text: str, event: dp_accounting.DpEvent) -> None:
+    selection = parse_selection(text)
+    curve = selection_curve([event], selection)
+    repeated = dp_accounting.dp_event.RepeatAndSelectDpEvent(
+        event, selection.expected, {"l": 0.0, "g": 1.0, "p": math.inf}[text[0]]
+    )
+    theirs = rdp.RdpAccountant(list(curve.orders)).compose(repeated)
+    assert curve.values == pytest.approx(theirs._rdp, rel=1e-12)
+    assert selection_epsilon([event], selection, DELTA) == theirs.get_epsilon(DELTA)
 
 
-def test_free_costs_the_release_itself() -> None:
-    cost = selection_epsilon(dp_accounting.GaussianDpEvent(1.41), Selection("free"), DELTA, 1000)
-    exact = gdp_epsilon(1 / 1.41, DELTA)
-    assert exact <= cost.epsilon <= 1.001 * exact
-    assert cost.trials == 1000
+def test_a_ledger_adds_the_curve_up_as_the_selection_alone_says() -> None:
+    selection = parse_selection("logarithmic:30")
+    together = composed_epsilon({selection_curve([dpsgd()], selection): 1}, DELTA)
+    alone = selection_epsilon([dpsgd()], selection, DELTA)
+    assert alone * (1 - 1e-9) <= together <= 1.02 * alone
 
 
-def test_free_pays_for_every_distinct_release() -> None:
-    releases = [dp_accounting.GaussianDpEvent(2.0), dp_accounting.GaussianDpEvent(3.0)]
-    cost = selection_epsilon(releases, Selection("free"), 1e-5)
-    exact = gdp_epsilon(math.hypot(1 / 2, 1 / 3), 1e-5)
-    assert exact <= cost.epsilon <= 1.001 * exact
+def test_the_curve_survives_a_ledger_s_files() -> None:
+    curve = selection_curve([dpsgd(sigma=0.45)], parse_selection("geometric:5"))
+    assert part_from_json(json.loads(json.dumps(part_to_json(curve)))) == curve
+
+
+def test_orders_without_a_bound_are_left_out() -> None:
+    curve = selection_curve([dpsgd(sigma=0.05)], parse_selection("poisson:5"))
+    assert all(math.isfinite(value) for value in curve.values)
+
+
+def test_only_repeat_and_select_has_a_curve() -> None:
+    with pytest.raises(ValueError, match="logarithmic"):
+        selection_curve([dpsgd()], Selection("composition"))
 
 
 def test_composition_of_different_gaussians_is_exact_gdp() -> None:
@@ -108,13 +125,6 @@ def test_composition_of_different_gaussians_is_exact_gdp() -> None:
     assert accountant == "pld"
 
 
-def test_composition_of_equal_trials_equals_the_list_of_them() -> None:
-    base = dp_accounting.GaussianDpEvent(4.0)
-    counted = selection_epsilon(base, Selection("composition"), 1e-5, trials=5)
-    listed = selection_epsilon([base] * 5, Selection("composition"), 1e-5)
-    assert counted == listed
-
-
 def test_composition_falls_back_to_rdp_where_pld_has_no_answer() -> None:
     event = dp_accounting.dp_event.ZCDpEvent(rho=0.01)
     epsilon, accountant = composition_epsilon([event, event], 1e-5)
@@ -122,21 +132,10 @@ def test_composition_falls_back_to_rdp_where_pld_has_no_answer() -> None:
     assert (epsilon, accountant) == (pytest.approx(expected), "rdp")
 
 
-def test_composition_needs_a_number_of_trials() -> None:
-    with pytest.raises(ValueError, match="trials"):
-        selection_epsilon(dpsgd(), Selection("composition"), DELTA)
-
-
-def test_composition_refuses_a_count_that_contradicts_the_list() -> None:
-    events = [dp_accounting.GaussianDpEvent(2.0)] * 3
-    with pytest.raises(ValueError, match="lists 3"):
-        selection_epsilon(events, Selection("composition"), 1e-5, trials=2)
-
-
 def test_unsupported_trials_are_a_user_error() -> None:
     with pytest.raises(UserError, match="composition"):
         selection_epsilon(
-            dp_accounting.dp_event.UnsupportedDpEvent(), Selection("geometric", 3.0), 1e-5
+            [dp_accounting.dp_event.UnsupportedDpEvent()], Selection("geometric", 3.0), 1e-5
         )
 
 
@@ -147,15 +146,15 @@ def test_unsupported_trials_are_a_user_error() -> None:
 def test_a_dominated_candidate_adds_nothing(kind: str) -> None:
     strong, weak = dp_accounting.GaussianDpEvent(1.0), dp_accounting.GaussianDpEvent(3.0)
     selection = Selection(kind, 10.0)
-    alone = selection_epsilon(strong, selection, 1e-5).epsilon
-    assert selection_epsilon([weak, strong], selection, 1e-5).epsilon == pytest.approx(alone)
+    alone = selection_epsilon([strong], selection, 1e-5)
+    assert selection_epsilon([weak, strong], selection, 1e-5) == pytest.approx(alone)
 
 
 @pytest.mark.parametrize("kind", ["logarithmic", "geometric", "poisson"])
 def test_a_list_of_the_same_mechanism_costs_what_it_costs_alone(kind: str) -> None:
     selection = Selection(kind, 30.0)
-    alone = selection_epsilon(dpsgd(), selection, DELTA).epsilon
-    listed = selection_epsilon([dpsgd(), dpsgd()], selection, DELTA).epsilon
+    alone = selection_epsilon([dpsgd()], selection, DELTA)
+    listed = selection_epsilon([dpsgd(), dpsgd()], selection, DELTA)
     assert listed == pytest.approx(alone, rel=1e-12)
 
 
@@ -163,8 +162,8 @@ def test_candidates_whose_curves_cross_cost_more_than_the_worse_of_the_two() -> 
     steep = dpsgd(batch=32, epochs=3, sigma=0.45)
     flat = dp_accounting.GaussianDpEvent(1.2)
     selection = Selection("geometric", 10.0)
-    each = [selection_epsilon(event, selection, DELTA).epsilon for event in (steep, flat)]
-    assert selection_epsilon([steep, flat], selection, DELTA).epsilon > max(each) + 1e-3
+    each = [selection_epsilon([event], selection, DELTA) for event in (steep, flat)]
+    assert selection_epsilon([steep, flat], selection, DELTA) > max(each) + 1e-3
 
 
 def test_an_unsupported_candidate_is_refused() -> None:
@@ -210,13 +209,9 @@ def test_one_expected_trial_is_one_trial() -> None:
     assert draw_trials(Selection("logarithmic", 1.0), np.random.default_rng(0)) == 1
 
 
-def test_composition_runs_the_trials_it_names() -> None:
-    assert draw_trials(Selection("composition", 12.0), np.random.default_rng(0)) == 12
-
-
 def test_nothing_to_draw_from() -> None:
     with pytest.raises(ValueError, match="no number of trials"):
-        draw_trials(Selection("free"), np.random.default_rng(0))
+        draw_trials(Selection("composition"), np.random.default_rng(0))
 
 
 # --- words --------------------------------------------------------------------------------------
@@ -229,8 +224,6 @@ def test_nothing_to_draw_from() -> None:
         (" Geometric:12.5 ", Selection("geometric", 12.5)),
         ("poisson:8", Selection("poisson", 8.0)),
         ("composition", Selection("composition")),
-        ("composition:16", Selection("composition", 16.0)),
-        ("free", Selection("free")),
     ],
 )
 def test_parse(text: str, selection: Selection) -> None:
@@ -249,8 +242,8 @@ def test_parse(text: str, selection: Selection) -> None:
         ("poisson:0.5", ">= 1"),
         ("poisson:nan", ">= 1"),
         ("poisson:inf", ">= 1"),
-        ("composition:2.5", "whole"),
-        ("free:3", "write 'free'"),
+        ("composition:30", "write 'composition'"),
+        ("free", "use one of"),
     ],
 )
 def test_bad_selections_name_the_fix(text: str, fix: str) -> None:
@@ -276,6 +269,5 @@ def test_early_stopping_may_not(scheduler: str) -> None:
         check_search(parse_selection("geometric:30"), "random", scheduler)
 
 
-@pytest.mark.parametrize("text", ["composition", "free"])
-def test_composition_and_free_allow_any_search(text: str) -> None:
-    check_search(parse_selection(text), "optuna", "asha")
+def test_composition_allows_any_search() -> None:
+    check_search(parse_selection("composition"), "optuna", "asha")

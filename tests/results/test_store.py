@@ -203,6 +203,15 @@ def test_the_records_folder_itself_may_be_named(tmp_path: Path) -> None:
     assert identities(Store(tmp_path / "records")) == ["t1"]
 
 
+def test_sealed_records_are_not_read_and_owner_only(tmp_path: Path) -> None:
+    Store(tmp_path / "sweep" / "sealed").put(make_record("secret"))
+    Store(tmp_path / "sweep").put(make_record("shown"))
+    for folder in (tmp_path, tmp_path / "sweep"):
+        assert identities(Store(folder)) == ["shown"]
+    (kept,) = (tmp_path / "sweep" / "sealed").rglob("*.json")
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+
 def test_files_of_ray_tune_are_not_taken_for_ours(tmp_path: Path) -> None:
     folder = tmp_path / "sweep" / "trainable_0001"
     write_json(folder / "params.json", {})

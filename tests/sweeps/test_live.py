@@ -10,7 +10,7 @@ from rich.console import Console
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps import live
-from dpfp_ray.sweeps.live import LiveTable, clock
+from dpfp_ray.sweeps.live import LiveTable, SealedTable, clock
 from dpfp_ray.sweeps.trial import Trial
 
 
@@ -92,6 +92,33 @@ def test_a_trial_given_up_has_a_record(tmp_path: Path, output: io.StringIO) -> N
     assert kept["trial"]["status"] == "failed"
     assert "the worker died" in kept["trial"]["error"]
     assert kept["plan"] == trial.ours.plan.to_dict()
+
+
+def test_a_selection_shows_neither_trials_nor_their_number(
+    tmp_path: Path, output: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live.sys.stderr, "isatty", lambda: False)
+    trials = [TuneTrial(rate, "TERMINATED", accuracy=0.77) for rate in (1e-3, 1e-4)]
+    for trial in trials:
+        trial.last_result["status"] = "finished"
+    shown = SealedTable("title", 7, 3, str(tmp_path), ["learning_rate"])
+    with shown:
+        shown.on_trial_complete(0, trials, trials[0])
+        shown.on_step_end(0, trials)
+        Console(file=output, width=120).print(shown._table())
+    first, *rest = output.getvalue().splitlines()
+    assert first == "selection in progress; only its winner will be shown"
+    assert "selection in progress, 0:00 gone" in "".join(rest)
+    assert not set("123456789") & set(output.getvalue())
+
+
+def test_a_sealed_trial_given_up_has_a_record(tmp_path: Path, output: io.StringIO) -> None:
+    trial = TuneTrial(1e-3, "ERROR")
+    SealedTable("title", 7, 3, str(tmp_path), []).on_trial_error(0, [trial], trial)
+    kept = Store(tmp_path).get(trial.ours.id)
+    assert kept is not None
+    assert kept["trial"]["status"] == "failed"
+    assert output.getvalue() == ""
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,12 @@ def bound(**values: Any) -> Plan:
     return Plan(**values).bind(records=1000, representation="mean")
 
 
+def test_a_sealed_trial_has_no_gauges(shown: Shown) -> None:
+    gauges = TrialGauges(Trial(bound(method="dpfp"), 0.5), "a sweep", silent=True)
+    gauges.report(make_record("t"))
+    assert shown == {}
+
+
 def gauges_of(plan: Plan) -> TrialGauges:
     return TrialGauges(Trial(plan, 0.5), "a sweep")
 

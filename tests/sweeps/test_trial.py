@@ -40,7 +40,7 @@ def test_seeds_differ_between_trials_and_sweeps() -> None:
 
 
 def test_config_holds_no_seed() -> None:
-    assert set(make().to_config()) == {"plan", "noise_multiplier", "seed_index", "group"}
+    assert set(make().to_config()) == {"plan", "noise_multiplier", "seed_index", "group", "name"}
 
 
 @pytest.mark.parametrize("value", [3, 3.0])
@@ -54,6 +54,18 @@ def test_trials_on_one_release_share_a_seed_so_that_tuning_is_free() -> None:
     assert one.seed(1) == other.seed(1)
     assert Trial(one.plan, 0.5, group="tune").seed(1) == one.seed(1)
     assert Trial(one.plan, 0.5, seed_index=1).seed(1) != one.seed(1)
+
+
+def test_a_name_takes_the_place_of_plan_and_repetition() -> None:
+    trial = make()
+    one, other = (Trial(trial.plan, 0.5, name=name) for name in ("a", "b"))
+    assert (one.id, other.id) == ("a", "b")
+    assert one.seed(1) != other.seed(1)
+
+
+def test_named_trials_make_releases_of_their_own() -> None:
+    trial = make(mode="moments")
+    assert Trial(trial.plan, 0.5, name="a").seed(1) != Trial(trial.plan, 0.5, name="b").seed(1)
 
 
 def test_a_settled_trial_keeps_what_it_recorded_before(tmp_path: Path) -> None:

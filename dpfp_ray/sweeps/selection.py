@@ -1,0 +1,389 @@
+"""`dpfp sweep --selection KIND:N`: the best of a random number of random trials, and nothing else.
+
+Papernot & Steinke 2022 (theorems 2 and 6) price one output: the best of K trials that are
+independent and identically distributed given the data, K drawn from a known distribution and never
+told. So here
+
+- K, each trial's settings, its noise and how ties are broken follow from the sweep's secret seed;
+- equal draws are trials of their own, with noise of their own;
+- trials are named by a keyed hash, which shows neither their settings nor their place in the list;
+- all files of the unfinished selection, its seed included, are in STORE/sealed (owner-only), which
+  no reader of a store looks into; it is deleted at the end;
+- what becomes a record is the winner, without clocks, machines or memory: a process that has run
+  many trials differs in these from one that has run none.
+
+STORE/sealed/               records, states and seed of an unfinished selection
+STORE/records/ID.json       the winner
+STORE/selection-KEY.json    that the selection is finished, so that the same command does not pay
+                            for it twice; KEY names what was selected from, and how
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from dp_accounting import NeighboringRelation
+
+from dpfp_ray.data.storage import SEALED, open_files
+from dpfp_ray.data.terminal import stderr
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy import accounting
+from dpfp_ray.privacy.ledger_cost import RdpCurve, part_to_json
+from dpfp_ray.privacy.ledger_entries import Use
+from dpfp_ray.privacy.sampling import derived_seed, keyed_generator
+from dpfp_ray.privacy.selection import Selection, draw_trials, selection_curve, selection_epsilon
+from dpfp_ray.results.store import Record, Store
+from dpfp_ray.sweeps.runner import RayOptions, Runner
+from dpfp_ray.sweeps.search_space import SearchSpace
+from dpfp_ray.sweeps.state import SweepState
+from dpfp_ray.sweeps.sweep import bind_trial
+from dpfp_ray.sweeps.trial import SETTLED, Trial
+from dpfp_ray.training.console import Interrupted
+from dpfp_ray.training.run import Inputs
+
+# Fields that change no mechanism, whatever their value; all others must take finitely many values.
+FREE_OF_COST = (
+    "learning_rate", "weight_decay", "clip", "dropout", "ridge", "shrinkage", "rank",
+    "power_iterations", "max_length", "max_dev", "max_physical_batch",
+)  # fmt: skip
+# Fields that only matter to what is computed from a release that has been paid for.
+POST_PROCESSING = {"ridge", "shrinkage", "prior"}
+# Of a winner's record: what its own run made, and nothing of where and when.
+TRIAL_FACTS = ("id", "sweep", "group", "seed_index", "status", "error")
+COST_FACTS = ("parameters", "trainable_parameters")
+MARK = "selection.json"
+
+Bind = Callable[[dict[str, Any]], Trial]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One trial of a selection before it is bound to data."""
+
+    name: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What a selection costs as a whole, in the trials' own adjacency.
+
+    `ledger_part` is the same in a ledger's adjacency (zero-out); see `use`.
+    """
+
+    selection: str
+    task: str
+    methods: str
+    adjacency: str
+    labels_protected: bool
+    records: int
+    epsilon: float
+    delta: float
+    nominal: bool
+    ledger_part: RdpCurve
+    accountant: str = "rdp"
+
+    def sentence(self) -> str:
+        mark = "†" if self.nominal else ""
+        return (
+            f"the best of a random number of trials on {self.task} ({self.selection}, "
+            f"{self.adjacency}), all others and their number secret: "
+            f"ε = {self.epsilon:.3g}{mark} ({self.accountant}), δ = {self.delta:.3g}"
+        )
+
+    def statement(self) -> dict[str, Any]:
+        """For the winner's statement, under `tuning`."""
+        names = ("selection", "task", "adjacency", "epsilon", "delta", "accountant", "nominal")
+        return {name: getattr(self, name) for name in names} | {"text": self.sentence()}
+
+    def use(self, *, key: str, people: str, run: str) -> Use:
+        """The selection as *one* entry of a ledger, to be begun before its first trial.
+
+        Its trials must have no entries of their own: these would add up to composition, and count
+        K. It has one step, and is charged in full however many trials were run. `key` is
+        `selection_key`; `run` must be equal for equal seeds (`Ledger.mark` of the secret seed).
+        """
+        return Use(
+            purpose="trial",
+            plan_hash=key,
+            method=f"{self.methods}, {self.selection}",
+            people=people,
+            records=self.records,
+            steps=1,
+            parts=(self.ledger_part,),
+            adjacency=self.adjacency,
+            labels_protected=self.labels_protected,
+            guarantee="nominal" if self.nominal else "proved",
+            delta=self.delta,
+            run=run,
+        )
+
+
+def run_selection(
+    space: SearchSpace,
+    chosen: Selection,
+    storage: str,
+    options: RayOptions,
+    inputs_of: Callable[[Plan], Inputs],
+) -> tuple[list[Record], list[Any]]:
+    """Run what is left of a selection: its winner's record, and what it costs.
+
+    Both lists are empty if the draw says that there is no trial. Stopped or killed, the same call
+    continues to the same winner.
+    """
+    check_choosing(space, options)
+
+    def bind(settings: dict[str, Any]) -> Trial:
+        return bind_trial(space.plan_values(settings), inputs_of)
+
+    charge = selection_charge(space, chosen, bind)
+    key, store = selection_key(space, chosen), Store(storage)
+    finished = read_json(store, f"selection-{key}.json")
+    if finished is None:
+        sealed = open_sealed(storage, key)
+        seed = SweepState(sealed).seed(options.seed)
+        draws = draw_all(space, chosen, seed)
+        trials = bind_all(draws, bind, sealed, storage)
+        try:
+            with Runner(space.name, sealed, options, inputs_of, sealed=True) as runner:
+                runner.run(trials, varied=[])
+                # Before the seed goes: whoever is killed here finds the same winner again.
+                winner = best_record(Store(sealed), trials, seed)
+                finished = {"selection": str(chosen), "winner": None}
+                if winner is not None:
+                    store.put(shown(winner, chosen, charge))
+                    finished["winner"] = winner["trial"]["id"]
+                store.files.write(f"selection-{key}.json", json.dumps(finished).encode())
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"stopped; the same command continues. Until the selection ends, {sealed} is secret"
+            ) from None
+    else:
+        stderr.print("this selection is finished; for another one, use another --storage")
+    store.files.delete_folder(SEALED)
+    if finished["winner"] is None:
+        stderr.print("the draw says no trial at all: nothing is run, nothing is released")
+        return [], []
+    store.export()
+    record = store.get(finished["winner"])
+    return ([] if record is None else [record]), [charge]
+
+
+def check_choosing(space: SearchSpace, options: RayOptions) -> None:
+    """Refuse what would show, or choose by, something else than the theorem allows."""
+    if options.tracker:
+        raise UserError(
+            f"--tracker {options.tracker} would show every trial, and a selection may show only "
+            "its winner; drop --tracker, or use --selection composition"
+        )
+    if space.metrics != (("accuracy", "max"),):
+        named = ", ".join(f"{name} {goal}" for name, goal in space.metrics)
+        raise UserError(
+            f"--selection chooses by dev accuracy, and the space's metric is {named}; remove "
+            "`metric` from it, or use --selection composition"
+        )
+
+
+# --- what it costs ------------------------------------------------------------------------------
+
+
+def selection_charge(space: SearchSpace, chosen: Selection, bind: Bind) -> Charge:
+    """ε of releasing only the best of a random number of random trials.
+
+    The theorem wants every mechanism that the space can draw, not only those that it drew.
+    """
+    trials = [bind(one) for one in privacy_choices(space)]
+    plans = [trial.plan for trial in trials]
+    check_chargeable(space, plans)
+    mechanisms = list(
+        dict.fromkeys(accounting.mechanism(t.plan, t.noise_multiplier) for t in trials)
+    )
+    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    if plans[0].adjacency == "replace_one":
+        relation = NeighboringRelation.REPLACE_ONE
+    events: list[Any] = [accounting.dp_event(one) for one in mechanisms]
+    zeroed: list[Any] = [
+        accounting.dp_event(replace(one, adjacency="zero_out")) for one in mechanisms
+    ]
+    delta = min(plan.delta for plan in plans if plan.delta is not None)
+    return Charge(
+        selection=str(chosen),
+        task=", ".join(dict.fromkeys(plan.task for plan in plans)),
+        methods=", ".join(dict.fromkeys(plan.spec.title for plan in plans)),
+        adjacency=str(plans[0].adjacency),
+        labels_protected=all(plan.spec.labels_protected for plan in plans),
+        records=max(plan.D for plan in plans),
+        epsilon=selection_epsilon(events, chosen, delta, relation),
+        delta=delta,
+        nominal=any(plan.spec.guarantee == "nominal" for plan in plans),
+        ledger_part=selection_curve(zeroed, chosen),
+    )
+
+
+def check_chargeable(space: SearchSpace, plans: Sequence[Plan]) -> None:
+    """Refuse spaces for which the theorem has no price, or that pay one for nothing."""
+    open_ones = [plan for plan in plans if not plan.private]
+    if open_ones:
+        raise UserError(
+            f"--selection cannot promise anything for method {open_ones[0].method}; take it out of "
+            "the space"
+        )
+    if any(plan.label_epsilon for plan in plans):
+        raise UserError("--selection cannot charge for label_epsilon; use composition, or drop it")
+    adjacencies = sorted({str(plan.adjacency) for plan in plans})
+    if len(adjacencies) > 1:
+        raise UserError(
+            f"--selection needs one adjacency for all trials, and this space has "
+            f"{' and '.join(adjacencies)}; fix adjacency, or the method"
+        )
+    if all(plan.one_release for plan in plans) and set(space.varied) <= POST_PROCESSING:
+        raise UserError(
+            f"{plans[0].spec.title} uses the records once, and choosing {', '.join(space.varied)} "
+            "on that release is free: a selection would only cost more; drop --selection"
+        )
+
+
+def privacy_choices(space: SearchSpace) -> list[dict[str, Any]]:
+    """One choice for each combination of values that makes a difference to privacy."""
+    options: list[list[tuple[str, Any]]] = []
+    for parameter in space.parameters:
+        values: Sequence[Any] = parameter.values
+        if not values and parameter.distribution == "power_of_two":
+            values = [
+                2**power for power in range(64) if parameter.low <= 2**power <= parameter.high
+            ]
+        elif not values and parameter.name not in FREE_OF_COST:
+            raise UserError(
+                f"--selection charges for every {parameter.name} that could be drawn; "
+                "give it values: […] or distribution: power_of_two"
+            )
+        # Of what is no matter for privacy, one value stands for all.
+        whole = int(parameter.low) if parameter.distribution == "int_uniform" else parameter.low
+        options.append([(parameter.name, value) for value in values or [whole]])
+    return [dict(combination) for combination in product(*options)]
+
+
+# --- the draw -----------------------------------------------------------------------------------
+
+
+def draw_all(space: SearchSpace, chosen: Selection, seed: int) -> list[Draw]:
+    """All trials of the selection: how many, which settings, which names. As secret as `seed`.
+
+    The same for the same seed; drawing again because the number is inconvenient would void the
+    theorem.
+    """
+    count = draw_trials(chosen, keyed_generator(seed, "selection count", 0))
+    return [Draw(_name(seed, index), _settings(space, seed, index)) for index in range(count)]
+
+
+def _name(seed: int, index: int) -> str:
+    return f"selected-{derived_seed(seed, f'selection name {index}'):032x}"
+
+
+def _settings(space: SearchSpace, seed: int, index: int) -> dict[str, Any]:
+    rng = keyed_generator(seed, "selection settings", index)
+    return {parameter.name: parameter.draw(rng) for parameter in space.parameters}
+
+
+def bind_all(draws: Iterable[Draw], bind: Bind, sealed: str, storage: str) -> list[Trial]:
+    """The trials; a UserError if one of them cannot run, before any does."""
+    try:
+        return [replace(bind(draw.settings), name=draw.name) for draw in draws]
+    except UserError as error:
+        if not Store(sealed).records():
+            open_files(storage).delete_folder(SEALED)
+        raise UserError(f"this space can draw settings that cannot run: {error}") from None
+
+
+# --- the winner ---------------------------------------------------------------------------------
+
+
+def best_name(scores: Mapping[str, float | None], seed: int) -> str | None:
+    """The trial with the best score; those that failed have None and lose to all others.
+
+    Ties are broken by the secret seed: the first or the last of equals would show its place.
+    """
+
+    def rank(name: str) -> tuple[bool, float, float]:
+        score = scores[name]
+        tie = float(keyed_generator(seed, f"selection tie {name}", 0).random())
+        return score is not None, score or 0.0, tie
+
+    return max(scores, key=rank, default=None)
+
+
+def best_record(sealed: Store, trials: Iterable[Trial], seed: int) -> Record | None:
+    """The winner's record by dev accuracy, which is public; None if there was no trial."""
+    found: dict[str, Record] = {}
+    for trial in trials:
+        record = sealed.get(trial.id)
+        if record is None or record["trial"].get("status") not in SETTLED:
+            raise RuntimeError("a trial of the selection has no final record")
+        found[trial.id] = record
+    scores = {
+        name: record["metrics"]["accuracy"] if record["trial"]["status"] == "finished" else None
+        for name, record in found.items()
+    }
+    winner = best_name(scores, seed)
+    return None if winner is None else found[winner]
+
+
+def shown(record: Record, chosen: Selection, charge: Charge) -> Record:
+    """A winner's record as readers may have it; `selection` says what a ledger charges for it."""
+    trial = {name: record["trial"].get(name) for name in TRIAL_FACTS}
+    public = {**record, "trial": {**trial, "selection": str(chosen)}}
+    public["selection"] = {"kind": str(chosen), "part": part_to_json(charge.ledger_part)}
+    if "cost" in record:
+        public["cost"] = {
+            name: value if name in COST_FACTS else None for name, value in record["cost"].items()
+        }
+    if "history" in record:
+        public["history"] = [{**epoch, "train_seconds": None} for epoch in record["history"]]
+    if "statement" in record:
+        public["statement"] = {**record["statement"], "tuning": charge.statement()}
+    return public
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def selection_key(space: SearchSpace, chosen: Selection) -> str:
+    """Names what is selected from, and how."""
+    return blake2b(f"{space.key} {chosen}".encode(), digest_size=6).hexdigest()
+
+
+def open_sealed(storage: str, key: str) -> str:
+    """The place of an unfinished selection, owner-only; a UserError if another one is there."""
+    path, mark, query = storage.partition("?") if "://" in storage else (storage, "", "")
+    sealed = f"{path.rstrip('/')}/{SEALED}{mark}{query}"
+    files = open_files(sealed)
+    if files.local:
+        folder = Path(files.name)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)  # whatever the umask, and whoever made it
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {folder}: {error.strerror}; use another --storage"
+            ) from None
+    known = read_json(Store(sealed), MARK)
+    if known is None:
+        files.write(MARK, json.dumps({"key": key}).encode())
+    elif known.get("key") != key:
+        raise UserError(
+            f"{sealed} is an unfinished selection from another space or of another kind; continue "
+            "that one, or use another --storage (its trials have been spent)"
+        )
+    return sealed
+
+
+def read_json(store: Store, name: str) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(store.files.read_name(name)))
+    except FileNotFoundError:
+        return None
