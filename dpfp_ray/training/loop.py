@@ -17,6 +17,7 @@ from dpfp_ray.data import Table
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.methods.parts.base import Method, Rows, make_method
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
+from dpfp_ray.models.scopes import resting
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import keyed_integer, make_sampler
@@ -107,6 +108,7 @@ def train(
     def mean_loss() -> float:
         return loss_sum.item() / max(1, loss_rows)
 
+    unchecked = progress.rows == 0
     model.train()
     while progress.step < plan.steps:
         started = time.perf_counter()
@@ -123,8 +125,9 @@ def train(
                 torch.manual_seed(keyed_integer(seed, f"dropout {comm.rank} {number}", step))
             step_loss += method.backward(take(data.train, records, mine[part], device))
         comm.sum_([*method.gradients(), step_loss])
-        if progress.rows == 0 and len(records):
+        if unchecked and len(records):
             check_all_move(method)
+            unchecked = bool(resting(model))  # those that others must wake: see in the next step
         method.finish(step)
         set_learning_rate(optimizer, plan, step)
         optimizer.step()

@@ -78,11 +78,13 @@ class Method(ABC):
     def stuck(self) -> list[str]:
         """Weights that should learn but got nothing from a step's rows; asked before `finish`."""
         from dpfp_ray.models.classifier import trainable_parameters
+        from dpfp_ray.models.scopes import resting
 
+        excused = resting(self.model)
         return [
             name
             for name, parameter in trainable_parameters(self.model)
-            if parameter.grad is None or not parameter.grad.any()
+            if name not in excused and (parameter.grad is None or not parameter.grad.any())
         ]
 
     def finish(self, step: int) -> None:  # noqa: B027 - most methods need nothing

@@ -20,6 +20,7 @@ from dpfp_ray.methods.parts.per_example import (
     add_weighted,
     clip_factors,
     gradient,
+    needs_inputs,
     per_example_gradients,
 )
 
@@ -34,16 +35,18 @@ class GhostClipping(Clipping):
         self.uses: dict[Module, list[Use]] = {}
 
     def take(self, module: Module, inputs: Tensor, backprops: Tensor) -> None:
+        if not needs_inputs(module):
+            backprops = tokens(backprops).sum(1, keepdim=True)  # all that a bias needs of a row
         self.uses.setdefault(module, []).append((inputs, backprops))
 
-    def add_clipped(self, losses: Tensor, clip: float) -> None:
+    def add_clipped(self, losses: Tensor, clip: float, style: str = "abadi") -> None:
         self.run_hooks(losses)
         squares = [
             square
             for module, uses in self.uses.items()
             for square in squared_norms(module, uses).values()
         ]
-        scale = clip_factors(torch.stack(squares).sum(0), clip)
+        scale = clip_factors(torch.stack(squares).sum(0).sqrt(), clip, style)
         while self.uses:
             add_scaled(*self.uses.popitem(), scale)
 
@@ -51,10 +54,10 @@ class GhostClipping(Clipping):
 def squared_norms(module: Module, uses: list[Use]) -> Squares:
     """Each row's squared gradient norm, for each of the module's trainable weights."""
     if type(module) is Linear:
-        inputs = _side_by_side([tokens(inputs) for inputs, _ in uses])
         outputs = _side_by_side([tokens(outputs) for _, outputs in uses])
         squares = {}
         if module.weight.requires_grad:
+            inputs = _side_by_side([tokens(inputs) for inputs, _ in uses])
             squares[module.weight] = _linear_squares(inputs, outputs)
         if module.bias is not None and module.bias.requires_grad:
             squares[module.bias] = outputs.sum(1).square().sum(1)
