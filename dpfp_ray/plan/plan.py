@@ -154,8 +154,8 @@ class Plan:
             if getattr(self, name) == "auto":
                 object.__setattr__(self, name, value)
         if self.scope == "lora":
-            for name, value in (("lora_rank", LORA_RANK), ("lora_alpha", LORA_ALPHA)):
-                self._fill(name, value)
+            self._fill("lora_rank", LORA_RANK)
+            self._fill("lora_alpha", LORA_ALPHA)
             self._fill("lora_freeze_a", False)
         defaults = spec.defaults_for(self.scope)
         self._fill("adjacency", spec.adjacencies[0])

@@ -101,7 +101,7 @@ def per_example_gradients(
 
     Its rule for LayerNorm wants a bias, which ModernBERT's do not have; ours does not.
     """
-    if not needs_inputs(module):
+    if isinstance(module, Linear) and not needs_inputs(module):
         return {module.bias: _sum_tokens(backprops, 1)}
     if type(module) is LayerNorm:
         return _layer_norm_gradients(module, inputs, backprops)
@@ -122,7 +122,7 @@ def _layer_norm_gradients(
     module: LayerNorm, inputs: Tensor, backprops: Tensor
 ) -> dict[Tensor, Tensor]:
     dims = len(module.normalized_shape)
-    found = {}
+    found: dict[Tensor, Tensor] = {}
     if module.weight is not None and module.weight.requires_grad:
         normed = functional.layer_norm(inputs, module.normalized_shape, eps=module.eps)
         found[module.weight] = _sum_tokens(normed * backprops, dims)
