@@ -120,7 +120,7 @@ def _biases_and_norms(encoder: Module) -> set[Parameter]:
         parameter
         for module in encoder.modules()
         for name, parameter in module.named_parameters(recurse=False)
-        if name == "bias" or "norm" in type(module).__name__.lower()
+        if name.endswith("bias") or "norm" in type(module).__name__.lower()
     }
 
 

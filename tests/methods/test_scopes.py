@@ -17,7 +17,7 @@ from dpfp_ray.models.pretrained import build_classifier
 from dpfp_ray.models.scopes import Lora, resting, woken
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.training.comm import SoloComm
+from dpfp_ray.training.comm import Comm, SoloComm
 from dpfp_ray.training.evaluate import evaluate
 from dpfp_ray.training.loop import Data, train
 from tests.methods.test_dpsgd import (
@@ -36,6 +36,7 @@ from tests.methods.test_dpsgd import (
     table,
 )
 from tests.support.tiny_models import ENCODERS, build_tiny
+from tests.support.tiny_runs import in_threads
 
 SCOPES = ("bias", "lora", "top:1", "top:2")
 METHODS = ("dpsgd", "dpfp", "non_private")
@@ -164,11 +165,17 @@ def test_rows_made_to_be_long_or_short_add_at_most_C(
 # --- whole runs ---------------------------------------------------------------------------------
 
 
-def trained(plan: Plan, listener: Listener, state: dict[str, Any] | None = None) -> Classifier:
+def trained(
+    plan: Plan,
+    listener: Listener,
+    state: dict[str, Any] | None = None,
+    comm: Comm | None = None,
+) -> Classifier:
     model = build(plan)
     source = table(plan.model)
     data = Data(source, {"dev": source})
-    train(plan, 1.0, model, data, seed=SEED, comm=SoloComm(), reporter=listener, state=state)
+    comm = comm or SoloComm()
+    train(plan, 1.0, model, data, seed=SEED, comm=comm, reporter=listener, state=state)
     return model
 
 
@@ -208,6 +215,24 @@ def test_how_rows_are_cut_does_not_matter(tiny: Callable[[str], str], scope: str
     whole = clipped_sum(method, make_rows(source))
     parts = clipped_sum(method, make_rows(source, [6, 2, 0]), make_rows(source, [1, 3, 4, 5]))
     assert_same(parts, whole)
+
+
+@pytest.mark.parametrize("scope", SCOPES[:3])
+def test_the_number_of_workers_does_not_change_the_run(
+    tiny: Callable[[str], str], scope: str
+) -> None:
+    plan = make_plan(tiny("bert"), scope=scope)
+    start, alone = build(plan), trained(plan, Listener())
+    workers = in_threads(2, lambda comm: trained(plan, Listener(), comm=comm))
+    for one, two, lone in zip(
+        *(w.named_parameters() for w in workers), alone.parameters(), strict=True
+    ):
+        assert torch.equal(one[1], two[1]), one[0]
+        if not one[0].endswith("key.bias"):  # its gradient is rounding error, which Adam blows up
+            torch.testing.assert_close(one[1], lone, rtol=1e-3, atol=1e-5, msg=one[0])
+    assert not all(
+        torch.equal(a, b) for a, b in zip(start.parameters(), alone.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("scope", SCOPES[:3])
