@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dpfp_ray.methods.parts.base import Method, Rows
 from dpfp_ray.plan.defaults import Defaults
-from dpfp_ray.plan.method_spec import MethodSpec
+from dpfp_ray.plan.method_spec import SCOPES, MethodSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +34,12 @@ SPEC = MethodSpec(
     # Du & Mi, section "Data and Settings". Schedule and weight decay are not stated there: linear
     # decay is the common recipe for GLUE fine-tuning, 0.01 is AdamW's own default.
     defaults=Defaults(batch_size=32, learning_rate=2e-5, epochs=5, weight_decay=0.01),
-    head_changes={"learning_rate": 2e-3},  # measured: benchmarks/frozen.md
+    scopes=SCOPES,
+    scope_changes={
+        "head": {"learning_rate": 2e-3},  # measured: benchmarks/frozen.md
+        # Bu et al. 2022: awslabs/fast-differential-privacy, examples/text_classification/
+        "bias": {"learning_rate": 1e-3},
+        "lora": {"learning_rate": 5e-4},  # Hu et al. 2022, appendix D: RoBERTa-base on GLUE
+    },
     token_score="row_movement",  # without noise a word's row moves only if its canary was drawn
 )

@@ -98,6 +98,8 @@ class Rgp(Method):
         import torch
         from torch.nn import functional
 
+        from dpfp_ray.methods.parts.per_example import clip_factors
+
         if len(rows.labels) == 0:
             return torch.zeros((), device=self.device)
         gradients = torch.zeros(len(rows.labels), self.coordinates, device=self.device)
@@ -109,7 +111,8 @@ class Rgp(Method):
         losses, norms = losses.detach(), torch.linalg.vector_norm(gradients, dim=1)
         finite = losses.isfinite() & norms.isfinite()
         gradients[~finite] = 0  # no factor makes a bounded row of an undefined one
-        self.sums += (self.plan.C / norms.clamp(min=self.plan.C)).where(finite, 0.0) @ gradients
+        factors = clip_factors(norms, self.plan.C, self.plan.clip_style).where(finite, 0.0)
+        self.sums += factors @ gradients
         return losses.where(finite, 0.0).sum()
 
     def gradients(self) -> list[Tensor]:
@@ -159,11 +162,11 @@ SPEC = MethodSpec(
     guarantee="proved",
     adjacencies=("add_remove",),
     steps=Rgp,
-    uses=("rank", "power_iterations", "carriers"),
+    uses=("rank", "power_iterations", "carriers", "clip_style"),
     # Yu et al. 2021: dayu11/Differentially-Private-Deep-Learning, language/. SST-2: B = 2000,
     # 30 epochs, lr 1e-4 to 3e-4, clip 1. Only the batch is scaled there (MNLI 14000, 30 epochs).
     defaults=Defaults(
         batch_size=2000, scales_batch=True, learning_rate=3e-4, epochs=30, schedule="constant"
     ),
-    head_changes={"learning_rate": 1e-2},  # measured: benchmarks/frozen.md
+    scope_changes={"head": {"learning_rate": 1e-2}},  # measured: benchmarks/frozen.md
 )

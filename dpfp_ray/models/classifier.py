@@ -115,11 +115,8 @@ class Classifier(Module):
         Architectures count from 0, from after the padding id, or from elsewhere. No rule is trusted
         before it reproduces the encoder's own output; with none, the encoder fills in its own.
         """
-        padding = getattr(self.encoder.config, "pad_token_id", None) or 0
-        real = [number for number in range(3, 8) if number != padding][:4]
-        ids = torch.tensor([real, [*real[:2], padding, padding]])
-        mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
-        batch = {"input_ids": ids, "attention_mask": mask}
+        batch = self.probe_batch()
+        mask = batch["attention_mask"]
         plain = {key: value for key, value in batch.items() if key in self._accepted}
         default = self.encoder(**plain).last_hidden_state
         rules: list[str | None] = ["count", None] if "position_ids" in self._accepted else [None]
@@ -130,6 +127,14 @@ class Classifier(Module):
             if torch.allclose(output[mask.bool()], default[mask.bool()], atol=1e-5):
                 break
         self.width = self.represent(batch).shape[-1]
+
+    def probe_batch(self) -> dict[str, Tensor]:
+        """Two made-up rows, one of them padded."""
+        padding = getattr(self.encoder.config, "pad_token_id", None) or 0
+        real = [number for number in range(3, 8) if number != padding][:4]
+        ids = torch.tensor([real, [*real[:2], padding, padding]])
+        mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+        return {"input_ids": ids, "attention_mask": mask}
 
 
 def bound_rows(h: Tensor, scaling: str, C: float) -> Tensor:

@@ -20,6 +20,7 @@ from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.representations import INFERENCE_ROWS, RepresentationTable
+from dpfp_ray.models.scopes import Lora, restrict
 from dpfp_ray.plan.errors import UserError
 
 CUSTOM = "custom:"  # how a plan's `model` says that the encoder was given to the call
@@ -80,7 +81,14 @@ class OwnEncoder:
         return "mean" if wanted == "auto" else wanted
 
     def classifier(
-        self, representation: str, classes: int, *, dropout: float, head_seed: int, frozen: bool
+        self,
+        representation: str,
+        classes: int,
+        *,
+        dropout: float,
+        head_seed: int,
+        scope: str,
+        lora: Lora | None = None,
     ) -> Classifier:
         """A copy of the encoder in fp32 with a new head."""
         encoder = copy.deepcopy(self.module).float().cpu()
@@ -91,19 +99,23 @@ class OwnEncoder:
         if not isinstance(encoder, PreTrainedModel):
             encoder = Adapter(encoder, self.tokenizer)
         try:
-            return Classifier(encoder, representation, classes, frozen=frozen, head_seed=head_seed)
+            model = Classifier(
+                encoder, representation, classes, frozen=scope == "head", head_seed=head_seed
+            )
         except Exception as error:  # whatever the caller's own code raises
             raise UserError(
                 f"encoder {self.name} gives no hidden states for input_ids and attention_mask "
                 f"({type(error).__name__}: {error})"
             ) from error
+        restrict(model, scope, lora, head_seed)
+        return model
 
     @torch.inference_mode()
     def represent(
         self, table: TokenTable, representation: str, precision: str
     ) -> RepresentationTable:
         """h of every row, as `representations.represent` makes it, but kept nowhere."""
-        model = self.classifier(representation, 2, dropout=0.0, head_seed=0, frozen=True)
+        model = self.classifier(representation, 2, dropout=0.0, head_seed=0, scope="head")
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model.to(device).eval()
         h = np.empty((len(table), model.width), np.float32)

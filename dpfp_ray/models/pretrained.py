@@ -16,7 +16,9 @@ from transformers.utils import logging as log
 
 from dpfp_ray.models import download
 from dpfp_ray.models.classifier import Classifier
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.models.scopes import Lora, restrict
+from dpfp_ray.plan.errors import UserError, unknown
+from dpfp_ray.plan.method_spec import SCOPES, scope_kind
 
 REPRESENTATIONS = ("pooler", "cls", "mean")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
@@ -32,14 +34,15 @@ def build_classifier(
     dropout: float = 0.0,
     head_seed: int = 0,
     scope: str = "all",
+    lora: Lora | None = None,
 ) -> Classifier:
     """Load an encoder in fp32 and put a new head on it; the same arguments give the same weights.
 
     Dropout is off unless asked for: its masks would depend on how rows are split over workers.
-    `scope="head"` freezes the encoder. The global random state is neither read nor changed.
+    `scope` says what trains (`scopes.py`). The global random state is neither read nor changed.
     """
-    if scope not in ("all", "head"):
-        raise UserError(f"scope must be all or head, not {scope!r}")
+    if scope_kind(scope) not in SCOPES:
+        raise UserError(unknown("scope", scope, SCOPES))
     representation = resolve_representation(model, representation)
     config, kind = _load_config(model)
     for key, value in config.to_dict().items():
@@ -68,9 +71,11 @@ def build_classifier(
                 module.p = dropout
         silent = f"model {model!r}: {config.model_type} gives no hidden states for tokens"
         with _quiet(), _one_line(silent):
-            return Classifier(
+            classifier = Classifier(
                 encoder, representation, classes, frozen=scope == "head", head_seed=head_seed
             )
+        restrict(classifier, scope, lora, head_seed)
+    return classifier
 
 
 def resolve_representation(model: str, representation: str) -> str:

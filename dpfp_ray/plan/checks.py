@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.plan.errors import UserError, unknown
-from dpfp_ray.plan.method_spec import USED_BY_SOME, users_of
+from dpfp_ray.plan.method_spec import LORA_FIELDS, SCOPES, USED_BY_SOME, scope_kind, users_of
 
 if TYPE_CHECKING:
     from dpfp_ray.plan.plan import Plan
@@ -19,6 +19,7 @@ _COUNTS = (
     "max_physical_batch",
     "rank",
     "power_iterations",
+    "lora_rank",
 )
 
 
@@ -42,7 +43,7 @@ def check(plan: "Plan") -> None:
             "a whole number of 1 or more",
         )
     _require(plan.epsilon, "epsilon", lambda v: 0 < v <= 1000, "a number above 0, at most 1000")
-    for name in ("clip", "learning_rate", "epochs"):
+    for name in ("clip", "learning_rate", "epochs", "lora_alpha"):
         _require(getattr(plan, name), name, lambda v: 0 < v < math.inf, "a number above 0")
     _require(plan.delta, "delta", lambda v: 0 < v < 1, "a number between 0 and 1")
     _require(plan.max_length, "max_length", lambda v: v >= 3, "3 or more")
@@ -79,7 +80,8 @@ def check(plan: "Plan") -> None:
 def _check_method(plan: "Plan") -> None:
     """What the plan's method, in its mode, has no use for."""
     spec = plan.spec
-    if plan.scope not in spec.scopes:
+    _check_scope(plan)
+    if scope_kind(plan.scope) not in spec.scopes:
         why = " freezes the encoder" if spec.scopes == ("head",) else f" has no scope {plan.scope}"
         raise UserError(f"{spec.title}{why}; use scope {' or '.join(spec.scopes)}, or drop scope")
     for name, unused in USED_BY_SOME.items():
@@ -111,6 +113,16 @@ def _check_method(plan: "Plan") -> None:
         )
     if plan.one_release:
         _check_one_release(plan)
+
+
+def _check_scope(plan: "Plan") -> None:
+    if scope_kind(plan.scope) not in SCOPES or plan.scope == "top:K":
+        raise UserError(
+            f"{unknown('scope', plan.scope, SCOPES)}; K is a number of layers, as in top:2"
+        )
+    for name in LORA_FIELDS:
+        if plan.scope != "lora" and (value := getattr(plan, name)) is not None:
+            raise UserError(f"{name} is {value}, but scope is {plan.scope}; drop it, or use lora")
 
 
 def _check_one_release(plan: "Plan") -> None:

@@ -7,6 +7,7 @@ a file adds a method: `docs/new_method.md` shows one.
 
 import functools
 import pkgutil
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -19,6 +20,10 @@ METHODS_ROOM = "dpfp_ray.methods"
 DEFAULT_METHOD = "dpfp"  # of a plan that names none: what this project is about
 FIRST_MODE = "paper"  # the mode of a plan that names none, and of methods that have only one
 GUARANTEES = ("none", "nominal", "proved")
+# What training may change: all weights, or the head with nothing, little or the last K layers of
+# the encoder (`models/scopes.py`).
+SCOPES = ("all", "head", "bias", "lora", "top:K")
+LORA_FIELDS = ("lora_rank", "lora_alpha", "lora_targets", "lora_freeze_a")
 # Plan fields that some methods have no use for, with the value they hold where nobody uses them.
 # A spec's `uses` names those that it uses; giving another method one of them is an error.
 USED_BY_SOME: dict[str, Any] = {
@@ -28,6 +33,7 @@ USED_BY_SOME: dict[str, Any] = {
     "shrinkage": None,
     "prior": "none",
     "label_epsilon": None,
+    "clip_style": "abadi",
 }
 # Without a meaning where all is released at once, or where nothing is promised.
 STEP_FIELDS = ("batch_size", "epochs", "learning_rate", "schedule", "weight_decay")
@@ -88,9 +94,10 @@ class MethodSpec:
 
     mode: str = FIRST_MODE
     order: int = 100  # place in lists and figures; equal ones by name
-    scopes: tuple[str, ...] = ("all", "head")  # the default first
+    scopes: tuple[str, ...] = ("all", "head")  # of `SCOPES`, the default first
     uses: tuple[str, ...] = ()  # plan fields that are not everyone's
-    head_changes: Mapping[str, Any] = field(default_factory=dict)  # defaults on a frozen encoder
+    # By scope: what differs from `defaults`.
+    scope_changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     # The privacy statement
     released: str = "the trained weights, and those after every step"
@@ -115,6 +122,8 @@ class MethodSpec:
             raise ValueError(f"{self.method} needs either steps or one_release")
         if (self.guarantee == "nominal") != bool(self.nominal):
             raise ValueError(f"{self.method} must say in `nominal` why its ε is nominal, if it is")
+        if self.nominal and set(self.nominal) != set(self.scopes):
+            raise ValueError(f"{self.method} must say in `nominal` why, for each of its scopes")
 
     @property
     def private(self) -> bool:
@@ -139,7 +148,15 @@ class MethodSpec:
 
     def defaults_for(self, scope: str) -> Defaults:
         """What a plan takes where the user gives no value."""
-        return replace(self.defaults, **self.head_changes) if scope == "head" else self.defaults
+        return replace(self.defaults, **self.scope_changes.get(scope_kind(scope), {}))
+
+    def nominal_for(self, scope: str) -> Nominal | None:
+        return self.nominal.get(scope_kind(scope))
+
+
+def scope_kind(scope: str | None) -> str:
+    """Its name in `SCOPES`: `top:2` is one of `top:K`; what is in none of them stays as it is."""
+    return "top:K" if re.fullmatch(r"top:[1-9]\d{0,3}", str(scope)) else str(scope)
 
 
 # The registry. Imports point from methods to plan; this lookup by name is the one deliberate way

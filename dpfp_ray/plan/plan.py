@@ -24,6 +24,7 @@ from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.method_spec import (
     DEFAULT_METHOD,
     FIRST_MODE,
+    LORA_FIELDS,
     METHODS,
     MODES,
     MethodSpec,
@@ -32,8 +33,13 @@ from dpfp_ray.plan.method_spec import (
 )
 
 CLIPPINGS = ("ghost", "hooks")
+CLIP_STYLES = ("abadi", "automatic")
 CARRIERS = ("weight", "history")
 ACCOUNTANTS = ("gdp", "rdp", "pld")
+LORA_RANK, LORA_ALPHA = 8, 16.0  # where Hu et al. 2022 and peft start
+# Fields younger than the first hashes are hashed only where they say something: plans that do not
+# use them keep the hash that they have in stores.
+UNSAID = {**dict.fromkeys(LORA_FIELDS), "clip_style": "abadi"}
 # Where the data lie and how a step is cut for memory do not change what is computed.
 NOT_HASHED = frozenset({"data_dir", "max_physical_batch", "classes"})  # classes follow from data
 
@@ -75,8 +81,21 @@ class Plan:
     mode: str = option(FIRST_MODE, "which variant of the method", MODES)
     scope: str = option(
         "auto",
-        "train all weights, or the head on a frozen encoder; auto: what the mode needs, else all",
-        ("auto", "all", "head"),
+        "what is trained: all weights, or the head and nothing else (head), all biases and "
+        "LayerNorms (bias), low-rank changes of attention (lora), the last K layers (top:K, as in "
+        "top:2); auto: what the mode needs, else all",
+    )
+    lora_rank: int | None = option(None, f"scope lora: rank of the change (default: {LORA_RANK})")
+    lora_alpha: float | None = option(
+        None, f"scope lora: the change is scaled by alpha/rank (default: {LORA_ALPHA:g})"
+    )
+    lora_targets: tuple[str, ...] | None = option(
+        None,
+        "scope lora: linear layers to change, by the ends of their names; default: attention's "
+        "query and value",
+    )
+    lora_freeze_a: bool | None = option(
+        None, "scope lora: yes trains B only, on a fixed random A (default: no)"
     )
     scaling: str = option(
         "auto",
@@ -96,6 +115,11 @@ class Plan:
         ("none", "dev"),
     )
     clipping: str = option("ghost", "how per-example gradients are clipped", CLIPPINGS)
+    clip_style: str = option(
+        "abadi",
+        "what a row's gradient g is multiplied by: min(1, C/‖g‖), or C/(‖g‖ + 0.01)",
+        CLIP_STYLES,
+    )
     rank: int = option(1, "rank r of the gradient carriers")
     power_iterations: int = option(1, "power iterations K that find the carriers")
     carriers: str = option("weight", "what the carriers decompose", CARRIERS)
@@ -129,6 +153,10 @@ class Plan:
         for name, value in (("scope", spec.scopes[0]), ("scaling", spec.defaults.scaling)):
             if getattr(self, name) == "auto":
                 object.__setattr__(self, name, value)
+        if self.scope == "lora":
+            self._fill("lora_rank", LORA_RANK)
+            self._fill("lora_alpha", LORA_ALPHA)
+            self._fill("lora_freeze_a", False)
         defaults = spec.defaults_for(self.scope)
         self._fill("adjacency", spec.adjacencies[0])
         for name in ("learning_rate", "clip", "schedule", "weight_decay", "ridge", "shrinkage"):
@@ -248,7 +276,11 @@ class Plan:
     @property
     def hash(self) -> str:
         """16 hex digits; equal for equal runs on any machine."""
-        facts = {key: value for key, value in self.to_dict().items() if key not in NOT_HASHED}
+        facts = {
+            key: value
+            for key, value in self.to_dict().items()
+            if key not in NOT_HASHED and not (key in UNSAID and value == UNSAID[key])
+        }
         text = json.dumps(facts, sort_keys=True, ensure_ascii=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

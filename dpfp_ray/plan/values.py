@@ -66,6 +66,8 @@ def _coerce(name: str, value: Any) -> Any:
         return tuple(_text(name, item).strip() for item in items)
     if wanted is str:
         return _text(name, value)
+    if wanted is bool:
+        return _yes_or_no(name, value)
     try:
         number = float(value)
         if isinstance(value, bool) or (wanted is int and number != int(number)):
@@ -74,6 +76,14 @@ def _coerce(name: str, value: Any) -> Any:
     except (TypeError, ValueError, OverflowError):
         kind = "a whole number" if wanted is int else "a number"
         raise UserError(f"{name} is {value!r}; give {kind}") from None
+
+
+def _yes_or_no(name: str, value: Any) -> bool:
+    words = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+    try:
+        return words[str(value).lower()]
+    except KeyError:
+        raise UserError(f"{name} is {value!r}; give yes or no") from None
 
 
 def _text(name: str, value: Any) -> str:

@@ -134,7 +134,7 @@ def _amplification(plan: Plan, mech: accounting.Mechanism) -> dict[str, Any]:
 def _proved(plan: Plan, mech: accounting.Mechanism) -> dict[str, Any]:
     """The smallest ε that is a theorem for this run, if there is one."""
     assert plan.delta is not None
-    if nominal := plan.spec.nominal.get(plan.scope):
+    if nominal := plan.spec.nominal_for(plan.scope):
         if not nominal.proved:
             return {"epsilon": None, "why": nominal.not_proved}
         return {"epsilon": participation.shown_epsilon(mech, plan.delta), "why": nominal.proved}
@@ -144,7 +144,7 @@ def _proved(plan: Plan, mech: accounting.Mechanism) -> dict[str, Any]:
 
 
 def _reasons(plan: Plan) -> list[str]:
-    if nominal := plan.spec.nominal.get(plan.scope):
+    if nominal := plan.spec.nominal_for(plan.scope):
         return list(nominal.reasons)
     return [CENTRAL_LIMIT] if guarantee(plan) == "nominal" else []
 
@@ -162,7 +162,7 @@ def _not_protected(plan: Plan, loss_shown: bool) -> list[str]:
         missing.append("labels: they are counted as public")
     if plan.adjacency != "add_remove":
         missing.append("the presence of a record: only its content is hidden")
-    if nominal := plan.spec.nominal.get(plan.scope):
+    if nominal := plan.spec.nominal_for(plan.scope):
         missing += nominal.not_protected
     if loss_shown:
         missing.append(

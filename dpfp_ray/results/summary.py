@@ -24,12 +24,16 @@ NOMINAL, REFUTED = "†", "‡"
 
 
 def label(plan: Mapping[str, Any]) -> str:
-    """A method's name, with what makes it a variant: `dpfp moments`, `dpsgd head`."""
+    """A method's name, with what makes it a variant: `dpfp moments`, `dpsgd top:2`."""
     parts = [str(plan.get("method") or "unknown")]
     if plan.get("mode") not in (None, FIRST_MODE):
         parts.append(str(plan["mode"]))
-    elif plan.get("scope") == "head":
-        parts.append("head")
+    elif plan.get("scope") not in (None, "all"):
+        parts.append(str(plan["scope"]))
+    if plan.get("lora_freeze_a"):
+        parts.append("frozen-A")
+    if plan.get("clip_style") not in (None, "abadi"):
+        parts.append(str(plan["clip_style"]))
     if plan.get("adjacency") == "replace_one":
         parts.append("replace-one")
     return " ".join(parts)

@@ -5,11 +5,18 @@ from collections.abc import Iterable
 from typing import Any
 
 from dpfp_ray.plan.errors import UserError, unknown
-from dpfp_ray.plan.method_spec import METHODS, find_spec, modes_of, scopes_of
+from dpfp_ray.plan.method_spec import (
+    LORA_FIELDS,
+    METHODS,
+    find_spec,
+    modes_of,
+    scope_kind,
+    scopes_of,
+)
 
 
 def variant(name: str) -> dict[str, str]:
-    """The plan fields that `dpfp`, `dpfp:moments` or `dpsgd:head` stand for."""
+    """The plan fields that `dpfp`, `dpfp:moments`, `dpsgd:head` or `dpsgd:top:2` stand for."""
     method, colon, kind = name.partition(":")
     if method not in METHODS:
         raise UserError(unknown("method", method, METHODS))
@@ -19,7 +26,7 @@ def variant(name: str) -> dict[str, str]:
     kinds = (*(modes if len(modes) > 1 else ()), *scopes[1:])
     if not kinds:
         raise UserError(f"{method} has no variants, so no {kind!r}; write {method} alone")
-    if kind not in kinds:
+    if scope_kind(kind) not in kinds or kind == "top:K":
         raise UserError(unknown(f"variant of {method}", kind, kinds))
     return {"method": method, "mode" if kind in modes else "scope": kind}
 
@@ -45,7 +52,8 @@ def plan_cells(
             values.setdefault("batch_size", 32)
         spec = find_spec(method, values.get("mode")) or find_spec(method)
         assert spec is not None
-        for key in spec.unused:
+        unused = spec.unused + (() if values.get("scope") == "lora" else LORA_FIELDS)
+        for key in unused:
             values.pop(key, None)
         cells += [{**values, "epsilon": budget} for budget in budgets] if spec.private else [values]
     return cells

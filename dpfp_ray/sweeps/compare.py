@@ -16,7 +16,7 @@ from dpfp_ray.results.store import Store
 from dpfp_ray.results.summary import Cell, Key, by_key, cells_of, read_runs
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.search_space import DERIVED
-from dpfp_ray.sweeps.spaces import read_search_space, space_path
+from dpfp_ray.sweeps.spaces import has_space, read_search_space, space_path
 from dpfp_ray.sweeps.sweep import PUBLIC_SEED, bind_trial
 from dpfp_ray.sweeps.trial import Trial
 from dpfp_ray.training.run import Inputs
@@ -91,7 +91,10 @@ def drawn(
 
 
 def space_name(cell: Values) -> str:
-    return spec_file(str(cell["method"]), cell.get("mode"))
+    """The space of the method's file; one of the scope's own where there is one (`dpsgd_top`)."""
+    name = spec_file(str(cell["method"]), cell.get("mode"))
+    own = f"{name}_{str(cell.get('scope')).partition(':')[0]}"
+    return own if has_space(own) else name
 
 
 def summarise(records: Iterable[Mapping[str, Any]]) -> list[Row]:

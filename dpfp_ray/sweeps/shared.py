@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Module
 
-from dpfp_ray.models.classifier import Classifier, initialise_head
+from dpfp_ray.models.classifier import Classifier
+from dpfp_ray.models.scopes import initialise
+from dpfp_ray.plan.method_spec import LORA_FIELDS
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.training.loop import Data
 from dpfp_ray.training.run import Inputs, Prepared, build_model
@@ -42,6 +44,7 @@ INPUT_FIELDS = (
     "max_length",
     "dropout",
     "scope",
+    *LORA_FIELDS,
     "precision",
 )
 
@@ -65,7 +68,7 @@ class SharedModel:
             for name, tensor in _tensors(model).items():
                 # Copied, because all trials on this node read the same arrays.
                 np.copyto(tensor.numpy(), self.arrays[name])
-        initialise_head(model, head_seed)
+        initialise(model, head_seed)
         return model
 
 

@@ -21,12 +21,18 @@ DEFAULTS = {"name": "", "method": "random", "samples": 16, "seeds": 1, "schedule
 SETTABLE = ("name", "search", "samples", "seeds", "scheduler")
 
 
+SPACES = Path(__file__).parents[1] / "search_spaces"
+
+
 def space_path(name: str) -> Path:
     """`search_spaces/NAME.yaml`, in a checkout or in an installed package."""
-    path = Path(__file__).parents[1] / "search_spaces" / f"{name}.yaml"
-    if not path.exists():
+    if not has_space(name):
         raise UserError(f"there is no search space named {name!r}")
-    return path
+    return SPACES / f"{name}.yaml"
+
+
+def has_space(name: str) -> bool:
+    return (SPACES / f"{name}.yaml").exists()
 
 
 def read_search_space(path: str | Path, changes: dict[str, str]) -> SearchSpace:

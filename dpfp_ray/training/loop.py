@@ -18,6 +18,7 @@ from dpfp_ray.data import Table
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.methods.parts.base import Method, Rows, make_method
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
+from dpfp_ray.models.scopes import woken
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import keyed_integer, make_sampler, run_seed
@@ -215,7 +216,9 @@ def check_all_move(method: Method, data: Data) -> None:
     probe = take(tables[0], rows, rows, method.device)
     was_training = model.training
     model.eval()  # no dropout
-    functional.cross_entropy(model.head(method.represent(probe.inputs)), probe.labels).backward()
+    with woken(model):  # a matrix that starts at zero (LoRA's B) hides the ones below it
+        logits = model.head(method.represent(probe.inputs))
+        functional.cross_entropy(logits, probe.labels).backward()
     stuck = [name for name, p in trainable_parameters(model) if p.grad is None or not p.grad.any()]
     model.zero_grad(set_to_none=True)
     model.train(was_training)

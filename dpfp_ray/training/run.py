@@ -28,6 +28,7 @@ from dpfp_ray.models.classifier import Classifier, count_parameters, trainable_p
 from dpfp_ray.models.own_encoder import CUSTOM, OwnEncoder
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer, resolve_representation
 from dpfp_ray.models.representations import HeadClassifier, RepresentationTable, represent
+from dpfp_ray.models.scopes import Lora, weights_to_keep
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
@@ -106,9 +107,10 @@ def _own_classifier(
         classes,
         dropout=plan.dropout,
         head_seed=head_seed,
-        frozen=plan.scope == "head",
+        scope=plan.scope,
+        lora=Lora.of(plan),
     )
-    if plan.scope == "all":
+    if plan.scope != "head":
         freeze_unreached(model, data)
     return model
 
@@ -144,8 +146,9 @@ def build_model(prepared: Prepared, seed: int, device: torch.device) -> Classifi
             dropout=plan.dropout,
             head_seed=head_seed,
             scope=plan.scope,
+            lora=Lora.of(plan),
         )
-        if plan.scope == "all":
+        if plan.scope != "head":
             freeze_unreached(model, prepared.data)
     return model.to(device)
 
@@ -362,7 +365,8 @@ def write_result(
     if model is not None:
         from safetensors.torch import save_file
 
-        weights = {name: p.detach().cpu().contiguous() for name, p in trainable_parameters(model)}
+        kept = weights_to_keep(model)
+        weights = {name: p.detach().cpu().contiguous() for name, p in kept.items()}
         save_file(weights, folder / WEIGHTS, metadata={"plan_hash": plan.hash})
     write_json(folder / RESULT, record)
     forget_state(folder)

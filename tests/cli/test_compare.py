@@ -12,6 +12,7 @@ from dpfp_ray.cli.main import main
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.sweeps.cells import plan_cells
+from dpfp_ray.sweeps.compare import space_name
 from tests.support.ray_runs import records
 
 METHODS = "non_private,dpfp,dpsgd"
@@ -193,6 +194,22 @@ def test_a_setting_may_name_a_variant() -> None:
     assert [plan.scope for plan in plans] == ["all", "head"]
     assert [plan.learning_rate for plan in plans] == [5e-4, 1e-2]
     assert [plan.epochs for plan in plans] == [4, 4]
+
+
+def test_scopes_are_variants_and_lora_flags_reach_lora_only() -> None:
+    names = ["dpsgd:bias", "dpsgd:lora", "dpsgd:top:2", "dpfp:bias"]
+    cells = plan_cells(names, [3.0], {"lora_rank": 4, "clip_style": "automatic"}, None)
+    plans = [make_plan(cell) for cell in cells]
+    assert [plan.scope for plan in plans] == ["bias", "lora", "top:2", "bias"]
+    assert [plan.lora_rank for plan in plans] == [None, 4, None, None]
+    assert [plan.clip_style for plan in plans] == ["automatic"] * 3 + ["abadi"]
+    assert [space_name(cell) for cell in cells] == ["dpsgd_bias", "dpsgd_lora", "dpsgd_top", "dpfp"]
+
+
+@pytest.mark.parametrize("name", ["dpsgd:top:K", "dpsgd:top:0", "rgp:bias", "objpert:lora"])
+def test_a_scope_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(UserError):
+        plan_cells([name], [3.0], {}, None)
 
 
 @pytest.mark.parametrize("text", ["lr=1e-4", "dpfq.lr=1", "dpfp.lrr=1", "dpfp.lr"])

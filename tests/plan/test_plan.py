@@ -405,6 +405,74 @@ def test_the_hash_follows_everything_else(name: str) -> None:
     assert make_plan({"records": SST2, name: CHANGES[name]}).hash != Plan(records=SST2).hash
 
 
+@pytest.mark.parametrize(
+    ("values", "known"),
+    [
+        ({}, "d90227f526a3b3d4"),
+        ({"method": "dpsgd"}, "0193e3bc02746fbb"),
+        ({"method": "dpsgd", "scope": "head"}, "018844fa005346fb"),
+        ({"mode": "moments"}, "a8af87d8c363e0b3"),
+        ({"method": "rgp", "records": 5000}, "006bd3f79656d2e7"),
+        ({"method": "non_private", "task": "sst2", "records": SST2}, "7b32be98c8d71542"),
+    ],
+)
+def test_hashes_in_stores_are_still_found(values: dict[str, Any], known: str) -> None:
+    assert Plan(**values).hash == known
+
+
+def test_the_hash_follows_the_scope_and_what_belongs_to_it() -> None:
+    dpsgd = {"method": "dpsgd", "records": SST2}
+    changes: list[dict[str, Any]] = [
+        *({"scope": scope} for scope in ("all", "head", "bias", "lora", "top:1", "top:2")),
+        {"scope": "lora", "lora_rank": 4},
+        {"scope": "lora", "lora_alpha": 8},
+        {"scope": "lora", "lora_targets": "key"},
+        {"scope": "lora", "lora_freeze_a": "yes"},
+        {"clip_style": "automatic"},
+    ]
+    assert len({make_plan(dpsgd | change).hash for change in changes}) == len(changes)
+    assert make_plan(dpsgd | {"scope": "lora", "lora_rank": 8, "lora_freeze_a": "no"}).hash == (
+        make_plan(dpsgd | {"scope": "lora"}).hash
+    )
+
+
+# Scopes
+
+
+@pytest.mark.parametrize("scope", ["top:K", "top:0", "top:", "top:-1", "top:02", "top", "biases"])
+def test_a_scope_that_is_none_is_refused_with_those_there_are(scope: str) -> None:
+    with pytest.raises(UserError, match="scope"):
+        Plan(method="dpsgd", scope=scope)
+
+
+@pytest.mark.parametrize("values", [{"method": "rgp"}, {"mode": "moments"}, {"method": "objpert"}])
+def test_a_method_without_a_scope_says_which_it_has(values: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="use scope"):
+        Plan(**values, scope="bias")
+
+
+def test_loras_fields_belong_to_lora() -> None:
+    with pytest.raises(UserError, match="lora_rank is 4, but scope is bias"):
+        Plan(method="dpsgd", scope="bias", lora_rank=4)
+    with pytest.raises(UserError, match="lora_freeze_a is 'perhaps'; give yes or no"):
+        make_plan({"method": "dpsgd", "scope": "lora", "lora_freeze_a": "perhaps"})
+    with pytest.raises(UserError, match="lora_rank is 0"):
+        Plan(method="dpsgd", scope="lora", lora_rank=0)
+
+
+def test_scopes_start_from_their_papers_settings() -> None:
+    rates = {s: Plan(method="dpsgd", scope=s).learning_rate for s in ("all", "bias", "top:2")}
+    assert rates == {"all": 5e-4, "bias": 5e-3, "top:2": 5e-4}
+    lora = Plan(method="dpsgd", scope="lora", records=SST2)
+    assert (lora.learning_rate, lora.B, lora.lora_rank, lora.lora_alpha) == (1e-3, 2000, 8, 16)
+
+
+def test_only_methods_that_clip_gradients_have_a_clip_style() -> None:
+    assert Plan(method="rgp", clip_style="automatic").clip_style == "automatic"
+    with pytest.raises(UserError, match="clip_style is automatic, but dpfp"):
+        Plan(clip_style="automatic")
+
+
 def test_a_plan_can_be_a_key_and_cannot_be_changed() -> None:
     assert len({Plan(), Plan()}) == 1
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -19,6 +19,9 @@ PLANS: dict[str, dict[str, Any]] = {
     "non_private": {"method": "non_private"},
     "paper": {},
     "paper_head": {"scope": "head"},
+    "paper_bias": {"scope": "bias"},
+    "paper_top": {"scope": "top:2"},
+    "dpsgd_lora": {"method": "dpsgd", "scope": "lora", "epochs": 3},
     "release_once": {"mode": "release_once"},
     "release_once_labels": {"mode": "release_once", "label_epsilon": 1.0},
     "release_once_replace": {"mode": "release_once", "adjacency": "replace_one"},
@@ -40,6 +43,8 @@ def facts(name: str, **options: Any) -> dict[str, Any]:
         ("non_private", "none"),
         ("paper", "nominal"),
         ("paper_head", "nominal"),
+        ("paper_bias", "nominal"),
+        ("dpsgd_lora", "proved"),
         ("release_once", "proved"),
         ("release_once_labels", "proved"),
         ("moments", "proved"),
@@ -51,6 +56,14 @@ def facts(name: str, **options: Any) -> dict[str, Any]:
 def test_guarantee(name: str, expected: str) -> None:
     assert guarantee(Plan(**PLANS[name]).bind(records=RECORDS)) == expected
     assert facts(name)["guarantee"] == expected
+
+
+@pytest.mark.parametrize("name", ["paper_bias", "paper_top"])
+def test_no_epsilon_is_proved_while_a_part_of_the_encoder_trains_on_raw_text(name: str) -> None:
+    stated = facts(name)
+    assert stated["proved"]["epsilon"] is None
+    assert any("raw text" in reason for reason in stated["reasons"])
+    assert stated["scope"] == PLANS[name]["scope"]
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -94,6 +107,8 @@ def test_who_protects_labels() -> None:
     assert [name for name in PLANS if name != "non_private" and labels_open(name)] == [
         "paper",
         "paper_head",
+        "paper_bias",
+        "paper_top",
         "release_once",
         "release_once_replace",
     ]

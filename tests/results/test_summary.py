@@ -65,6 +65,9 @@ def test_an_audits_canaries_make_no_other_task() -> None:
     [
         ({"method": "dpsgd", "mode": "paper", "scope": "all"}, "dpsgd"),
         ({"method": "dpsgd", "scope": "head"}, "dpsgd head"),
+        ({"method": "dpsgd", "scope": "top:2"}, "dpsgd top:2"),
+        ({"method": "dpsgd", "scope": "lora", "lora_freeze_a": True}, "dpsgd lora frozen-A"),
+        ({"method": "rgp", "scope": "all", "clip_style": "automatic"}, "rgp automatic"),
         ({"method": "dpfp", "mode": "moments", "scope": "head"}, "dpfp moments"),
         ({"method": "dpfp", "adjacency": "replace_one"}, "dpfp replace-one"),
         ({}, "unknown"),

@@ -68,8 +68,9 @@ ENCODERS = (
     "albert",
     "deberta-v2",
     "xlm-roberta",
+    "modernbert",
 )
-NO_POOLER = ("distilbert", "electra", "deberta-v2")
+NO_POOLER = ("distilbert", "electra", "deberta-v2", "modernbert")
 
 
 def build_tiny(
@@ -205,6 +206,12 @@ def _settings(
     if architecture in ("roberta", "xlm-roberta"):
         ids = {"bos_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}
         common |= {"type_vocab_size": 1, **ids}
+    if architecture == "modernbert":
+        # one layer that sees all tokens, one that sees its neighbours; LayerNorms without a bias
+        common |= {"global_attn_every_n_layers": 2, "local_attention": 8}
+        ends = ("bos", "eos", "cls", "sep")
+        starts = (tokenizer.cls_token_id, tokenizer.sep_token_id) * 2
+        common |= {f"{name}_token_id": number for name, number in zip(ends, starts, strict=True)}
     if architecture == "deberta-v2":
         # as in the released v3 checkpoints: relative positions only, no token types
         common |= {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}

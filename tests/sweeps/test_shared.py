@@ -1,4 +1,5 @@
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 import torch
 
 from dpfp_ray.plan.values import make_plan
+from dpfp_ray.privacy.sampling import keyed_integer
 from dpfp_ray.sweeps.shared import SharedModel, input_key, share_inputs
 from dpfp_ray.training.run import Prepared, build_model, load_inputs
 
@@ -34,6 +36,19 @@ def test_rebuilt_model_is_the_same_to_the_bit(prepared: Prepared) -> None:
     ]
     batch = prepared.data.train.collate(np.arange(5))
     assert torch.equal(direct.eval()(batch), rebuilt.eval()(batch))
+
+
+@pytest.mark.parametrize("scope", ["bias", "lora", "top:1"])
+def test_a_rebuilt_model_trains_what_its_scope_says(prepared: Prepared, scope: str) -> None:
+    restricted = replace(prepared, plan=replace(prepared.plan, scope=scope))
+    shared = SharedModel.of(build_model(restricted, seed=0, device=CPU))
+    direct = build_model(restricted, seed=9, device=CPU)
+    rebuilt = shared.build(restricted.plan, keyed_integer(9, "head"))
+    for (name, one), (_, two) in zip(
+        direct.named_parameters(), rebuilt.named_parameters(), strict=True
+    ):
+        assert torch.equal(one, two), name
+        assert one.requires_grad == two.requires_grad, name
 
 
 def test_skeleton_carries_no_weights(prepared: Prepared) -> None:

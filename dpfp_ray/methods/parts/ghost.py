@@ -20,6 +20,7 @@ from dpfp_ray.methods.parts.per_example import (
     add_weighted,
     clip_factors,
     gradient,
+    needs_inputs,
     per_example_gradients,
 )
 
@@ -34,20 +35,22 @@ class GhostClipping(Clipping):
         self.uses: dict[Module, list[Use]] = {}
 
     def take(self, module: Module, inputs: Tensor, backprops: Tensor) -> None:
+        if not needs_inputs(module):
+            backprops = tokens(backprops).sum(1, keepdim=True)  # all that a bias needs of a row
         self.uses.setdefault(module, []).append((inputs, backprops))
 
-    def add_clipped(self, losses: Tensor, clip: float) -> Tensor:
+    def add_clipped(self, losses: Tensor, clip: float, style: str = "abadi") -> Tensor:
         self.run_hooks(losses)
         squares = [
             square
             for module, uses in self.uses.items()
             for square in squared_norms(module, uses).values()
         ]
-        total = torch.stack(squares).sum(0)
-        finite = losses.detach().isfinite() & total.isfinite()
+        norms = torch.stack(squares).sum(0).sqrt()
+        finite = losses.detach().isfinite() & norms.isfinite()
         if not finite.all():
             self.uses.clear()
-        scale = clip_factors(total, clip)
+        scale = clip_factors(norms, clip, style)
         while self.uses:
             add_scaled(*self.uses.popitem(), scale)
         return finite
@@ -56,10 +59,10 @@ class GhostClipping(Clipping):
 def squared_norms(module: Module, uses: list[Use]) -> Squares:
     """Each row's squared gradient norm, for each of the module's trainable weights."""
     if type(module) is Linear:
-        inputs = _side_by_side([tokens(inputs) for inputs, _ in uses])
         outputs = _side_by_side([tokens(outputs) for _, outputs in uses])
         squares = {}
         if module.weight.requires_grad:
+            inputs = _side_by_side([tokens(inputs) for inputs, _ in uses])
             squares[module.weight] = _linear_squares(inputs, outputs)
         if module.bias is not None and module.bias.requires_grad:
             squares[module.bias] = outputs.sum(1).square().sum(1)

@@ -14,8 +14,9 @@ import torch
 from opacus.grad_sample import GradSampleHooks
 from opacus.grad_sample.functorch import ft_compute_per_sample_gradient
 from torch import Tensor
-from torch.nn import Embedding, Module
+from torch.nn import Embedding, LayerNorm, Linear, Module, functional
 
+AUTOMATIC_OFFSET = 0.01  # the authors' γ, the same for all of their tasks
 # What Opacus leaves behind on modules; `GradSampleHooks.cleanup` clears only what is on parameters.
 _LEFTOVERS = ("activations", "max_batch_len")
 
@@ -30,8 +31,8 @@ class Clipping(GradSampleHooks, ABC):
         super().__init__(model, loss_reduction="sum", strict=False)
 
     @abstractmethod
-    def add_clipped(self, losses: Tensor, clip: float) -> Tensor:
-        """Add Σ gᵢ min(1, clip/‖gᵢ‖) to `.grad`, where gᵢ is the gradient of `losses[i]`.
+    def add_clipped(self, losses: Tensor, clip: float, style: str = "abadi") -> Tensor:
+        """Add Σ gᵢ `clip_factors(‖gᵢ‖)` to `.grad`, where gᵢ is the gradient of `losses[i]`.
 
         Gives a mask of the rows whose loss and ‖gᵢ‖ are finite. If some are not, nothing is added:
         no factor makes a bounded row of an undefined one.
@@ -50,7 +51,10 @@ class Clipping(GradSampleHooks, ABC):
     ) -> None:
         if not torch.is_grad_enabled():
             return
-        module.__dict__.setdefault("activations", []).append(forward_input[0].detach())
+        given = forward_input[0].detach()
+        if not needs_inputs(module):
+            given = given.new_empty(len(given), 0)  # only how many rows there were
+        module.__dict__.setdefault("activations", []).append(given)
         values = [value for value in forward_input if isinstance(value, Tensor)]
         if not any(value.requires_grad for value in values):
             self.roots.append(forward_output)  # here the graph begins: the inputs are plain data
@@ -86,14 +90,14 @@ class HooksClipping(Clipping):
             # Not in place: a bias's sample may be the gradient itself, which others hold too.
             self.samples[parameter] = sample if before is None else before + sample
 
-    def add_clipped(self, losses: Tensor, clip: float) -> Tensor:
+    def add_clipped(self, losses: Tensor, clip: float, style: str = "abadi") -> Tensor:
         self.run_hooks(losses)
-        norms = [torch.linalg.vector_norm(s.flatten(1), dim=1) for s in self.samples.values()]
-        squares = torch.stack(norms).square_().sum(0)
-        finite = losses.detach().isfinite() & squares.isfinite()
+        lengths = [torch.linalg.vector_norm(s.flatten(1), dim=1) for s in self.samples.values()]
+        norms = torch.stack(lengths).square_().sum(0).sqrt()
+        finite = losses.detach().isfinite() & norms.isfinite()
         if not finite.all():
             self.samples.clear()
-        scale = clip_factors(squares, clip)
+        scale = clip_factors(norms, clip, style)
         while self.samples:
             add_weighted(*self.samples.popitem(), scale)
         return finite
@@ -102,7 +106,14 @@ class HooksClipping(Clipping):
 def per_example_gradients(
     module: Module, inputs: Tensor, backprops: Tensor
 ) -> dict[Tensor, Tensor]:
-    """Each row's gradient of the module's trainable weights, by Opacus's rule for its type."""
+    """Each row's gradient of the module's trainable weights, by Opacus's rule for its type.
+
+    Its rule for LayerNorm wants a bias, which ModernBERT's do not have; ours does not.
+    """
+    if isinstance(module, Linear) and not needs_inputs(module):
+        return {module.bias: _sum_tokens(backprops, 1)}
+    if type(module) is LayerNorm:
+        return _layer_norm_gradients(module, inputs, backprops)
     sampler = GradSampleHooks.GRAD_SAMPLERS.get(type(module), ft_compute_per_sample_gradient)
     samples: dict[Tensor, Tensor] = sampler(module, [inputs], backprops)
     if isinstance(module, Embedding) and module.padding_idx is not None:
@@ -111,14 +122,45 @@ def per_example_gradients(
     return {parameter: sample for parameter, sample in samples.items() if parameter.requires_grad}
 
 
+def needs_inputs(module: Module) -> bool:
+    """Not for a linear layer's bias: its gradient is the sum of those at the layer's outputs."""
+    return not (type(module) is Linear and not module.weight.requires_grad)
+
+
+def _layer_norm_gradients(
+    module: LayerNorm, inputs: Tensor, backprops: Tensor
+) -> dict[Tensor, Tensor]:
+    dims = len(module.normalized_shape)
+    found: dict[Tensor, Tensor] = {}
+    if module.weight is not None and module.weight.requires_grad:
+        normed = functional.layer_norm(inputs, module.normalized_shape, eps=module.eps)
+        found[module.weight] = _sum_tokens(normed * backprops, dims)
+    if module.bias is not None and module.bias.requires_grad:
+        found[module.bias] = _sum_tokens(backprops, dims)
+    return found
+
+
+def _sum_tokens(value: Tensor, dims: int) -> Tensor:
+    """Over all but the rows and the last `dims` dimensions."""
+    between = tuple(range(1, value.ndim - dims))
+    return value.sum(between) if between else value
+
+
 def add_weighted(parameter: Tensor, samples: Tensor, weights: Tensor) -> None:
     """Add Σᵢ weightsᵢ · samplesᵢ to `.grad`, without a weighted copy of the samples."""
     gradient(parameter).view(-1).addmv_(samples.flatten(1).T, weights)
 
 
-def clip_factors(squared_norms: Tensor, clip: float) -> Tensor:
-    """min(1, clip/‖g‖) for each row."""
-    return clip / squared_norms.sqrt().clamp(min=clip)
+def clip_factors(norms: Tensor, clip: float, style: str = "abadi") -> Tensor:
+    """What each row's gradient g is multiplied by; either way no row is longer than `clip` then.
+
+    abadi       min(1, clip/‖g‖)
+    automatic   clip/(‖g‖ + 0.01): AUTO-S of Bu et al. 2023, arXiv 2206.07136. Short gradients are
+                lengthened to nearly `clip`, which Adam then cannot tell from another `clip`.
+    """
+    if style == "automatic":
+        return clip / (norms + AUTOMATIC_OFFSET)
+    return clip / norms.clamp(min=clip)
 
 
 def gradient(parameter: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch.nn import Module, functional
 
 from dpfp_ray.methods.parts.ghost import GhostClipping, squared_norms
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
+from dpfp_ray.models.scopes import woken
 from dpfp_ray.plan.errors import UserError
 
 # Three rows of unlike lengths, so that a tensor shared by the batch cannot pass for one row each.
@@ -38,7 +39,7 @@ def unsplittable(model: Classifier) -> list[str]:
     was_training = model.training
     model.eval()  # no dropout: the loop must see what the batch saw
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), woken(model):
             return _compare(model)
     finally:
         model.train(was_training)

@@ -1,0 +1,274 @@
+"""Every scope in every encoder family: the clipped sum against a loop over rows, and whole runs."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from dpfp_ray.methods.dpsgd import DpSgd
+from dpfp_ray.methods.parts.base import make_method
+from dpfp_ray.methods.parts.per_example import clip_factors
+from dpfp_ray.methods.parts.unsplittable import unsplittable
+from dpfp_ray.models.classifier import Classifier, trainable_parameters
+from dpfp_ray.models.pretrained import build_classifier
+from dpfp_ray.models.scopes import Lora, _lora_pairs
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.training.comm import Comm, SoloComm
+from dpfp_ray.training.evaluate import evaluate
+from dpfp_ray.training.loop import Data, train
+from tests.methods.test_dpsgd import (
+    CLIPPINGS,
+    SEED,
+    SIGMA,
+    Listener,
+    Stop,
+    assert_same,
+    clipped_sum,
+    make_plan,
+    make_rows,
+    naive_sum,
+    norm,
+    row_gradients,
+    table,
+)
+from tests.support.tiny_models import ENCODERS, build_tiny
+from tests.support.tiny_runs import in_threads
+
+SCOPES = ("bias", "lora", "top:1", "top:2")
+METHODS = ("dpsgd", "dpfp", "non_private")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*no gradient per example", "ignore:Full backward hook is firing"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    root = tmp_path_factory.mktemp("scopes")
+    return functools.cache(lambda name: build_tiny(root / name, name))
+
+
+def build(plan: Plan, *, awake: bool = False) -> Classifier:
+    model = build_classifier(
+        plan.model, plan.representation, 2, scope=plan.scope, lora=Lora.of(plan), head_seed=3
+    )
+    if awake:  # LoRA after a step: B is not zero any more, and A gets a gradient
+        with torch.no_grad():
+            generator = torch.Generator().manual_seed(1)
+            for name, parameter in trainable_parameters(model):
+                if "lora_B" in name:
+                    parameter.normal_(0, 0.3, generator=generator)
+    return model.train()
+
+
+def needs_own_layers(architecture: str, scope: str) -> None:
+    if architecture == "albert" and scope.startswith("top"):
+        pytest.skip("its layers are one layer, used again and again")
+
+
+# --- the clipped sum ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("architecture", ENCODERS)
+def test_ghost_hooks_and_naive_loop_agree(
+    tiny: Callable[[str], str], architecture: str, scope: str
+) -> None:
+    needs_own_layers(architecture, scope)
+    plan = make_plan(tiny(architecture), scope=scope)
+    model = build(plan, awake=True)
+    method = DpSgd(plan, model, SIGMA, SEED)
+    rows = make_rows(table(plan.model))
+    norms = sorted(norm(gradients) for gradients in row_gradients(model, rows))
+    for clip in (norms[0] / 10, norms[len(norms) // 2]):  # all clipped; some clipped
+        expected = naive_sum(model, rows, clip)
+        for clipping in CLIPPINGS:
+            method.plan = dataclasses.replace(plan, clip=clip, clipping=clipping)
+            assert_same(clipped_sum(method, rows), expected)
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+@pytest.mark.parametrize("architecture", ["bert", "albert", "modernbert"])
+def test_lora_with_a_fixed_a_trains_b_and_the_head(
+    tiny: Callable[[str], str], architecture: str, clipping: str
+) -> None:
+    plan = make_plan(tiny(architecture), scope="lora", lora_freeze_a=True, clipping=clipping)
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    rows = make_rows(table(plan.model))
+    expected = naive_sum(method.model, rows, plan.C)
+    assert {name.split(".")[-3] for name in expected if "lora" in name} == {"lora_B"}
+    assert_same(clipped_sum(method, rows), expected)
+
+
+def test_a_weight_that_is_zero_hides_no_weight_that_cannot_be_split(
+    tiny: Callable[[str], str],
+) -> None:
+    # DeBERTa's queries also project relative positions, once for all rows. While B is zero, A gets
+    # no gradient at all, and would pass for splittable.
+    plan = make_plan(tiny("deberta-v2"), scope="lora")
+    model = build(plan)
+    found = unsplittable(model)
+    assert {name.split(".lora_")[1][0] for name in found} == {"A", "B"}
+    assert all("query_proj" in name for name in found)
+    assert not any(b.any() for _, _, b in _lora_pairs(model))  # as it was
+
+
+# --- AUTO-S -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_automatic_clipping_is_the_naive_sum_with_its_factor(
+    tiny: Callable[[str], str], clipping: str
+) -> None:
+    plan = make_plan(tiny("bert"), clip=0.7, clipping=clipping, clip_style="automatic")
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    rows = make_rows(table(plan.model))
+    alone = row_gradients(method.model, rows)
+    expected = {
+        name: torch.stack([g[name] * 0.7 / (norm(g) + 0.01) for g in alone]).sum(0)
+        for name, _ in trainable_parameters(method.model)
+    }
+    assert_same(clipped_sum(method, rows), expected)
+
+
+@pytest.mark.parametrize("clip", [1e-3, 1.0, 50.0])
+def test_no_row_is_longer_than_C_after_automatic_clipping(clip: float) -> None:
+    # Beyond the root of the largest float, a norm comes as infinite and the row is dropped.
+    norms = torch.tensor([0.0, 1e-38, 1e-12, 1e-4, 0.01, 1.0, 1e6, 1e18])
+    lengths = norms * clip_factors(norms, clip, "automatic")
+    assert lengths.isfinite().all()
+    assert (lengths <= clip * (1 + 1e-6)).all()
+    assert lengths[0] == 0
+    assert clip_factors(torch.tensor(torch.inf), clip, "automatic") == 0
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "rgp"])
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_rows_made_to_be_long_or_short_add_at_most_C(
+    tiny: Callable[[str], str], method: str, size: float
+) -> None:
+    plan = make_plan(tiny("bert"), method=method, clip=0.3, clip_style="automatic")
+    model = build(plan)
+    with torch.no_grad():
+        model.head.weight.mul_(size)  # what flows back into the encoder is as much longer
+    trained = make_method(plan, model, 0.0, SEED)
+    rows = make_rows(table(plan.model), [2])
+    trained.begin(0, 1)
+    trained.backward(rows)
+    sums = torch.cat([g.flatten() for g in trained.gradients()])
+    assert 0 < sums.norm() <= 0.3 * (1 + 1e-5)
+
+
+# --- whole runs ---------------------------------------------------------------------------------
+
+
+def trained(
+    plan: Plan,
+    listener: Listener,
+    state: dict[str, Any] | None = None,
+    comm: Comm | None = None,
+) -> Classifier:
+    model = build(plan)
+    source = table(plan.model)
+    data = Data(source, {"dev": source})
+    comm = comm or SoloComm()
+    train(plan, 1.0, model, data, seed=SEED, comm=comm, reporter=listener, state=state)
+    return model
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("scope", SCOPES[:3])
+@pytest.mark.parametrize("architecture", ENCODERS)
+def test_all_that_should_move_moves_and_nothing_else(
+    tiny: Callable[[str], str], architecture: str, scope: str, method: str
+) -> None:
+    needs_own_layers(architecture, scope)
+    changes = {} if method != "dpfp" else {"micro_batches": 2}
+    plan = make_plan(tiny(architecture), scope=scope, method=method, **changes)
+    start, end = build(plan), trained(plan, Listener())
+    moving = {name for name, _ in trainable_parameters(end)}  # what cannot be split is frozen
+    assert any(not name.startswith("head") for name in moving)
+    for (name, before), after in zip(start.named_parameters(), end.parameters(), strict=True):
+        assert torch.equal(before, after) == (name not in moving), name
+
+
+@pytest.mark.parametrize("scope", SCOPES[:3])
+def test_a_resumed_run_ends_with_the_same_weights(tiny: Callable[[str], str], scope: str) -> None:
+    plan = make_plan(tiny("bert"), scope=scope)
+    unbroken = trained(plan, Listener())
+    listener = Listener(stop=3)
+    with pytest.raises(Stop):
+        trained(plan, listener)
+    resumed = trained(plan, Listener(), listener.state)
+    for (name, one), two in zip(unbroken.named_parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one, two), name
+
+
+@pytest.mark.parametrize("scope", SCOPES[:3])
+def test_how_rows_are_cut_does_not_matter(tiny: Callable[[str], str], scope: str) -> None:
+    plan = make_plan(tiny("bert"), scope=scope)
+    method = DpSgd(plan, build(plan, awake=True), SIGMA, SEED)
+    source = table(plan.model)
+    whole = clipped_sum(method, make_rows(source))
+    parts = clipped_sum(method, make_rows(source, [6, 2, 0]), make_rows(source, [1, 3, 4, 5]))
+    assert_same(parts, whole)
+
+
+@pytest.mark.parametrize("scope", SCOPES[:3])
+def test_the_number_of_workers_does_not_change_the_run(
+    tiny: Callable[[str], str], scope: str
+) -> None:
+    plan = make_plan(tiny("bert"), scope=scope)
+    start, alone = build(plan), trained(plan, Listener())
+    workers = in_threads(2, lambda comm: trained(plan, Listener(), comm=comm))
+    for one, two, lone in zip(
+        *(w.named_parameters() for w in workers), alone.parameters(), strict=True
+    ):
+        assert torch.equal(one[1], two[1]), one[0]
+        if not one[0].endswith("key.bias"):  # its gradient is rounding error, which Adam blows up
+            torch.testing.assert_close(one[1], lone, rtol=1e-3, atol=1e-5, msg=one[0])
+    assert not all(
+        torch.equal(a, b) for a, b in zip(start.parameters(), alone.parameters(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("scope", SCOPES[:3])
+def test_with_hardly_any_noise_it_learns(tiny: Callable[[str], str], scope: str) -> None:
+    plan = make_plan(
+        tiny("bert"), scope=scope, batch_size=20, epochs=60, learning_rate=2e-2, clip=1.0
+    )
+    model = build(plan)
+    source = table(plan.model)
+    train(
+        plan, 0.01, model, Data(source, {"dev": source}),
+        seed=SEED, comm=SoloComm(), reporter=Listener(),
+    )  # fmt: skip
+    assert evaluate(model, source, SoloComm())["accuracy"] > 0.8
+
+
+def test_lora_whose_a_never_wakes_is_refused(
+    tiny: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What opacus#820 looked like: the adapter is there, but nothing of it reaches the output.
+    plan = make_plan(tiny("bert"), scope="lora")
+    model = build(plan)
+    for _, a, b in _lora_pairs(model):
+        a.register_hook(torch.zeros_like)
+        b.register_hook(torch.zeros_like)
+    method = make_method(
+        dataclasses.replace(plan, method="non_private", epsilon=None, delta=None, adjacency=None),
+        model,
+        0.0,
+        SEED,
+    )
+    rows = table(plan.model)
+    with pytest.raises(UserError, match=r"lora_A.*lora_B|lora_B.*lora_A"):
+        check_all_move(method, Data(rows, {"dev": rows}))
+
+
+def test_top_of_shared_layers_is_refused(tiny: Callable[[str], str]) -> None:
+    with pytest.raises(UserError, match="layers with weights of their own"):
+        build(make_plan(tiny("albert"), scope="top:1"))
