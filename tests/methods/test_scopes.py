@@ -19,7 +19,7 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.training.comm import Comm, SoloComm
 from dpfp_ray.training.evaluate import evaluate
-from dpfp_ray.training.loop import Data, train
+from dpfp_ray.training.loop import Data, check_all_move, train
 from tests.methods.test_dpsgd import (
     CLIPPINGS,
     SEED,
