@@ -220,7 +220,13 @@ def panels() -> list[list[Any]]:
                     )
                 ],
             ),
-            curves("dev loss", [query(newest("dev_loss", TRIAL, RECENT), trial)]),
+            curves(
+                "loss: of dev rows, and of training rows where it is shown",
+                [
+                    query(newest("dev_loss", TRIAL, RECENT), f"{trial} dev", letter="A"),
+                    query(newest("loss", TRIAL, RECENT), f"{trial} training", letter="B"),
+                ],
+            ),
         ],
         [
             "Failures",

@@ -61,7 +61,7 @@ def test_killed_ray_train_worker_changes_nothing(outcome: Any, undisturbed: dict
     alone = undisturbed[identity]
     assert found["privacy"] == alone["privacy"]
     for ours, theirs in zip(alone["history"], found["history"], strict=True):
-        assert theirs["train_loss"] == pytest.approx(ours["train_loss"], rel=1e-3)
+        assert theirs["dev"]["dev"]["loss"] == pytest.approx(ours["dev"]["dev"]["loss"], rel=1e-3)
         assert theirs["epsilon"] == ours["epsilon"]
 
 

@@ -39,7 +39,6 @@ def check_same(alone: dict[str, Any], together: dict[str, Any]) -> None:
     assert together["finished"]
     assert together["privacy"] == alone["privacy"]
     for ours, theirs in zip(alone["history"], together["history"], strict=True):
-        assert theirs["train_loss"] == pytest.approx(ours["train_loss"], rel=1e-4)
         assert theirs["dev"]["dev"]["loss"] == pytest.approx(ours["dev"]["dev"]["loss"], rel=1e-4)
         assert theirs["dev"]["dev"]["accuracy"] == ours["dev"]["dev"]["accuracy"]
 

@@ -132,13 +132,15 @@ def test_a_run_is_not_continued_from_another_encoder(unfinished: Path, own: dict
 
 
 def test_an_encoder_of_transformers_is_taken_from_memory_as_from_its_folder(
-    tiny_task: dict[str, Any], own: dict[str, Any]
+    tiny_task: dict[str, Any], own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With the same draws and noise, which otherwise depend on the plan and so on its model."""
+    monkeypatch.setattr("dpfp_ray.training.loop.run_seed", lambda seed, *_: seed)
     plan = quick_plan(representation="mean", model=tiny_task["model"])
     folder = train(plan, data=rows(), **QUICK)
     encoder = AutoModel.from_pretrained(tiny_task["model"], add_pooling_layer=False)
     memory = train(plan, data=rows(), encoder=encoder, tokenizer=own["tokenizer"], **QUICK)
     assert memory.plan["model"] == "custom:BertModel"
-    assert memory.record["history"][-1]["train_loss"] == pytest.approx(
-        folder.record["history"][-1]["train_loss"], rel=1e-5
+    assert memory.record["history"][-1]["dev"]["dev"]["loss"] == pytest.approx(
+        folder.record["history"][-1]["dev"]["dev"]["loss"], rel=1e-5
     )
