@@ -128,7 +128,10 @@ def test_rows_longer_than_the_encoder_reads_are_refused(zoo: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook")
-@pytest.mark.parametrize("architecture", [name for name in ENCODERS if name != "deberta-v2"])
+# Opacus's own rule for LayerNorm wants a bias, which ModernBERT's do not have; dpsgd's does not.
+@pytest.mark.parametrize(
+    "architecture", [name for name in ENCODERS if name not in ("deberta-v2", "modernbert")]
+)
 def test_opacus_can_split_the_gradient_by_row(zoo: Path, architecture: str) -> None:
     opacus = pytest.importorskip("opacus")
     # MPNet adds one (length, length) bias to the attention of the whole batch. Opacus takes that
