@@ -16,7 +16,13 @@ Stop it with Ctrl-C at any time: the same command continues. The model is not ke
 import argparse
 from typing import Any
 
-from dpfp_ray.cli.options import add_plan_flags, add_seed_flags, plan_from
+from dpfp_ray.cli.options import (
+    add_ledger_flags,
+    add_plan_flags,
+    add_seed_flags,
+    ledger_choices,
+    plan_from,
+)
 from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.method_spec import modes_of
 
@@ -43,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", action="store_true", help="print the audit as one JSON object")
     add_plan_flags(parser)
     add_seed_flags(parser)
+    add_ledger_flags(parser)
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -52,7 +59,7 @@ def command(arguments: argparse.Namespace) -> int:
 
     names = ("output", "canaries", "family", "access", "confidence", "seed", "membership_seed")
     given = {name: getattr(arguments, name) for name in (*names, "overwrite", "threads")}
-    record = audit(plan, **given).record
+    record = audit(plan, **given, **ledger_choices(arguments)).record
     if arguments.json:
         print(to_json(record["audit"]))
     else:

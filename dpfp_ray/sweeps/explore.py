@@ -3,7 +3,7 @@ continues and repeats no finished trial.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.privacy.ledger import Ledger, open_ledger
+from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.privacy.selection import check_search, parse_selection
 from dpfp_ray.privacy.wording import brief
 from dpfp_ray.results.load import as_frame
@@ -56,12 +58,16 @@ def ray_options(choices: RayChoices) -> RayOptions:
 
 @dataclass(frozen=True, repr=False)
 class Results:
-    """A finished sweep: its trials' records, and what choosing among them costs."""
+    """A finished sweep: its trials' records, and what they cost.
+
+    `costs` are the ledger's sums of everything that was ever done to these records; after a
+    selection, what it costs to release the best trial.
+    """
 
     storage: str
     space: SearchSpace
     records: list[Record]
-    costs: list[Cost]
+    costs: Sequence[Cost | Spent]
 
     @property
     def rows(self) -> list[Row]:
@@ -95,6 +101,9 @@ def sweep(
     samples: int | None = None,
     selection: str | None = None,
     encoder: None = None,
+    ledger: str | Path | Ledger | None = None,
+    total_epsilon: float | None = None,
+    total_delta: float | None = None,
     **ray: Unpack[RayChoices],
 ) -> Results:
     """Run all trials of a search space, each calibrated to the same budget before it starts.
@@ -105,6 +114,8 @@ def sweep(
     samples    how many trials (random, tpe)
     selection  what releasing the best trial is charged as: composition (default) counts every
                trial; logarithmic:N, geometric:N, poisson:N draw their number at random
+    ledger, total_epsilon, total_delta   as in `train`; a list of trials is entered as a whole
+               before the first one starts, what a searcher proposes when it proposes it
     """
     refuse_encoder(encoder)
     if not isinstance(space, SearchSpace):
@@ -116,6 +127,7 @@ def sweep(
         space = dataclasses.replace(space, samples=samples)
     place = resolve_storage(str(storage or f"runs/{space.name}"))
     options, inputs_of = ray_options(ray), InputsOnce()
+    book = open_ledger(ledger, total_epsilon, total_delta)
     costs = None
     if selection:
         chosen = parse_selection(selection)
@@ -129,28 +141,22 @@ def sweep(
                 return Results(place, space, [], [])
             space = dataclasses.replace(space, samples=count, seeds=1)
     try:
-        with Runner(space.name, place, options, inputs_of) as runner:
+        with Runner(space.name, place, options, inputs_of, book) as runner:
             run_sweep(space, runner)
     except KeyboardInterrupt:
         raise stopped(place) from None
-    return Results(place, space, *close(place, costs))
+    return Results(place, space, close(place), costs or runner.charges.spent())
 
 
 def _bind(space: SearchSpace, inputs_of: InputsOnce, chosen: dict[str, Any]) -> Any:
     return bind_trial(space.plan_values(chosen), inputs_of)
 
 
-def close(storage: str, costs: list[Cost] | None = None) -> tuple[list[Record], list[Cost]]:
-    """Write what the whole costs into every statement, and the table beside the records.
-
-    Trials that only served to choose among others are part of the cost.
-    """
+def close(storage: str) -> list[Record]:
+    """Write the table beside the records."""
     store = Store(storage)
-    records = store.records()
-    costs = costs or cost.composed_cost(records)
-    cost.write_cost(storage, records, costs)
     store.export()
-    return store.records(), costs
+    return store.records()
 
 
 def stopped(storage: str) -> Interrupted:

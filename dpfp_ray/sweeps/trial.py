@@ -17,12 +17,16 @@ SETTLED = ("finished", "stopped", "refused", "failed")
 
 @dataclass(frozen=True)
 class Trial:
-    """A bound, calibrated plan and the number of its repetition (`seed_index`)."""
+    """A bound, calibrated plan and the number of its repetition (`seed_index`).
+
+    `entry` is that of the ledger, once the trial is charged for.
+    """
 
     plan: Plan
     noise_multiplier: float
     seed_index: int = 0
     group: str = ""
+    entry: str = ""
 
     @property
     def id(self) -> str:
@@ -62,7 +66,12 @@ def settle(
         "plan": trial.plan.to_dict(),
         "plan_hash": trial.plan.hash,
         "finished": False,
-        "trial": {"id": trial.id, "seed_index": trial.seed_index, "group": trial.group},
+        "trial": {
+            "id": trial.id,
+            "seed_index": trial.seed_index,
+            "group": trial.group,
+            **({"ledger_entry": trial.entry} if trial.entry else {}),
+        },
     }
     if known["trial"].get("status") in SETTLED:
         return known

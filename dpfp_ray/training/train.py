@@ -141,15 +141,18 @@ def train(
         prepared = replace(prepared, noise_multiplier=state["noise_multiplier"])
     place = "" if folder is None else str(folder.resolve())
     charging = charged(book, prepared, where=place, seed=seed, state=state, mark=mark)
-    with charging as charge, reporters(
-        prepared.plan,
-        prepared.noise_multiplier,
-        prepared.plan.method,
-        folder,
-        seed,
-        seed_known,
-        mark,
-    ) as listener:
+    with (
+        charging as charge,
+        reporters(
+            prepared.plan,
+            prepared.noise_multiplier,
+            prepared.plan.method,
+            folder,
+            seed,
+            seed_known,
+            mark,
+        ) as listener,
+    ):
         record, model = run.run(
             prepared, charge.listen(listener), seed=seed, state=state, seed_known=seed_known
         )
