@@ -114,6 +114,11 @@ def spent(by: str, window: str) -> str:
     return newest("epsilon_spent", by, window, ', accountant=~"$accountant"')
 
 
+def paid(name: str) -> str:
+    """What the privacy ledger says, planned runs included."""
+    return f"last_over_time(ray_dpfp_ledger_{name}{{{SWEEP}}}[{WHOLE}])"
+
+
 def panels() -> list[list[Any]]:
     """Rows of panels; the first of each row is its title."""
     trial = "{{method}} ε={{epsilon_budget}} {{trial}}"
@@ -148,6 +153,23 @@ def panels() -> list[list[Any]]:
             number("stopped early", count("stopped")),
             number("failed", count("failed"), "red"),
             number("best dev accuracy", best, unit="none", field={"decimals": 4}),
+            panel(
+                "gauge",
+                "ε spent / total, of the people in the data",
+                WIDTH,
+                5,
+                [
+                    query(
+                        f"max by (sweep, guarantee) ({paid('epsilon')})", "spent ({{guarantee}})"
+                    ),
+                    query(f"max by (sweep) ({paid('total')})", "total", letter="B"),
+                ],
+                options={
+                    "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}
+                },
+                field={"decimals": 2, "min": 0},
+                unit="none",
+            ),
             panel(
                 "table",
                 "trials",
