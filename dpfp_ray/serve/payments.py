@@ -1,4 +1,4 @@
-"""What the people behind the shown records have paid in all, read from their ledger now and then."""
+"""What the people behind the shown records have paid in all, as their ledger says."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ EVERY = 30.0  # seconds; a sum may take some
 
 
 class Payments:
-    """Sums for any number of threads; a ledger that cannot be read costs the panel, not the page."""
+    """Sums for any number of threads; a ledger that cannot be read costs only the panel."""
 
     def __init__(self, place: str | None) -> None:
         self.place = place
