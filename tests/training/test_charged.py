@@ -83,7 +83,7 @@ def test_another_spelling_of_the_path_is_the_same_people(head: Values, ledger: P
 
 def test_a_copy_is_the_same_people(head: Values, ledger: Path, tmp_path: Path) -> None:
     go(head, ledger)
-    go(head, ledger, train_file=shutil.copy(head["train_file"], tmp_path / "copy.csv"))
+    go(head, ledger, train_file=str(shutil.copy(head["train_file"], tmp_path / "copy.csv")))
     assert len(only(ledger).used) == 2
 
 
