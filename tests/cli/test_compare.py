@@ -11,6 +11,7 @@ from dpfp_ray.cli.compare import parse_settings
 from dpfp_ray.cli.main import main
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import make_plan
+from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.sweeps.cells import plan_cells
 from tests.support.ray_runs import records
 
@@ -120,7 +121,7 @@ def test_every_row_is_audited_and_its_verdict_is_everywhere(
 ) -> None:
     methods = ["--methods", "dpfp:moments,dpsgd:head", "--audit", "20"]
     command = [*flags(tiny_task, tmp_path, *INPUTS), *methods, "--epochs", "1"]
-    assert main(command) == 0
+    assert main([*command, "--ledger", str(tmp_path / "ledger")]) == 0
     shown = capsys.readouterr().out
     assert "audit ε ≥" in shown
     assert "all that was done to these records (4 uses, 2 of them audits): ε = " in shown
