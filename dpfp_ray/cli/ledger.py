@@ -115,7 +115,7 @@ def choose(ledger: "Ledger", arguments: argparse.Namespace) -> "tuple[Spent | No
 
 def facts(ledger: "Ledger", spent: "Spent | None", groups: "list[Spent]") -> dict[str, Any]:
     total = ledger.total()
-    nothing = {
+    nothing: dict[str, Any] = {
         "people": None,
         "epsilon": 0.0,
         "private_epsilon": 0.0,

@@ -169,8 +169,8 @@ def test_an_audit_is_part_of_the_sum(head: Values, tmp_path: Path) -> None:
 
 
 def test_heads_from_one_release_cost_one_release(tiny_task: Values, tmp_path: Path) -> None:
-    moments = {k: v for k, v in tiny_task.items() if k not in ("micro_batches", "learning_rate")}
-    moments |= {"mode": "moments"}
+    steps = ("micro_batches", "learning_rate", "batch_size", "epochs")
+    moments = {k: v for k, v in tiny_task.items() if k not in steps} | {"mode": "moments"}
     driver = charges(tmp_path)
     made = [bind_trial({**moments, "ridge": ridge}, inputs) for ridge in (0.1, 0.2, 0.3)]
     driver.begin(made[:1], SEED)
@@ -192,7 +192,7 @@ def test_a_list_that_would_pass_the_total_is_refused_as_a_whole(
 def test_of_two_drivers_only_one_gets_the_last_of_the_total(head: Values, tmp_path: Path) -> None:
     one, other = charges(tmp_path), charges(tmp_path)
     other.storage += "-other"
-    one.ledger.set_total(3.5, 1e-5)
+    one.ledger.set_total(12.0, 1e-5)
     one.begin(trials(head, 1e-3), SEED)
     with pytest.raises(UserError, match="above the total"):
         other.begin(trials(head, 1e-3), SEED + 1)

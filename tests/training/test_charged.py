@@ -1,6 +1,8 @@
 """Every run is in the ledger before its first step, whatever becomes of it."""
 
 import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.training import run as run_module
+from dpfp_ray.training.console import Interrupted, SilentReporter
 from dpfp_ray.training.train import train
 from tests.support.tiny_runs import write_csv
 
@@ -20,13 +23,15 @@ Values = dict[str, Any]
 
 def go(task: Values, ledger: Path, output: Path | None = None, **options: Any) -> Any:
     changes = {k: options.pop(k) for k in list(options) if k in PLAN}
-    plan = make_plan({**task, "epochs": 1, **changes})
+    values = {**task, "epochs": 1} if "epochs" in task else task
+    plan = make_plan({**values, **changes})
     return train(plan, output=output, ledger=ledger, reporter="silent", weights=False, **options)
 
 
 PLAN = ("method", "mode", "epsilon", "train_file", "max_train", "scope", "micro_batches", "ridge")
 HEAD = {"method": "dpsgd", "scope": "head", "micro_batches": None}
-ONCE = {"method": "dpfp", "mode": "moments", "micro_batches": None}
+STEPS = ("micro_batches", "batch_size", "epochs", "learning_rate")
+ONCE: Values = {"method": "dpfp", "mode": "moments", **dict.fromkeys(STEPS)}
 
 
 def drop(values: Values, **changes: Any) -> Values:
@@ -162,24 +167,30 @@ def test_a_run_without_privacy_leaves_no_guarantee(tiny_task: Values, ledger: Pa
     assert "∞" in spent.sentence()
 
 
-def fail_after(step: int, error: BaseException, patch: pytest.MonkeyPatch) -> None:
-    """The run dies while it does the step after `step`."""
-    from dpfp_ray.training import charged
+def after(step: int, what: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
+    """`what` happens when `step` steps are done."""
+    heard = SilentReporter.step
 
-    heard = charged._Counting.step
-
-    def dying(self: Any, done: int, loss: Any, checkpoint: Any) -> None:
-        heard(self, done, loss, checkpoint)
+    def told(self: Any, done: int, loss: Any, checkpoint: Any) -> None:
         if done == step:
-            raise error
+            what()
+        heard(self, done, loss, checkpoint)
 
-    patch.setattr(charged._Counting, "step", dying)
+    patch.setattr(SilentReporter, "step", told)
+
+
+def out_of_memory() -> None:
+    raise RuntimeError("out of memory")
+
+
+def ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
 
 
 def test_a_failed_run_is_charged_for_the_steps_it_drew(
     head: Values, ledger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail_after(3, RuntimeError("out of memory"), monkeypatch)
+    after(3, out_of_memory, monkeypatch)
     with pytest.raises(RuntimeError, match="memory"):
         go(head, ledger)
     (entry,) = only(ledger).entries
@@ -187,11 +198,11 @@ def test_a_failed_run_is_charged_for_the_steps_it_drew(
 
 
 def test_a_stopped_run_costs_what_it_planned(
-    head: Values, ledger: Path, monkeypatch: pytest.MonkeyPatch
+    head: Values, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail_after(3, KeyboardInterrupt(), monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        go(head, ledger)
+    after(3, ctrl_c, monkeypatch)
+    with pytest.raises(Interrupted):
+        go(head, ledger, tmp_path / "run")
     (entry,) = only(ledger).entries
     assert entry.status == "open"
     assert entry.charged == entry.use.steps
@@ -202,8 +213,8 @@ def test_a_resumed_run_is_not_charged_twice(
 ) -> None:
     go(head, tmp_path / "unbroken")
     with monkeypatch.context() as patch:
-        fail_after(3, KeyboardInterrupt(), patch)
-        with pytest.raises(KeyboardInterrupt):
+        after(3, ctrl_c, patch)
+        with pytest.raises(Interrupted):
             go(head, ledger, tmp_path / "run")
     go(head, ledger, tmp_path / "run")
     spent = only(ledger)
@@ -232,9 +243,9 @@ def test_a_result_that_another_ledger_paid_for_is_entered_once(
 def test_a_run_that_would_pass_the_total_is_refused_before_its_first_step(
     head: Values, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go(head, ledger, total_epsilon=3.5, total_delta=1e-5)
+    go(head, ledger, total_epsilon=22, total_delta=1e-5)
     monkeypatch.setattr(run_module, "train", lambda *a, **k: pytest.fail("a step was made"))
-    with pytest.raises(UserError, match=r"above the total of 3\.5 .*fit"):
+    with pytest.raises(UserError, match=r"above the total of 22 .*fit"):
         go(head, ledger, tmp_path / "run")
     assert [entry.status for entry in only(ledger).entries] == ["finished", "refused"]
 
