@@ -192,7 +192,7 @@ def test_a_list_that_would_pass_the_total_is_refused_as_a_whole(
 def test_of_two_drivers_only_one_gets_the_last_of_the_total(head: Values, tmp_path: Path) -> None:
     one, other = charges(tmp_path), charges(tmp_path)
     other.storage += "-other"
-    one.ledger.set_total(12.0, 1e-5)
+    one.ledger.set_total(8.0, 1e-5)
     one.begin(trials(head, 1e-3), SEED)
     with pytest.raises(UserError, match="above the total"):
         other.begin(trials(head, 1e-3), SEED + 1)
