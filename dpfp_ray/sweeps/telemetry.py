@@ -99,6 +99,10 @@ class TrialGauges:
             put("dpfp_epsilon_spent", value, tags)
 
 
+def nothing_known() -> Spent | None:
+    return None
+
+
 class TrialCounts(Callback):
     """Follows Tune on the driver: how many trials run, are finished, have failed.
 
@@ -111,7 +115,7 @@ class TrialCounts(Callback):
         sweep: str,
         planned: int,
         before: Iterable[Mapping[str, Any]] = (),
-        spent: Callable[[], Spent | None] = lambda: None,
+        spent: Callable[[], Spent | None] = nothing_known,
     ) -> None:
         self.sweep = clean(sweep)
         self.spent = spent
@@ -122,6 +126,9 @@ class TrialCounts(Callback):
             if record.get("trial", {}).get("status") in SETTLED
         )
         self.shown_at = -math.inf
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "spent": nothing_known}  # Tune writes callbacks to disk
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         if time.monotonic() - self.shown_at > REFRESH_SECONDS:
