@@ -10,12 +10,13 @@ PARALLEL ?= -n 3 --dist loadgroup --no-loadscope-reorder
 .PHONY: demo check quick-tests test lint install clean
 
 demo: install  ## a sweep, a comparison at equal ε with audits, and a report, on real reviews
-	$(BIN)/dpfp sweep search_spaces/demo.yaml --storage runs/demo/sweep
+	$(BIN)/dpfp sweep search_spaces/demo.yaml --storage runs/demo/sweep --ledger runs/demo/ledger
 	$(BIN)/dpfp compare --task demo --max-train 700 --max-dev 400 --epsilon 3 --delta 1e-5 \
 	  --methods non_private,dpfp,dpfp:release_once,dpfp:moments,dpsgd:head --audit 350 \
 	  --set non_private.lr=2e-4 --set non_private.epochs=2 --set dpfp.lr=2e-4 --set dpfp.epochs=2 \
-	  --output runs/demo/compare
-	$(BIN)/dpfp report runs/demo --output runs/demo/report
+	  --output runs/demo/compare --ledger runs/demo/ledger
+	$(BIN)/dpfp report runs/demo --output runs/demo/report --ledger runs/demo/ledger
+	$(BIN)/dpfp ledger show --ledger runs/demo/ledger
 
 check: install  ## style, types, and the tests without Ray, a browser or much time; two minutes
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint quick-tests

@@ -13,6 +13,7 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 CHOSEN = 'sweep=~"$sweep", method=~"$method"'
 SWEEP = 'sweep=~"$sweep"'
 WHOLE = "$__range"  # the time that the dashboard shows
+LAST = {"calcs": ["lastNotNull"], "fields": "", "values": False}
 RECENT = "5m"  # bridges the time from one save of a trial to the next
 TRIAL = "sweep, trial, method, task, epsilon_budget"
 NOMINAL = (
@@ -71,7 +72,7 @@ def number(title: str, expression: str, color: str = "text", **keys: Any) -> Any
         steps.append({"color": color, "value": 1})
     field = {"thresholds": {"mode": "absolute", "steps": steps}, **keys.pop("field", {})}
     target = {**query(expression, instant=True), "format": "time_series"}
-    options = {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}
+    options = {"reduceOptions": LAST}
     return panel("stat", title, 4, 4, [target], options=options, field=field, **keys)
 
 
@@ -114,6 +115,11 @@ def spent(by: str, window: str) -> str:
     return newest("epsilon_spent", by, window, ', accountant=~"$accountant"')
 
 
+def paid(name: str, by: str) -> str:
+    """What the privacy ledger says, planned runs included."""
+    return f"max by ({by}) (last_over_time(ray_dpfp_ledger_{name}{{{SWEEP}}}[{WHOLE}]))"
+
+
 def panels() -> list[list[Any]]:
     """Rows of panels; the first of each row is its title."""
     trial = "{{method}} ε={{epsilon_budget}} {{trial}}"
@@ -148,6 +154,19 @@ def panels() -> list[list[Any]]:
             number("stopped early", count("stopped")),
             number("failed", count("failed"), "red"),
             number("best dev accuracy", best, unit="none", field={"decimals": 4}),
+            panel(
+                "gauge",
+                "ε spent / total, of the people in the data",
+                WIDTH,
+                5,
+                [
+                    query(paid("epsilon", "sweep, guarantee"), "spent ({{guarantee}})"),
+                    query(paid("total", "sweep"), "total", letter="B"),
+                ],
+                options={"reduceOptions": LAST},
+                field={"decimals": 2, "min": 0},
+                unit="none",
+            ),
             panel(
                 "table",
                 "trials",

@@ -80,6 +80,15 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield cache
 
 
+@pytest.fixture(scope="session", autouse=True)
+def session_ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """No test writes to the ledger of whoever runs the tests."""
+    ledger = tmp_path_factory.mktemp("ledger") / "ledger"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPFP_LEDGER", str(ledger))
+        yield ledger
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """No test inherits the threads that a command of another has set: sums depend on them."""

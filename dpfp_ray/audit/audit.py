@@ -7,6 +7,7 @@ from dpfp_ray.audit import audited_run
 from dpfp_ray.data import Task
 from dpfp_ray.data.memory import in_memory
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.training import run
 from dpfp_ray.training.checkpoints import load_state
 from dpfp_ray.training.console import Interrupted, SilentReporter, choose_reporter
@@ -61,6 +62,9 @@ def audit(
     threads: int | None = None,
     reporter: str = "auto",
     show_training_loss: bool = False,
+    ledger: str | Path | Ledger | None = None,
+    total_epsilon: float | None = None,
+    total_delta: float | None = None,
 ) -> AuditedRun:
     """Train once with canaries by the ordinary loop, and guess which of them were in.
 
@@ -75,6 +79,7 @@ def audit(
     reporters = choose_reporter(reporter)
     settings = audited_run.Settings(canaries, family, access, confidence)
     use_threads(threads)
+    book = open_ledger(ledger, total_epsilon, total_delta)
     folder = run.make_folder(output)
     if overwrite:
         audited_run.discard(folder)
@@ -101,6 +106,7 @@ def audit(
             task=task,
             say=reporters.say,
             show_training_loss=show_training_loss,
+            ledger=book,
         )
     except Interrupted:
         raise Interrupted(f"stopped; saved in {folder}. The same command continues it.") from None

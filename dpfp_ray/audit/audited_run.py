@@ -10,7 +10,7 @@ No weights are kept: a model that was trained on canaries, with seeds on record,
 
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -41,8 +41,10 @@ from dpfp_ray.models.representations import RepresentationTable, represent
 from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
+from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.sampling import fresh_seed, keyed_generator
 from dpfp_ray.training import run
+from dpfp_ray.training.charged import Charge, charged, enter_past, register
 from dpfp_ray.training.checkpoints import load_state
 from dpfp_ray.training.loop import Data, Reporter, State
 
@@ -182,8 +184,12 @@ def audit_in(
     task: Task | None = None,
     say: Callable[[str], None] = lambda message: None,
     show_training_loss: bool = False,
+    ledger: Ledger | None = None,
 ) -> Record:
-    """The audit in `folder`: found finished, continued, or run from the start; its record."""
+    """The audit in `folder`: found finished, continued, or run from the start; its record.
+
+    Without a `ledger` the caller has entered it in one.
+    """
     begun = read_json(folder / AUDIT) if (folder / AUDIT).exists() else {}
     for name, given in (("seed", seed), ("membership_seed", membership_seed)):
         if begun and given not in (None, begun[name]):
@@ -204,20 +210,33 @@ def audit_in(
         raise UserError(f"{folder} holds a run without canaries; use another --output")
     if known is not None:
         say(f"{folder} already holds this audit; --overwrite runs it again")
+        if ledger is not None:
+            enter_past(ledger, known, register(ledger, prepared.inputs))
         return known
     scratch = run.make_folder(str(folder / UNFINISHED))
     state = load_state(scratch, prepared.plan)
     if state is not None:
         say(f"continuing after step {state['progress']['step']:,} of {prepared.plan.steps:,}")
-    keep(folder, {**asked, **seeds})
-    with listen(prepared, seeds["seed"], scratch) as reporter:
-        record, scores = conduct(
-            audit,
-            reporter,
-            seed=seeds["seed"],
-            state=state,
-            show_training_loss=show_training_loss,
+        # The noise that the first steps really had, should calibration come out otherwise by now.
+        prepared.noise_multiplier = state["noise_multiplier"]
+    charging: AbstractContextManager[Charge | None] = nullcontext()
+    if ledger is not None:
+        where, own_seed = str(folder.resolve()), seeds["seed"]
+        charging = charged(
+            ledger, prepared, where=where, seed=own_seed, state=state, purpose="audit"
         )
+    with charging as charge:
+        keep(folder, {**asked, **seeds})
+        with listen(prepared, seeds["seed"], scratch) as reporter:
+            record, scores = conduct(
+                audit,
+                reporter if charge is None else charge.listen(reporter),
+                seed=seeds["seed"],
+                state=state,
+                show_training_loss=show_training_loss,
+            )
+    if charge is not None:
+        record["ledger_entry"] = charge.entry_id
     keep(folder, {**record["audit"], **asked, **seeds, **evidence(audit, scores)})
     run.write_result(folder, record, None, prepared.plan)
     shutil.rmtree(scratch)

@@ -16,7 +16,14 @@ Stop it with Ctrl-C at any time: the same command continues. The model is not ke
 import argparse
 from typing import Any
 
-from dpfp_ray.cli.options import add_loss_flag, add_plan_flags, add_seed_flags, plan_from
+from dpfp_ray.cli.options import (
+    add_ledger_flags,
+    add_loss_flag,
+    add_plan_flags,
+    add_seed_flags,
+    ledger_choices,
+    plan_from,
+)
 from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.method_spec import modes_of
 
@@ -44,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_plan_flags(parser)
     add_seed_flags(parser)
     add_loss_flag(parser)
+    add_ledger_flags(parser)
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -56,7 +64,7 @@ def command(arguments: argparse.Namespace) -> int:
         name: getattr(arguments, name)
         for name in (*names, "overwrite", "threads", "show_training_loss")
     }
-    record = audit(plan, **given).record
+    record = audit(plan, **given, **ledger_choices(arguments)).record
     if arguments.json:
         print(to_json(record["audit"]))
     else:

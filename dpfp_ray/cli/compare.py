@@ -15,8 +15,10 @@ the same batch size. Stopped or killed, the same command continues and repeats n
 import argparse
 
 from dpfp_ray.cli.options import (
+    add_ledger_flags,
     add_plan_flags,
     add_ray_flags,
+    ledger_choices,
     plan_values,
     positive,
     ray_choices,
@@ -70,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", action="store_true", help="print the table as a JSON list")
     add_plan_flags(parser, skip=("method", "epsilon"))
     add_ray_flags(parser)
+    add_ledger_flags(parser)
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -89,6 +92,7 @@ def command(arguments: argparse.Namespace) -> int:
         settings=settings,
         tune=arguments.tune,
         audit=arguments.audit,
+        **ledger_choices(arguments),
         **ray_choices(arguments),
         **fields,
     )

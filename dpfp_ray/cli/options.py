@@ -1,6 +1,7 @@
 """What several verbs share: flags, one of them for each field of a plan, and what they print."""
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.plan.errors import UserError
@@ -9,7 +10,8 @@ from dpfp_ray.plan.plan import FIELDS, Plan
 from dpfp_ray.plan.values import ALIASES, field_name, make_plan, read_plan_file
 
 if TYPE_CHECKING:
-    from dpfp_ray.sweeps.cost import Cost
+    from dpfp_ray.privacy.ledger_sum import Spent
+    from dpfp_ray.sweeps.selection import Charge
 
 GROUPS = {
     "data": ("task", "bad_rows"),
@@ -119,6 +121,29 @@ def add_ray_flags(parser: argparse.ArgumentParser, default_storage: str | None =
     add_loss_flag(parser)
 
 
+def add_ledger_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of every verb that uses private records."""
+    group = parser.add_argument_group("ledger")
+    group.add_argument(
+        "--ledger",
+        metavar="PATH_OR_URI",
+        help="privacy ledger of the people in the data (default: $DPFP_LEDGER, else the user's "
+        "data folder); see dpfp ledger",
+    )
+    group.add_argument(
+        "--total-epsilon",
+        type=float,
+        metavar="E",
+        help="what they may ever pay, set once; what would pass it is refused",
+    )
+    group.add_argument("--total-delta", type=float, metavar="D", help="its δ (default: 1e-6)")
+
+
+def ledger_choices(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the ledger flags say, as keywords of the front functions."""
+    return {name: getattr(arguments, name) for name in ("ledger", "total_epsilon", "total_delta")}
+
+
 def positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -140,8 +165,8 @@ def split_change(text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
-def show_costs(costs: "list[Cost]", as_json: bool) -> None:
-    """What choosing among the trials, or showing all of them, costs beyond one trial's ε."""
+def show_costs(costs: "Sequence[Charge | Spent]", as_json: bool) -> None:
+    """What the whole costs, beyond one trial's ε."""
     from dpfp_ray.data.terminal import stderr, stdout
 
     for cost in costs:

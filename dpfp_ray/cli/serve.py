@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--storage", metavar="PATH_OR_URI", help="what to show, such as runs")
+    parser.add_argument(
+        "--ledger",
+        metavar="PATH_OR_URI",
+        help="show what the people in the data have paid (default: $DPFP_LEDGER, else the user's)",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="default: 8000")
     parser.add_argument(
@@ -69,7 +74,7 @@ def command(arguments: argparse.Namespace) -> int:
         place = deploy.Place(arguments.host, arguments.port, arguments.route_prefix)
         with connected(address):
             with stderr.status("starting Ray Serve …"):  # on a terminal only
-                real = deploy.deploy(storage, place, digest)
+                real = deploy.deploy(storage, place, digest, find_ledger(arguments.ledger))
             show(real, digest is not None)
             if not arguments.detach:
                 wait(address)
@@ -86,6 +91,14 @@ def check(arguments: argparse.Namespace, address: str) -> None:
         raise UserError(f"port is {arguments.port}; give a number from 1 to 65535")
     if not arguments.route_prefix.startswith("/"):
         raise UserError(f"route-prefix is {arguments.route_prefix!r}; give one such as /results")
+
+
+def find_ledger(location: str | None) -> str:
+    """Absolute, and chosen here: the replica has another environment."""
+    from dpfp_ray.privacy.ledger import default_place
+    from dpfp_ray.sweeps.state import resolve_storage
+
+    return resolve_storage(location or default_place())
 
 
 def find_storage(location: str) -> str:

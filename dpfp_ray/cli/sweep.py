@@ -13,7 +13,14 @@ loses nothing: the same command continues.
 import argparse
 from typing import TYPE_CHECKING
 
-from dpfp_ray.cli.options import add_ray_flags, ray_choices, show_costs, split_change
+from dpfp_ray.cli.options import (
+    add_ledger_flags,
+    add_ray_flags,
+    ledger_choices,
+    ray_choices,
+    show_costs,
+    split_change,
+)
 from dpfp_ray.data.whole_files import to_json
 
 if TYPE_CHECKING:
@@ -40,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "expected, and show, keep and charge for the best one only (random search only)",
     )
     add_ray_flags(parser, default_storage="runs/NAME of the space")
+    add_ledger_flags(parser)
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -51,6 +59,7 @@ def command(arguments: argparse.Namespace) -> int:
         changes=dict(split_change(text) for text in arguments.changes),
         samples=arguments.samples,
         selection=arguments.selection,
+        **ledger_choices(arguments),
         **ray_choices(arguments),
     )
     if results.records:

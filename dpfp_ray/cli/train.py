@@ -13,13 +13,21 @@ weights and the same ε as a run that was never stopped.
 import argparse
 from typing import Any
 
-from dpfp_ray.cli.options import add_loss_flag, add_plan_flags, add_seed_flags, plan_from
+from dpfp_ray.cli.options import (
+    add_ledger_flags,
+    add_loss_flag,
+    add_plan_flags,
+    add_seed_flags,
+    ledger_choices,
+    plan_from,
+)
 from dpfp_ray.data.whole_files import to_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_plan_flags(parser)
     add_seed_flags(parser)
+    add_ledger_flags(parser)
     group = parser.add_argument_group("output")
     group.add_argument("--output", metavar="DIR", required=True, help="folder for the result")
     group.add_argument("--overwrite", action="store_true", help="discard what is in DIR")
@@ -41,6 +49,7 @@ def command(arguments: argparse.Namespace) -> int:
         weights=not arguments.no_weights,
         threads=arguments.threads,
         show_training_loss=arguments.show_training_loss,
+        **ledger_choices(arguments),
     )
     show(run.record, arguments.json)
     return 0

@@ -86,24 +86,35 @@ class Ledger:
         `resumed` says that the caller goes on with an earlier run and that no other process does:
         its `end` then also ends what that run left open.
         """
-        if use.people not in self.people.links():
-            raise ValueError(f"data set {use.people!r} is not registered with this ledger")
+        return self.begin_all([use], resumed)[0]
+
+    def begin_all(self, uses: Sequence[Use], resumed: bool = False) -> list[Entry]:
+        """Enter all of `uses` or, if they would together pass the total, none of them."""
+        known = self.people.links()
+        for use in uses:
+            if use.people not in known:
+                raise ValueError(f"data set {use.people!r} is not registered with this ledger")
         with self.files.locked():
-            run_id = use.run_id
-            left = [e.id for e in self.entries() if e.run_id == run_id and e.done is None]
-            entry = Entry(
-                id=f"{run_id}-{secrets.token_hex(6)}",
-                opened_at=_now(),
-                who=_who(),
-                use=use,
-                resumes=tuple(left) if resumed else (),
-            )
-            self._write(f"{ENTRIES}/{entry.id}.json", opening_to_json(entry))
-            problem = self._problem(entry)
+            before = self.entries()
+            new = []
+            for use in uses:
+                run_id = use.run_id
+                left = [e.id for e in before if e.run_id == run_id and e.done is None]
+                entry = Entry(
+                    id=f"{run_id}-{secrets.token_hex(6)}",
+                    opened_at=_now(),
+                    who=_who(),
+                    use=use,
+                    resumes=tuple(left) if resumed else (),
+                )
+                self._write(f"{ENTRIES}/{entry.id}.json", opening_to_json(entry))
+                new.append(entry)
+            problem = self._problem(new) if new else None
             if problem is not None:
-                self._write_end(entry.id, 0, "refused")
+                for entry in new:
+                    self._write_end(entry.id, 0, "refused")
                 raise UserError(problem)
-            return entry
+            return new
 
     def end(self, entry_id: str, done: int, status: str = "finished") -> None:
         """Say how many steps were done in all, those of earlier parts of a resumed run included."""
@@ -116,6 +127,16 @@ class Ledger:
             raise UserError(f"the ledger {self.files.name} has no entry {entry_id!r}")
         for name in (*entry.resumes, entry_id):
             self._write_end(name, done, status)
+
+    def enter_past(self, use: Use, done: int, status: str = "finished") -> None:
+        """Enter what was done already, once: it is paid, so that no total can refuse it."""
+        with self.files.locked():
+            run_id = use.run_id
+            if any(entry.run_id == run_id for entry in self.entries()):
+                return
+            entry = Entry(f"{run_id}-{secrets.token_hex(6)}", _now(), _who(), use)
+            self._write(f"{ENTRIES}/{entry.id}.json", opening_to_json(entry))
+            self._write_end(entry.id, done, status)
 
     def set_total(self, epsilon: float, delta: float, force: bool = False) -> Total:
         """Bound what each group of people may ever pay. Best before the first use: a filter's
@@ -130,7 +151,8 @@ class Ledger:
             if known is not None and not force:
                 raise UserError(
                     f"the ledger {self.files.name} has a total of ε = {known.epsilon:g} at "
-                    f"δ = {known.delta:.3g}; changing it to {epsilon:g} needs force"
+                    f"δ = {known.delta:.3g}; changing it to {epsilon:g} at {delta:.3g} "
+                    f"needs force (dpfp ledger set --force)"
                 )
             number = max((int(n.split("-")[0]) for n in self.files.names(TOTALS)), default=-1) + 1
             event = {"set_at": _now(), "who": _who(), "total": dataclasses.asdict(wanted)}
@@ -188,6 +210,13 @@ class Ledger:
         group_of = self.people.groups([people, *(entry.use.people for entry in entries)])
         return self._sum_up(entries, group_of[people], group_of)
 
+    def find(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> str | None:
+        """A known data set that has one of these texts; unlike `register`, writes nothing."""
+        return self.people.find(texts, pairs)
+
+    def exists(self) -> bool:
+        return bool(self.files.names(ENTRIES) or self.files.names(TOTALS))
+
     def to_json(self) -> list[dict[str, Any]]:
         """One object for each group of people."""
         return [group.to_json() for group in self.groups()]
@@ -199,34 +228,44 @@ class Ledger:
         data_sets = sorted(name for name, its in group_of.items() if its == group)
         return sum_up(own, group, data_sets, self.total(), self.delta)
 
-    def _problem(self, new: Entry) -> str | None:
-        """Why `new`, which is written already, must not go on; None if it may."""
+    def _problem(self, new: Sequence[Entry]) -> str | None:
+        """Why `new`, which are written already, must not go on; None if they may."""
         entries = self.entries()
-        if all(entry.id != new.id for entry in entries):
+        ids = {entry.id for entry in new}
+        if ids - {entry.id for entry in entries}:
             return f"the ledger {self.files.name} does not show what was just written to it"
         total = self.total()
         if total is None:
             return None
-        if new.use.guarantee == "none":
+        open_to_all = next((e.use.method for e in new if e.use.guarantee == "none"), None)
+        if open_to_all is not None:
             return (
-                f"{new.use.method} gives no privacy, and the ledger {self.files.name} has a total "
+                f"{open_to_all} gives no privacy, and the ledger {self.files.name} has a total "
                 f"of ε = {total.epsilon:g}; use a private method, or another ledger for public data"
             )
         group_of = self.people.groups(entry.use.people for entry in entries)
-        group = [e for e in entries if group_of[e.use.people] == group_of[new.use.people]]
-        together, rest = counted(group), counted(e for e in group if e.id != new.id)
-        if ledger_cost.would_fit(together, {}, total):
-            return None
-        sums = [
-            ledger_cost.filter_epsilon(c, total.delta, total.orders)[0] for c in (rest, together)
-        ]
-        most = ledger_cost.what_fits(rest, counted([new]), total)
-        advice = f"one of ε ≤ {_rounded_down(most)} fits" if most > 0.005 else "nothing more fits"
-        return (
-            f"this {new.use.purpose} would bring what these people pay from ε = {sums[0]:.3g} to "
-            f"{sums[1]:.3g}, above the total of {total.epsilon:g} (δ = {total.delta:.3g}) of the "
-            f"ledger {self.files.name}; {advice}"
-        )
+        for one in dict.fromkeys(group_of[entry.use.people] for entry in new):
+            group = [entry for entry in entries if group_of[entry.use.people] == one]
+            own = [entry for entry in group if entry.id in ids]
+            together, rest = counted(group), counted(e for e in group if e.id not in ids)
+            if ledger_cost.would_fit(together, {}, total):
+                continue
+            sums = [
+                ledger_cost.filter_epsilon(c, total.delta, total.orders)[0]
+                for c in (rest, together)
+            ]
+            most = ledger_cost.what_fits(rest, counted(own), total)
+            purpose = own[0].use.purpose
+            subject = f"this {purpose}" if len(own) == 1 else f"these {len(own)} runs"
+            fits = f"one of ε ≤ {_rounded_down(most)} fits"
+            if len(own) > 1:
+                fits = f"runs of together ε ≤ {_rounded_down(most)} fit"
+            return (
+                f"{subject} would bring what these people pay from ε = {sums[0]:.3g} to "
+                f"{sums[1]:.3g}, above the total of {total.epsilon:g} (δ = {total.delta:.3g}) of "
+                f"the ledger {self.files.name}; {fits if most > 0.005 else 'nothing more fits'}"
+            )
+        return None
 
     def _write_end(self, entry_id: str, done: int, status: str) -> None:
         event = {"done": done, "status": status, "ended_at": _now(), "who": _who()}
@@ -262,6 +301,26 @@ class _Intact:
 
 def _rounded_down(epsilon: float) -> str:
     return f"{math.floor(epsilon * 100) / 100:g}"
+
+
+TOTAL_DELTA = 1e-6  # of a total without a δ: 1/(2D) for half a million people
+
+
+def open_ledger(
+    place: "str | Path | Ledger | None" = None,
+    total_epsilon: float | None = None,
+    total_delta: float | None = None,
+) -> Ledger:
+    """The ledger that a command uses; a total that it names is set if none is."""
+    ledger = place if isinstance(place, Ledger) else Ledger(place)
+    if total_epsilon is None:
+        if total_delta is not None:
+            raise UserError(f"total delta {total_delta:g} is given without a total epsilon")
+        return ledger
+    known = ledger.total()
+    delta = total_delta or (known.delta if known else TOTAL_DELTA)
+    ledger.set_total(total_epsilon, delta)
+    return ledger
 
 
 def default_place() -> str:

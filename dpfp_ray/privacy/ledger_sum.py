@@ -26,11 +26,42 @@ class Spent:
     labels_protected: bool
     entries: tuple[Entry, ...]
 
+    @property
+    def used(self) -> list[Entry]:
+        """Entries that cost something."""
+        return [entry for entry in self.entries if entry.charged > 0]
+
+    @property
+    def unprotected(self) -> list[str]:
+        """Methods of runs that leave labels unprotected."""
+        return sorted({e.use.method for e in self.used if not e.use.labels_protected})
+
+    def sentence(self) -> str:
+        """One number for all that was done, how it was found, and what it does not cover."""
+        used = self.used
+        audits = sum(entry.use.purpose == "audit" for entry in used)
+        count = f"{len(used)} use{'s' * (len(used) != 1)}"
+        count += f", {audits} of them audit{'s' * (audits != 1)}" if audits else ""
+        mark = "†" if any(entry.use.guarantee == "nominal" for entry in used) else ""
+        limit = "" if self.total is None else f" of a total of {self.total:g}"
+        text = (
+            f"all that was done to these records ({count}): ε = {self.private_epsilon:.3g}{mark}"
+            f"{limit} at δ = {self.delta:.3g} (zero-out, {self.how})"
+        )
+        for guarantee, words in (("nominal", "† nominal"), ("none", "without any privacy, ε = ∞")):
+            methods = sorted({e.use.method for e in used if e.use.guarantee == guarantee})
+            text += f"; {words}: {', '.join(methods)}" if methods else ""
+        private = {entry.use.method for entry in used if entry.use.guarantee != "none"}
+        bare = [name for name in self.unprotected if name in private]
+        return text + (f"; labels not protected by {', '.join(bare)}" if bare else "")
+
     def to_json(self) -> dict[str, Any]:
         facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return facts | {
             "data_sets": list(self.data_sets),
             "adjacency": "zero_out",
+            "labels_unprotected_by": self.unprotected,
+            "text": self.sentence(),
             "entries": [entry.to_json() for entry in self.entries],
         }
 

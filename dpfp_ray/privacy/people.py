@@ -80,6 +80,20 @@ class People:
             )
         return KnownPeople(name, len(texts), known)
 
+    def find(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> str | None:
+        """A stored set that shares a text with these; nothing is stored."""
+        names = self.files.names(KEYS)
+        both = list(texts) if pairs is None else [*texts, *pairs]
+        for key in names:
+            prints = fingerprints(both, self.files.read(f"{KEYS}/{key}"))
+            for file in self.files.names(SETS):
+                name, _, rest = file.partition(".")
+                if rest == f"{key}.npy":
+                    stored = self._load(name, key)[1:]
+                    if len(np.intersect1d(prints, stored, assume_unique=True)):
+                        return name
+        return None
+
     def keys(self) -> dict[str, bytes]:
         """Every key, by name; the first call makes one."""
         names = self.files.names(KEYS)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpfp_ray.report.ledger import known_ledger, ledger_figure, spent_on
 from dpfp_ray.report.page import make_report, write_report
 from dpfp_ray.results.store import load_records
 
@@ -19,15 +20,23 @@ class WrittenReport:
 
 
 def report(
-    places: str | Path | Iterable[str | Path], *, output: str | Path, title: str | None = None
+    places: str | Path | Iterable[str | Path],
+    *,
+    output: str | Path,
+    title: str | None = None,
+    ledger: str | Path | None = None,
 ) -> WrittenReport:
     """Write tables, figures and one page about all results below `places` into `output`.
 
-    The same records give the same report. What was not run is shown as missing.
+    The same records give the same report. What was not run is shown as missing. `ledger` says what
+    the people behind the records have paid in all (default: the user's own, if it has entries).
     """
     places = [places] if isinstance(places, str | Path) else list(places)
     records = load_records(*places)
     command = shlex.join(["dpfp", "report", *map(str, places), "--output", str(output)])
-    made = make_report(records, command, title)
+    book = known_ledger(None if ledger is None else str(ledger))
+    spent = [] if book is None else spent_on(book, records)
+    figures = [ledger_figure(one, book.total(), command) for one in spent[:1]] if book else []
+    made = make_report(records, command, title, spent, figures)
     folder = Path(output).expanduser()
     return WrittenReport(folder / "index.html", write_report(made, folder), made.headline)

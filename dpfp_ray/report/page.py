@@ -19,7 +19,9 @@ from dpfp_ray import __version__
 from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.models.download import PRETRAINING_OVERLAP
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.report import formats, winners
+from dpfp_ray.report.ledger import spent_of_total
 from dpfp_ray.report.main_table import main_table
 from dpfp_ray.report.paper import paper_table
 from dpfp_ray.report.plots import Drawing, cell_label, method_label
@@ -59,10 +61,15 @@ class Report:
     statements: Sequence[Statement]
     refuted: Sequence[Run]
     remarks: Sequence[str]
+    paid: Sequence[Spent] = ()  # by the people behind the records, for everything
 
 
 def make_report(
-    records: Sequence[Mapping[str, Any]], command: str, title: str | None = None
+    records: Sequence[Mapping[str, Any]],
+    command: str,
+    title: str | None = None,
+    paid: Sequence[Spent] = (),
+    more_figures: Sequence[Drawing] = (),
 ) -> Report:
     from dpfp_ray.report.figures import all_figures
 
@@ -86,10 +93,11 @@ def make_report(
         winners.headline(found, refuted),
         found,
         {table.name: table for table in tables if table.rows},
-        all_figures(cells, runs, command),
+        [*more_figures, *all_figures(cells, runs, command)],
         _statements(cells),
         refuted,
         _remarks(runs, cells),
+        paid,
     )
 
 
@@ -136,12 +144,17 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"method_label": method_label, "cell_label": cell_label}
+    environment.filters |= {
+        "method_label": method_label,
+        "cell_label": cell_label,
+        "spent_of_total": spent_of_total,
+    }
     # Should text ever get through as markup, the browser still runs only this one script.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("template.html").render(
         report=report,
         cards=report.comparisons[:_CARDS],
+        paid=report.paid,
         css=(folder / "page.css").read_text(encoding="utf-8"),
         script=script,
         policy=(

@@ -10,11 +10,15 @@ from dpfp_ray.serve.api import NotThere, problem, routes
 from dpfp_ray.serve.figures import Figures, TrialCurves
 from dpfp_ray.serve.guard import Guard
 from dpfp_ray.serve.pages import error_page, page_routes, wants_page
+from dpfp_ray.serve.payments import Payments
 from dpfp_ray.serve.snapshot import LiveRecords
 
 
-def build_app(storage: str, digest: str | None = None) -> Any:
-    """`digest` is that of the token that readers need; without one only localhost is answered."""
+def build_app(storage: str, digest: str | None = None, ledger: str | None = None) -> Any:
+    """`digest` is that of the token that readers need; without one only localhost is answered.
+
+    `ledger` is where to read what the people in the data have paid (default: the user's own).
+    """
     from fastapi import FastAPI
     from fastapi.exceptions import RequestValidationError
     from starlette.exceptions import HTTPException
@@ -34,7 +38,7 @@ def build_app(storage: str, digest: str | None = None) -> Any:
         redoc_url=None,
     )
     app.include_router(routes(records, figures))
-    app.include_router(page_routes(records, figures, curves, digest))
+    app.include_router(page_routes(records, figures, curves, digest, Payments(ledger)))
 
     def refuse(request: Request, error: Exception | str, status: int) -> Response:
         if wants_page(request):

@@ -39,7 +39,7 @@ def check_exposure(host: str, digest: str | None) -> None:
         )
 
 
-def deploy(storage: str, place: Place, digest: str | None) -> Place:
+def deploy(storage: str, place: Place, digest: str | None, ledger: str | None = None) -> Place:
     """Start or replace `dpfp-results` on the connected Ray; where it really listens."""
     from ray import serve
 
@@ -51,7 +51,7 @@ def deploy(storage: str, place: Place, digest: str | None) -> Place:
     check_exposure(real.host, digest)
     try:
         serve.run(
-            application(storage, digest),
+            application(storage, digest, ledger),
             name=SERVICE,
             route_prefix=real.prefix,
             logging_config={"enable_access_log": False},  # what is asked for stays private
@@ -103,13 +103,13 @@ def check_port(place: Place) -> None:
             ) from None
 
 
-def application(storage: str, digest: str | None) -> Any:
+def application(storage: str, digest: str | None, ledger: str | None = None) -> Any:
     from ray import serve
 
     def build() -> Any:
         from dpfp_ray.serve.app import build_app
 
-        return build_app(storage, digest)
+        return build_app(storage, digest, ledger)
 
     # The node that was asked to serve is the one that is known to see a local path.
     import ray

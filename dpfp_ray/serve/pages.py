@@ -17,12 +17,14 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from dpfp_ray import __version__
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.report import winners
+from dpfp_ray.report.ledger import spent_of_total
 from dpfp_ray.report.plots import cell_label, method_label
 from dpfp_ray.report.tables import MARKS
 from dpfp_ray.serve.api import NotThere, find, version_facts
 from dpfp_ray.serve.figures import Figures, TrialCurves
 from dpfp_ray.serve.guard import COOKIE, SESSION_SECONDS
 from dpfp_ray.serve.parameters import PAGE, Selection, check_names, matching, read_request
+from dpfp_ray.serve.payments import Payments
 from dpfp_ray.serve.snapshot import LiveRecords, Snapshot
 from dpfp_ray.serve.trials import CHOICES, QUERY_NAMES, choices, trial_facts, trials_table
 from dpfp_ray.sweeps import tokens
@@ -38,7 +40,11 @@ LONGEST_FORM = 8192  # bytes; a token is shorter
 
 
 def page_routes(
-    records: LiveRecords, figures: Figures, curves: TrialCurves, digest: str | None
+    records: LiveRecords,
+    figures: Figures,
+    curves: TrialCurves,
+    digest: str | None,
+    payments: Payments,
 ) -> APIRouter:
     pages = APIRouter(include_in_schema=False)
 
@@ -69,6 +75,7 @@ def page_routes(
             headline=winners.headline(comparisons, refuted) if cells else "No finished trial yet",
             refuted=refuted,
             cards=comparisons[:CARDS],
+            paid=payments.now(now),
             counts=_counts(now),
             figures=figures.now(now),
             drawing=figures.busy,
@@ -228,5 +235,9 @@ def _templates() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"method_label": method_label, "cell_label": cell_label}
+    environment.filters |= {
+        "method_label": method_label,
+        "cell_label": cell_label,
+        "spent_of_total": spent_of_total,
+    }
     return environment

@@ -7,6 +7,7 @@ record goes into the same store under the id audit-PLAN, and its verdict stands 
 import tempfile
 from collections.abc import Iterable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.results.store import Store
 from dpfp_ray.results.summary import label
+from dpfp_ray.sweeps.charges import AUDIT, audit_seeds
 from dpfp_ray.sweeps.cluster import connected, settings
-from dpfp_ray.sweeps.runner import RayOptions
+from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.trial import Trial
 from dpfp_ray.training.checkpoints import Saver, save_state
 from dpfp_ray.training.loop import Reporter
@@ -27,24 +29,37 @@ from dpfp_ray.training.run import Prepared, make_folder
 Record = dict[str, Any]
 
 
+def audits_of(trials: Iterable[Trial]) -> dict[str, Trial]:
+    """An audit of each distinct plan among `trials`, by its id."""
+    made = {trial.plan.hash: replace(trial, seed_index=0, group=AUDIT) for trial in trials}
+    return {audit_id(audit): audit for audit in made.values()}
+
+
+def audit_id(audit: Trial) -> str:
+    return f"audit-{audit.plan.hash}"
+
+
+def audits_left(trials: Iterable[Trial], storage: str) -> list[Trial]:
+    """Those audits that have no record in the store."""
+    store = Store(storage)
+    audits = audits_of(trials).items()
+    return [audit for name, audit in audits if not (store.get(name) or {}).get("audit")]
+
+
 def audit_trials(
-    trials: Iterable[Trial],
-    storage: str,
-    options: RayOptions,
-    canaries: int | None,
-    data: Task | None = None,
+    trials: Iterable[Trial], runner: Runner, canaries: int | None, data: Task | None = None
 ) -> list[Record]:
     """Audit each distinct plan among `trials` once; those with a record in the store are done.
 
     `canaries` None: no audit was asked for. `data` are the records, if no worker can load them.
+    The runner has entered what is left in its ledger.
     """
     if canaries is None:
         return []
-    store = Store(storage)
-    plans = {f"audit-{trial.plan.hash}": trial.plan for trial in trials}
-    stored = {name: store.get(name) or {} for name in plans}
-    found = {name: record for name, record in stored.items() if record.get("audit")}
-    left = {name: plan for name, plan in plans.items() if name not in found}
+    storage, options, store = runner.storage, runner.options, Store(runner.storage)
+    audits = audits_of(trials)
+    left = {audit_id(audit): audit for audit in audits_left(audits.values(), storage)}
+    found = {name: store.get(name) or {} for name in audits if name not in left}
     if left:
         with settings(), connected(options.address):
             import ray
@@ -54,23 +69,31 @@ def audit_trials(
             )
             running = {
                 task.remote(
-                    plan,
-                    Settings(min(canaries, plan.D // 2)),
+                    audit.plan,
+                    Settings(min(canaries, audit.plan.D // 2)),
                     audit_folder(storage, name),
                     options.cpus_per_worker or 1,
                     data,
+                    dict(audit_seeds(audit.id, runner.seed)),
                 ): name
-                for name, plan in left.items()
+                for name, audit in left.items()
             }
             while running:
                 (done, *_), _ = ray.wait(list(running))
                 name = running.pop(done)
                 record: Record = ray.get(done)
-                record["trial"] = {"id": name, "group": "audit", "status": "finished"}
+                entry = runner.charges.begun[left[name].id]
+                record["trial"] = {
+                    "id": name,
+                    "group": AUDIT,
+                    "status": "finished",
+                    "ledger_entry": entry,
+                }
                 store.put(record)
+                runner.charges.ledger.end(entry, left[name].plan.steps)
                 found[name] = record
                 say(record)
-    return [found[name] for name in plans]
+    return [found[name] for name in audits]
 
 
 def say(record: Record) -> None:
@@ -114,16 +137,29 @@ def audit_folder(storage: str, name: str) -> str:
 
 
 def audit_task(
-    plan: Plan, wanted: Settings, folder: str, threads: int, data: Task | None
+    plan: Plan,
+    wanted: Settings,
+    folder: str,
+    threads: int,
+    data: Task | None,
+    seeds: dict[str, int],
 ) -> Record:
-    """One audit in this process."""
+    """One audit in this process; the driver has entered it in the ledger."""
     use_threads(threads)
 
     def listen(prepared: Prepared, seed: int, scratch: Path) -> Any:
         quiet: Reporter = SilentReporter(scratch, seed)
         return nullcontext(quiet)
 
-    return audit_in(make_folder(folder), plan, wanted, listen, task=data)
+    return audit_in(
+        make_folder(folder),
+        plan,
+        wanted,
+        listen,
+        seed=seeds["seed"],
+        membership_seed=seeds["membership_seed"],
+        task=data,
+    )
 
 
 class SilentReporter:

@@ -3,24 +3,24 @@ continues and repeats no finished trial.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.privacy.ledger import Ledger, open_ledger
+from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.privacy.selection import check_search, parse_selection
 from dpfp_ray.privacy.wording import brief
 from dpfp_ray.results.load import as_frame
 from dpfp_ray.results.query import sort_rows
 from dpfp_ray.results.rows import Row, flatten
 from dpfp_ray.results.store import Record, Store
-from dpfp_ray.sweeps import cost
 from dpfp_ray.sweeps.cluster import default_address
-from dpfp_ray.sweeps.cost import Cost
 from dpfp_ray.sweeps.runner import RayOptions, Runner
 from dpfp_ray.sweeps.search_space import SearchSpace
-from dpfp_ray.sweeps.selection import run_selection
+from dpfp_ray.sweeps.selection import Charge, run_selection
 from dpfp_ray.sweeps.spaces import read_search_space
 from dpfp_ray.sweeps.state import resolve_storage
 from dpfp_ray.sweeps.sweep import InputsOnce, run_sweep
@@ -56,12 +56,16 @@ def ray_options(choices: RayChoices) -> RayOptions:
 
 @dataclass(frozen=True, repr=False)
 class Results:
-    """A finished sweep: its trials' records, and what choosing among them costs."""
+    """A finished sweep: its trials' records, and what they cost.
+
+    `costs` are the ledger's sums of everything that was ever done to these records; after a
+    selection, what it costs to release the best trial.
+    """
 
     storage: str
     space: SearchSpace
     records: list[Record]
-    costs: list[Cost]
+    costs: Sequence[Charge | Spent]
 
     @property
     def rows(self) -> list[Row]:
@@ -95,6 +99,9 @@ def sweep(
     samples: int | None = None,
     selection: str | None = None,
     encoder: None = None,
+    ledger: str | Path | Ledger | None = None,
+    total_epsilon: float | None = None,
+    total_delta: float | None = None,
     **ray: Unpack[RayChoices],
 ) -> Results:
     """Run all trials of a search space, each calibrated to the same budget before it starts.
@@ -106,6 +113,8 @@ def sweep(
     selection  what releasing the best trial is charged as: composition (default) counts every
                trial; logarithmic:N, geometric:N, poisson:N draw their number at random, N
                expected, keep it and all trials but the best secret, and release that one
+    ledger, total_epsilon, total_delta   as in `train`; a list of trials is entered as a whole
+               before the first one starts, what a searcher proposes when it proposes it
     """
     refuse_encoder(encoder)
     if not isinstance(space, SearchSpace):
@@ -117,31 +126,27 @@ def sweep(
         space = dataclasses.replace(space, samples=samples)
     place = resolve_storage(str(storage or f"runs/{space.name}"))
     options, inputs_of = ray_options(ray), InputsOnce()
+    book = open_ledger(ledger, total_epsilon, total_delta)
     if selection:
         chosen = parse_selection(selection)
         check_search(chosen, space.search, space.scheduler)
         if chosen.repeats:
-            return Results(place, space, *run_selection(space, chosen, place, options, inputs_of))
+            return Results(
+                place, space, *run_selection(space, chosen, place, options, inputs_of, book)
+            )
     try:
-        with Runner(space.name, place, options, inputs_of) as runner:
+        with Runner(space.name, place, options, inputs_of, book) as runner:
             run_sweep(space, runner)
     except KeyboardInterrupt:
         raise stopped(place) from None
-    return Results(place, space, *close(place))
+    return Results(place, space, close(place), runner.charges.spent())
 
 
-def close(storage: str) -> tuple[list[Record], list[Cost]]:
-    """Write what the whole costs into every statement, and the table beside the records.
-
-    Trials that only served to choose among others are part of the cost.
-    """
+def close(storage: str) -> list[Record]:
+    """Write the table beside the records."""
     store = Store(storage)
-    records = store.records()
-    costs = cost.composed_cost(records)
-    # What a selection's winner says about tuning is its own.
-    cost.write_cost(storage, [r for r in records if "selection" not in r], costs)
     store.export()
-    return store.records(), costs
+    return store.records()
 
 
 def stopped(storage: str) -> Interrupted:

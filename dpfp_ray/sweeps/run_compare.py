@@ -15,11 +15,12 @@ from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.method_spec import METHODS
 from dpfp_ray.plan.plan import FIELDS
 from dpfp_ray.plan.values import field_name, make_plan
+from dpfp_ray.privacy.ledger import Ledger, open_ledger
+from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.results.store import Record, Store
 from dpfp_ray.sweeps import compare as parts
-from dpfp_ray.sweeps.audits import audit_trials, with_verdicts, write_verdicts
+from dpfp_ray.sweeps.audits import audit_trials, audits_left, with_verdicts, write_verdicts
 from dpfp_ray.sweeps.cells import check_budgets, check_methods, plan_cells
-from dpfp_ray.sweeps.cost import Cost
 from dpfp_ray.sweeps.explore import RayChoices, close, ray_options, refuse_encoder, stopped
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.state import resolve_storage
@@ -37,7 +38,7 @@ class Comparison:
     storage: str
     rows: list[dict[str, Any]]
     records: list[Record]
-    costs: list[Cost]
+    costs: list[Spent]  # what everything that was ever done to these records costs
 
     def to_pandas(self) -> "pandas.DataFrame":
         import pandas
@@ -68,6 +69,9 @@ def compare(
     pair: str | None = None,
     label: str | None = None,
     encoder: None = None,
+    ledger: str | Path | Ledger | None = None,
+    total_epsilon: float | None = None,
+    total_delta: float | None = None,
     **fields: Any,
 ) -> Comparison:
     """Run every method at every budget, `seeds` times, and sum up.
@@ -80,6 +84,7 @@ def compare(
     tune      first try so many random settings of each method at each ε, then compare the best
     audit     also audit every row, with so many canaries (True: 1000)
     data      in place of files, see `train`
+    ledger, total_epsilon, total_delta   as in `train`; all runs and audits are entered as one list
 
     Any other keyword is a plan field that all methods share (task, model, epochs, …), or one of
     `explore.RayChoices`.
@@ -101,23 +106,25 @@ def compare(
     storage, options = resolve_storage(str(output)), ray_options(ray)
     inputs_of = InputsOnce(partial(load_inputs, task=task))
     trials = parts.bind_cells(cells, seeds, inputs_of)
+    book = open_ledger(ledger, total_epsilon, total_delta)
     try:
-        with Runner(Path(storage).name, storage, options, inputs_of) as runner:
+        with Runner(Path(storage).name, storage, options, inputs_of, book) as runner:
             if tune:
                 cells = parts.tuned_cells(cells, runner, tune)
                 trials = parts.bind_cells(cells, seeds, inputs_of)
-            runner.run(trials, varied=parts.differing(trials))
-            audits = audit_trials(trials, storage, options, canaries, task)
+            open_audits = audits_left(trials, storage) if canaries else []
+            runner.run(trials, varied=parts.differing(trials), audits=open_audits)
+            audits = audit_trials(trials, runner, canaries, task)
     except KeyboardInterrupt:
         raise stopped(storage) from None
     store = Store(storage)
     write_verdicts(store, audits)
-    records, costs = close(storage)
+    records = close(storage)
     chosen = {trial.id for trial in trials}
     shown = [record for record in records if record["trial"]["id"] in chosen]
     rows = with_verdicts(parts.summarise(shown), audits)
     store.files.write("table.md", parts.markdown(rows).encode())
-    return Comparison(storage, rows, shown, costs)
+    return Comparison(storage, rows, shown, runner.charges.spent())
 
 
 def _with_data(fields: dict[str, Any], data: Any, **columns: Any) -> tuple[dict[str, Any], Task]:

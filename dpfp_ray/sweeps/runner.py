@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,9 @@ from uuid import uuid4
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.results.store import Store
+from dpfp_ray.sweeps.charges import Charges
 from dpfp_ray.sweeps.cluster import (
     Resources,
     connected,
@@ -63,8 +65,9 @@ class Runner:
         with Runner("my-sweep", "/runs/my-sweep", RayOptions(), inputs_of) as runner:
             runner.run(trials, varied=["learning_rate"])
 
-    Leaving it without an error ends the sweep: the secret seed is deleted. A `sealed` sweep shows
-    nothing of its trials, not even how many there are: no table, no gauges, no trackers.
+    Leaving it without an error ends the sweep: the secret seed is deleted. All trials are entered
+    in `ledger` (default: the user's). A `sealed` sweep shows nothing of its trials, not even how
+    many there are: no table, no gauges, no trackers, no entries; its caller has entered the whole.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Runner:
         storage: str,
         options: RayOptions,
         inputs_of: Callable[[Plan], Inputs],
+        ledger: Ledger | None = None,
         *,
         sealed: bool = False,
     ) -> None:
@@ -81,6 +85,7 @@ class Runner:
         self.options = options
         self.inputs_of = inputs_of
         self.sealed = sealed
+        self.charges = Charges(ledger or Ledger(), storage, inputs_of)
         self._stack = ExitStack()
         self._sweep: Sweep | None = None
         self._shared: Shared = {}
@@ -103,12 +108,32 @@ class Runner:
     ) -> None:
         with ignoring_ctrl_c():
             self._stack.close()
-        if kind is None and self._sweep is not None:
+        if kind is None and (self._sweep is not None or self.charges.begun):
             SweepState(self.storage).forget()
 
-    def run(self, trials: list[Trial], *, varied: list[str], scheduler: Any = None) -> None:
-        """Run those of `trials` that have no final record yet."""
+    @property
+    def seed(self) -> int:
+        """The sweep's secret seed; made when it is first asked for."""
+        return SweepState(self.storage).seed(self.options.seed)
+
+    def run(
+        self,
+        trials: list[Trial],
+        *,
+        varied: list[str],
+        scheduler: Any = None,
+        audits: Sequence[Trial] = (),
+    ) -> None:
+        """Run those of `trials` that have no final record yet.
+
+        `audits` are not run here, but belong to the same list: they are entered in the ledger now,
+        before anything is known of any result.
+        """
+        self._meet(trial.plan for trial in trials)
         left = unfinished(trials, self.storage)
+        if (left or audits) and not self.sealed:
+            whole = self.charges.name_list([*trials, *audits], self.seed)
+            left = self.charges.begin([*left, *audits], self.seed, whole)[: len(left)]
         if not left:
             return
         self._connect()
@@ -127,6 +152,8 @@ class Runner:
         self, searcher: "Tpe", plans: Iterable[Plan], *, varied: list[str], scheduler: Any = None
     ) -> None:
         """Run what `searcher` proposes; `plans` have all inputs that it may ask for."""
+        plans = list(plans)
+        self._meet(plans)
         left = searcher.left
         if not left:
             return
@@ -135,6 +162,7 @@ class Runner:
                 "method tpe proposes trials as others end, which does not work through Ray Client; "
                 "run this on the cluster with --address auto, or use method: random"
             )
+        searcher.admit = lambda trial: self.charges.begin([trial], self.seed)[0]
         self._connect()
         from ray.tune import TuneConfig
 
@@ -147,6 +175,16 @@ class Runner:
             done=samples - left,
             varied=varied,
         )
+        if searcher.refused is not None:
+            raise searcher.refused
+
+    def _meet(self, plans: Iterable[Plan]) -> None:
+        """Recognise the people, and end what an earlier call could not."""
+        if self.sealed:
+            return
+        for plan in plans:
+            self.charges.people(plan)
+        self.charges.settle()
 
     def _connect(self) -> None:
         if self._sweep is not None:
@@ -167,7 +205,7 @@ class Runner:
         self._sweep = Sweep(
             self.name,
             self.storage,
-            SweepState(self.storage).seed(options.seed),
+            self.seed,
             self.resources.cpus_per_worker,
             self.resources.gpus_per_worker,
             self.resources.workers,
@@ -210,7 +248,8 @@ class Runner:
         table = shown(self.name, total, done, self.storage, varied)
         callbacks: list[Any] = [table]
         if not self.sealed:
-            counts = TrialCounts(self.name, total, Store(self.storage).records())
+            before = Store(self.storage).records()
+            counts = TrialCounts(self.name, total, before, spent=lambda: self.charges.shown)
             callbacks += [counts, *self._trackers]
         tune_config.max_concurrent_trials = self.resources.slots
         tune_config.reuse_actors = alone
@@ -234,6 +273,8 @@ class Runner:
         finally:
             if self.sealed and not self.options.address.startswith("ray://"):
                 forget_artifacts(name)
+            if not self.sealed:
+                self.charges.settle()
 
     def _share(self, plans: Iterable[Plan]) -> None:
         from dpfp_ray.sweeps.shared import input_key, share_inputs

@@ -33,6 +33,7 @@ from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting
+from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_cost import RdpCurve, part_to_json
 from dpfp_ray.privacy.ledger_entries import Use
 from dpfp_ray.privacy.sampling import derived_seed, keyed_generator
@@ -43,6 +44,7 @@ from dpfp_ray.sweeps.search_space import SearchSpace
 from dpfp_ray.sweeps.state import SweepState
 from dpfp_ray.sweeps.sweep import bind_trial
 from dpfp_ray.sweeps.trial import SETTLED, Trial
+from dpfp_ray.training.charged import register
 from dpfp_ray.training.console import Interrupted
 from dpfp_ray.training.run import Inputs
 
@@ -130,6 +132,7 @@ def run_selection(
     storage: str,
     options: RayOptions,
     inputs_of: Callable[[Plan], Inputs],
+    ledger: Ledger,
 ) -> tuple[list[Record], list[Any]]:
     """Run what is left of a selection: its winner's record, and what it costs.
 
@@ -149,8 +152,15 @@ def run_selection(
         seed = SweepState(sealed).seed(options.seed)
         draws = draw_all(space, chosen, seed)
         trials = bind_all(draws, bind, sealed, storage)
+        # One entry for each data set that the space can draw, whichever it drew.
+        inputs = {id(one): one for one in (inputs_of(bind(c).plan) for c in privacy_choices(space))}
+        run = f"{storage} {key} {ledger.mark(seed)}"
+        uses = [
+            charge.use(key=key, people=register(ledger, one), run=run) for one in inputs.values()
+        ]
+        entries = ledger.begin_all(uses, resumed=True)
         try:
-            with Runner(space.name, sealed, options, inputs_of, sealed=True) as runner:
+            with Runner(space.name, sealed, options, inputs_of, ledger, sealed=True) as runner:
                 runner.run(trials, varied=[])
                 # Before the seed goes: whoever is killed here finds the same winner again.
                 winner = best_record(Store(sealed), trials, seed)
@@ -159,6 +169,8 @@ def run_selection(
                     store.put(shown(winner, chosen, charge))
                     finished["winner"] = winner["trial"]["id"]
                 store.files.write(f"selection-{key}.json", json.dumps(finished).encode())
+            for entry in entries:
+                ledger.end(entry.id, 1, "finished")
         except KeyboardInterrupt:
             raise Interrupted(
                 f"stopped; the same command continues. Until the selection ends, {sealed} is secret"

@@ -12,7 +12,7 @@ import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -23,12 +23,14 @@ from ray.util.metrics import Gauge
 
 from dpfp_ray.plan.method_spec import FIRST_MODE
 from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
+from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.privacy.statement import guarantee
 from dpfp_ray.sweeps.trial import SETTLED, Trial
 from dpfp_ray.training.loop import State
 
 TRIAL_TAGS = ("sweep", "trial", "method", "task", "epsilon_budget", "guarantee")
 COUNT_TAGS = ("sweep", "method", "status")
+LEDGER_TAGS = ("sweep", "guarantee")
 # Names as code sets them; Prometheus has them with `ray_` in front. Ray wants plain ASCII here.
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "dpfp_loss": ("mean training loss of a row in this epoch, if shown", TRIAL_TAGS),
@@ -40,6 +42,11 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "dpfp_step": ("training steps done", TRIAL_TAGS),
     "dpfp_trials": ("trials of the sweep, by status", COUNT_TAGS),
     "dpfp_trials_planned": ("trials that the sweep will have", ("sweep",)),
+    "dpfp_ledger_epsilon": (
+        "epsilon that the people in the data have paid for everything, planned runs included",
+        LEDGER_TAGS,
+    ),
+    "dpfp_ledger_total": ("epsilon that they may ever pay", LEDGER_TAGS),
     "dpfp_restarts": ("times that a trial's process or node was lost", ("sweep", "method")),
 }
 STATUSES = ("waiting", "running", *SETTLED)
@@ -103,15 +110,26 @@ def dev_loss(entry: Mapping[str, Any]) -> float | None:
     return scores.get("loss")
 
 
+def nothing_known() -> Spent | None:
+    return None
+
+
 class TrialCounts(Callback):
     """Follows Tune on the driver: how many trials run, are finished, have failed.
 
     `before` are the records of trials that were settled before this call, so that a sweep which
-    goes on counts on.
+    goes on counts on. `spent` tells what the ledger says.
     """
 
-    def __init__(self, sweep: str, planned: int, before: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        sweep: str,
+        planned: int,
+        before: Iterable[Mapping[str, Any]] = (),
+        spent: Callable[[], Spent | None] = nothing_known,
+    ) -> None:
         self.sweep = clean(sweep)
+        self.spent = spent
         self.planned = planned
         self.before = Counter(
             (method_tag(record["plan"]), record["trial"]["status"])
@@ -119,6 +137,9 @@ class TrialCounts(Callback):
             if record.get("trial", {}).get("status") in SETTLED
         )
         self.shown_at = -math.inf
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "spent": nothing_known}  # Tune writes callbacks to disk
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         if time.monotonic() - self.shown_at > REFRESH_SECONDS:
@@ -138,6 +159,11 @@ class TrialCounts(Callback):
             counts[method, status_of(trial)] += 1
             restarts[method] += trial.num_failures
         put("dpfp_trials_planned", self.planned, {"sweep": self.sweep})
+        spent = self.spent()
+        if spent is not None:
+            tags = {"sweep": self.sweep, "guarantee": spent.guarantee}
+            put("dpfp_ledger_epsilon", spent.private_epsilon, tags)
+            put("dpfp_ledger_total", spent.total, tags)
         for method in {method for method, _ in counts}:
             tags = {"sweep": self.sweep, "method": method}
             put("dpfp_restarts", restarts[method], tags)

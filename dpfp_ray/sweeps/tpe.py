@@ -48,6 +48,9 @@ class Tpe(Searcher):
         self.files = SweepState(storage)
         self.directions = [DIRECTIONS[mode] for mode in modes]
         self.distributions = dict(p.for_optuna() for p in space.parameters)
+        # Charges for a trial before it starts; a UserError ends the search.
+        self.admit: Callable[[Trial], Trial] = lambda trial: trial
+        self.refused: UserError | None = None
         self.running: dict[str, Proposal] = {}  # by Tune's id
         self.proposals = self.files.load_search(space.key)
         store = Store(storage)
@@ -71,6 +74,11 @@ class Tpe(Searcher):
             if found is None:
                 return Searcher.FINISHED  # type: ignore[return-value]
             proposal, trial = found
+        try:
+            trial = self.admit(trial)
+        except UserError as error:  # the proposal stays open, for a call with a larger total
+            self.refused = error
+            return Searcher.FINISHED  # type: ignore[return-value]
         self.running[trial_id] = proposal
         return {"trial": trial.to_config()}
 

@@ -19,7 +19,8 @@ SETTLED = ("finished", "stopped", "refused", "failed")
 class Trial:
     """A bound, calibrated plan and the number of its repetition (`seed_index`).
 
-    `name` is for draws of a selection, which have nothing else that tells equal ones apart.
+    `name` is for draws of a selection, which have nothing else that tells equal ones apart. `entry`
+    is that of the ledger, once the trial is charged for.
     """
 
     plan: Plan
@@ -27,6 +28,7 @@ class Trial:
     seed_index: int = 0
     group: str = ""
     name: str = ""
+    entry: str = ""
 
     @property
     def id(self) -> str:
@@ -69,7 +71,12 @@ def settle(
         "plan": trial.plan.to_dict(),
         "plan_hash": trial.plan.hash,
         "finished": False,
-        "trial": {"id": trial.id, "seed_index": trial.seed_index, "group": trial.group},
+        "trial": {
+            "id": trial.id,
+            "seed_index": trial.seed_index,
+            "group": trial.group,
+            **({"ledger_entry": trial.entry} if trial.entry else {}),
+        },
     }
     if known["trial"].get("status") in SETTLED:
         return known

@@ -89,9 +89,9 @@ def run_worker(
     seed, device = trial.seed(sweep.seed), device or default_device()
     states = SweepState(sweep.storage)
     state = states.load_trial(trial.id, seed)
-    facts = {**facts, **node_and_process()}
+    told = {**facts, **node_and_process()}
     if state is not None:
-        facts["resumed_at_step"] = state["progress"]["step"]
+        told["resumed_at_step"] = state["progress"]["step"]
     model = build_model(prepared, seed, device)
 
     def describe(state: State) -> dict[str, Any]:
@@ -105,18 +105,24 @@ def run_worker(
         gauges.save(state)
 
     first = comm is None or comm.rank == 0
-    reporter = listener(sweep, facts, gauges, trial.plan.steps, describe, save, first)
-    record, _ = run(
-        prepared,
-        reporter,
-        seed=seed,
-        state=state,
-        comm=comm,
-        device=device,
-        model=model,
-        seed_known=sweep.seed_known,
-        show_training_loss=sweep.show_training_loss,
-    )
+    reporter = listener(sweep, told, gauges, trial.plan.steps, describe, save, first)
+    reporter.done = told.get("resumed_at_step", 0)
+    try:
+        record, _ = run(
+            prepared,
+            reporter,
+            seed=seed,
+            state=state,
+            comm=comm,
+            device=device,
+            model=model,
+            seed_known=sweep.seed_known,
+            show_training_loss=sweep.show_training_loss,
+        )
+    except Exception:
+        # The step that failed was drawn, too. The caller's facts go into the trial's last record.
+        facts["steps_drawn"] = min(trial.plan.steps, reporter.done + 1)
+        raise
     reporter.finished(record)
     if first:
         states.drop_trial(trial.id)
@@ -147,6 +153,7 @@ class RayReporter(ABC):
         self.describe = describe
         self.saver = Saver(save, sweep.save_every_seconds)
         self.began = time.monotonic()
+        self.done = 0  # steps
 
     @abstractmethod
     def send(self, record: dict[str, Any] | None) -> None:
@@ -155,6 +162,7 @@ class RayReporter(ABC):
     def step(
         self, done: int, loss: Callable[[], float | None], checkpoint: Callable[[], State]
     ) -> None:
+        self.done = done
         if self.first:
             self.saver.save_if_due(checkpoint)
 
@@ -194,6 +202,7 @@ def start_facts(trial: Trial, sweep: Sweep) -> dict[str, Any]:
         "sweep": sweep.name,
         "group": trial.group,
         "seed_index": trial.seed_index,
+        "ledger_entry": trial.entry,
         **node_and_process(),
         "started_at": before.get("started_at", time.time()),
         "seconds": before.get("seconds", 0.0),

@@ -52,6 +52,8 @@ class Inputs:
     representation: str
     # Set when the encoder is not on this machine's disk: in Ray's object store, or the caller's.
     make_model: Callable[[Plan, int], Classifier] | None = None
+    # The private records as they were read, for the ledger; not on Ray's workers.
+    records: Split | None = None
 
 
 @dataclass
@@ -96,7 +98,7 @@ def load_inputs(plan: Plan, task: Task | None = None, own: OwnEncoder | None = N
         {name: table(split, name) for name, split in task.dev.items()},
     )
     make_model = partial(_own_classifier, own, data, len(task.label_names)) if own else None
-    return Inputs(data, task.label_names, representation, make_model)
+    return Inputs(data, task.label_names, representation, make_model, task.train)
 
 
 def _own_classifier(

@@ -12,9 +12,11 @@ from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.sampling import fresh_seed
 from dpfp_ray.privacy.wording import brief
 from dpfp_ray.training import run
+from dpfp_ray.training.charged import charged, enter_past, register
 from dpfp_ray.training.checkpoints import load_state
 from dpfp_ray.training.console import choose_reporter
 from dpfp_ray.training.loop import State
@@ -85,6 +87,9 @@ def train(
     threads: int | None = None,
     reporter: str = "auto",
     show_training_loss: bool = False,
+    ledger: str | Path | Ledger | None = None,
+    total_epsilon: float | None = None,
+    total_delta: float | None = None,
 ) -> Run:
     """Train as planned.
 
@@ -101,9 +106,14 @@ def train(
     reporter   auto, terminal, notebook or silent
     show_training_loss  show and keep the training loss of a private run too: it is computed from
                private records without noise, and is not covered by ε
+    ledger     folder or URI of the privacy ledger that the run is entered in before its first step
+               (default: $DPFP_LEDGER, else the user's data folder)
+    total_epsilon, total_delta   set what these people may ever pay in this ledger, once; a run that
+               would pass the total is refused
     """
     reporters = choose_reporter(reporter)
     use_threads(threads)
+    book = open_ledger(ledger, total_epsilon, total_delta)
     folder = None if output is None else run.make_folder(output)
     task: Task | None = None
     if data is not None:
@@ -122,6 +132,7 @@ def train(
         if known is not None:
             doubt = "" if task is None else " (perhaps of other data: none are kept to compare)"
             say(f"{folder} already holds this plan's result{doubt}; --overwrite runs it again")
+            enter_past(book, known, register(book, prepared.inputs))
             return Run(known, folder)
         state = load_state(folder, prepared.plan)
     seed, seed_known = settle_seed(seed, state, folder)
@@ -129,23 +140,31 @@ def train(
     if state is not None:
         refuse_other_data(state, mark, folder)
         say(f"continuing after step {state['progress']['step']:,} of {prepared.plan.steps:,}")
-    with reporters(
-        prepared.plan,
-        prepared.noise_multiplier,
-        prepared.plan.method,
-        folder,
-        seed,
-        seed_known,
-        mark,
-    ) as listener:
+        # The noise that the first steps really had, should calibration come out otherwise by now.
+        prepared = replace(prepared, noise_multiplier=state["noise_multiplier"])
+    place = "" if folder is None else str(folder.resolve())
+    charging = charged(book, prepared, where=place, seed=seed, state=state, mark=mark)
+    with (
+        charging as charge,
+        reporters(
+            prepared.plan,
+            prepared.noise_multiplier,
+            prepared.plan.method,
+            folder,
+            seed,
+            seed_known,
+            mark,
+        ) as listener,
+    ):
         record, model = run.run(
             prepared,
-            listener,
+            charge.listen(listener),
             seed=seed,
             state=state,
             seed_known=seed_known,
             show_training_loss=show_training_loss,
         )
+    record["ledger_entry"] = charge.entry_id
     if folder is not None:
         run.write_result(folder, record, model if weights else None, prepared.plan)
     return Run(record, folder, model)

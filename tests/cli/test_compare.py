@@ -11,6 +11,7 @@ from dpfp_ray.cli.compare import parse_settings
 from dpfp_ray.cli.main import main
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import make_plan
+from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.sweeps.cells import plan_cells
 from dpfp_ray.sweeps.compare import space_name
 from tests.support.ray_runs import records
@@ -94,9 +95,7 @@ def test_more_seeds_run_only_what_is_new(compared: tuple[list[str], Path]) -> No
     assert main(command) == 0
     after = records(compared[1])
     assert len(after) == len(before) + 1
-    # What was run stays; what the whole costs is written anew into every statement.
-    assert all(after[name]["trial"] == record["trial"] for name, record in before.items())
-    assert all(after[name]["history"] == record["history"] for name, record in before.items())
+    assert all(after[name] == record for name, record in before.items())
 
 
 def test_tuning_takes_the_better_and_spends_the_same_on_all(
@@ -123,10 +122,13 @@ def test_every_row_is_audited_and_its_verdict_is_everywhere(
 ) -> None:
     methods = ["--methods", "dpfp:moments,dpsgd:head", "--audit", "20"]
     command = [*flags(tiny_task, tmp_path, *INPUTS), *methods, "--epochs", "1"]
-    assert main(command) == 0
+    assert main([*command, "--ledger", str(tmp_path / "ledger")]) == 0
     shown = capsys.readouterr().out
     assert "audit ε ≥" in shown
-    assert "4 private trials on custom (add_remove, 2 of them audits)" in " ".join(shown.split())
+    assert "all that was done to these records (4 uses, 2 of them audits): ε = " in shown
+    (spent,) = Ledger(tmp_path / "ledger").groups()
+    assert [entry.status for entry in spent.entries] == ["finished"] * 4
+    assert spent.how == "composition of a fixed list"
     found = records(tmp_path)
     audits = [record for name, record in found.items() if name.startswith("audit-")]
     rows = [record for name, record in found.items() if not name.startswith("audit-")]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dpfp_ray.cli.main import main
+from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.sweeps.state import SECRET
 from tests.support.ray_runs import Command, measured, records, sweep_here, wait_for, write_space
 
@@ -46,7 +47,7 @@ def story(
     )
     it = Story(space, folder / "runs")
     command = ("sweep", str(space), "--storage", str(it.storage))
-    command += ("--concurrency", "1", "--cpus-per-worker", "1")
+    command += ("--concurrency", "1", "--cpus-per-worker", "1", "--ledger", str(folder / "ledger"))
 
     first = Command(*command)
     wait_for(lambda: (it.storage / "tune").exists(), "the first trial's start")
@@ -95,10 +96,34 @@ def test_finished_trials_are_not_repeated(story: Story) -> None:
     assert len(story.records) == len(RATES)
     for earlier in (story.finished_at_kill, story.finished_at_interrupt):
         assert earlier
-        # The sweep's end writes its whole cost into the statements; what was run stays as it was.
         for identity, record in earlier.items():
-            assert story.records[identity]["trial"] == record["trial"]
-            assert story.records[identity]["history"] == record["history"]
+            assert story.records[identity] == record
+
+
+def test_killed_and_continued_trials_are_charged_once(story: Story) -> None:
+    (spent,) = Ledger(story.storage.parent / "ledger").groups()
+    assert {entry.status for entry in spent.entries} == {"finished"}
+    assert len({entry.run_id for entry in spent.entries}) == len(RATES) < len(spent.entries)
+    assert spent.how == "composition of a fixed list"
+
+
+def test_a_sweep_that_would_pass_the_total_starts_nothing(
+    tiny_task: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "dpfp_ray.sweeps.runner.connected", lambda *_: pytest.fail("Ray was started")
+    )
+    parameters = {"learning_rate": {"values": RATES}}
+    space = write_space(tmp_path / "s.yaml", tiny_task, method="grid", parameters=parameters)
+    command = ["sweep", str(space), "--storage", str(tmp_path / "runs"), "--total-epsilon", "9"]
+    assert main([*command, "--ledger", str(tmp_path / "ledger")]) == 2
+    error = capsys.readouterr().err
+    assert "these 4 runs would bring" in error
+    assert "above the total of 9" in error
+    assert Ledger(tmp_path / "ledger").groups()[0].epsilon == 0
 
 
 def test_the_running_trial_continued_where_it_was(story: Story) -> None:

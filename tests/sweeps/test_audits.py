@@ -5,10 +5,18 @@ from typing import Any
 
 import pytest
 
+from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.audits import SilentReporter, audit_folder, audit_trials, with_verdicts
+from dpfp_ray.sweeps.audits import (
+    SilentReporter,
+    audit_folder,
+    audit_trials,
+    audits_left,
+    with_verdicts,
+)
 from dpfp_ray.sweeps.compare import summarise
-from dpfp_ray.sweeps.runner import RayOptions
+from dpfp_ray.sweeps.runner import RayOptions, Runner
+from dpfp_ray.sweeps.sweep import InputsOnce
 from tests.support.ray_runs import trial
 
 
@@ -18,7 +26,16 @@ def test_every_plan_is_audited_once(tiny_task: dict[str, Any], tmp_path: Path) -
     moments = {**tiny_task, **frozen, "epochs": None, "learning_rate": None}
     moments = {name: value for name, value in moments.items() if value is not None}
     trials = [trial(tiny_task), trial(tiny_task, seed_index=1), trial(moments)]
-    found = audit_trials(trials, str(tmp_path), RayOptions(), canaries=1000)
+
+    def audited() -> list[dict[str, Any]]:
+        with Runner("test", str(tmp_path), RayOptions(seed=5), InputsOnce(), ledger) as runner:
+            runner.run([], varied=[], audits=audits_left(trials, str(tmp_path)))
+            return audit_trials(trials, runner, canaries=1000)
+
+    ledger = Ledger(tmp_path / "ledger")
+    found = audited()
+    assert [entry.status for entry in ledger.entries()] == ["finished", "finished"]
+    assert {entry.use.purpose for entry in ledger.entries()} == {"audit"}
     assert [record["plan"]["mode"] for record in found] == ["paper", "moments"]
     assert {record["audit"]["canaries"] for record in found} == {60}  # half of the records
     stored = {record["trial"]["id"]: record for record in Store(tmp_path).records()}
@@ -26,7 +43,8 @@ def test_every_plan_is_audited_once(tiny_task: dict[str, Any], tmp_path: Path) -
     assert all(record["audit"]["verdict"] for record in stored.values())
 
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
-    assert audit_trials(trials, str(tmp_path), RayOptions(), canaries=1000) == found
+    assert audited() == found
+    assert len(ledger.entries()) == 2
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
 
     rows = with_verdicts(summarise([]) or [{"method": "dpfp moments", "epsilon": 8.0}], found)

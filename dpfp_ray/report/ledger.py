@@ -1,0 +1,97 @@
+"""What a privacy ledger says, for people: spent against total, a table of uses, ε against time."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from dpfp_ray.privacy.ledger import Ledger
+from dpfp_ray.privacy.ledger_cost import Total
+from dpfp_ray.privacy.ledger_sum import Spent, sum_up
+from dpfp_ray.report.plots import Drawing, canvas, finish
+from dpfp_ray.report.table import Column, Row, Table, number, text
+from dpfp_ray.training.charged import entry_of
+
+MOST_POINTS = 40  # of a curve; each is a sum of its own
+
+
+def spent_on(ledger: Ledger, records: Iterable[Mapping[str, Any]]) -> list[Spent]:
+    """What the people behind `records` have paid; those whom the ledger does not know are left out.
+
+    One sum for each group of people, for everything that was done to them, shown here or not.
+    """
+    wanted = {entry_of(record) for record in records} - {None}
+    people = dict.fromkeys(e.use.people for e in ledger.entries() if e.id in wanted)
+    found: list[Spent] = []
+    for name in people:
+        if all(name not in one.data_sets for one in found):
+            found.append(ledger.spent(name))
+    return found
+
+
+def known_ledger(place: str | None) -> Ledger | None:
+    """The ledger at `place`; without one the default, if there is anything in it."""
+    ledger = Ledger(place)
+    return ledger if place is not None or ledger.exists() else None
+
+
+def spent_of_total(spent: Spent) -> str:
+    """Such as "ε 6.61 of 8", with the mark of a nominal sum."""
+    mark = "†" if any(entry.use.guarantee == "nominal" for entry in spent.used) else ""
+    limit = "no total set" if spent.total is None else f"of {spent.total:g}"
+    return f"ε = {spent.private_epsilon:.3g}{mark} {limit}"
+
+
+def uses_table(spent: Spent) -> Table:
+    """Every entry, oldest first."""
+    titles = ("Opened", "By", "For", "Method", "Records", "Steps", "Of", "Guarantee", "Status")
+    numeric = ("Records", "Steps", "Of")
+    rows = [
+        Row(
+            [
+                text(entry.opened_at[:19].replace("T", " ")),
+                text(entry.who),
+                text(entry.use.purpose),
+                text(entry.use.method),
+                number(entry.use.records, ",.0f"),
+                number(entry.charged, ",.0f"),
+                number(entry.use.steps, ",.0f"),
+                text(entry.use.guarantee),
+                text(entry.status),
+            ],
+            tone="refuted" if entry.status == "refused" else "",
+        )
+        for entry in spent.entries
+    ]
+    columns = [Column(title, numeric=title in numeric) for title in titles]
+    return Table("ledger", "Uses of these records", columns, rows, notes=[spent.sentence()])
+
+
+def curve(spent: Spent, total: Total | None) -> list[tuple[datetime, float]]:
+    """ε of the private uses that were open or done at each moment when one was begun."""
+    entries = [entry for entry in spent.entries if entry.status != "refused" and entry.use.parts]
+    stride = max(1, math.ceil(len(entries) / MOST_POINTS))
+    points = []
+    for count in [*range(1, len(entries), stride), len(entries)] if entries else []:
+        part = sum_up(entries[:count], spent.people, spent.data_sets, total, spent.delta)
+        points.append((datetime.fromisoformat(entries[count - 1].opened_at), part.private_epsilon))
+    return points
+
+
+def ledger_figure(spent: Spent, total: Total | None, command: str) -> Drawing:
+    points = curve(spent, total)
+    with canvas() as (figure, axes):
+        times: Sequence[Any] = [at for at, _ in points]
+        if points:
+            values = [epsilon for _, epsilon in points]
+            axes.step(times, values, where="post", marker="o", color="#0072B2", label="spent")
+        if spent.total is not None:
+            axes.axhline(spent.total, color="#D55E00", linestyle="--", label="total")
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("time (UTC)")
+        axes.set_ylabel(f"ε at δ = {spent.delta:.3g}, zero-out")
+        figure.autofmt_xdate()
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="best")
+        title = "What these people have paid"
+        return finish(figure, "ledger", title, f"{title}: {spent.sentence()}.", command)

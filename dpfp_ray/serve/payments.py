@@ -1,0 +1,34 @@
+"""What the people behind the shown records have paid in all, as their ledger says."""
+
+import threading
+import time
+
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.privacy.ledger_sum import Spent
+from dpfp_ray.report.ledger import known_ledger, spent_on
+from dpfp_ray.serve.snapshot import Snapshot
+
+EVERY = 30.0  # seconds; a sum may take some
+
+
+class Payments:
+    """Sums for any number of threads; a ledger that cannot be read costs only the panel."""
+
+    def __init__(self, place: str | None) -> None:
+        self.place = place
+        self._lock = threading.Lock()
+        self._looked = (float("-inf"), "")
+        self._known: list[Spent] = []
+
+    def now(self, shown: Snapshot) -> list[Spent]:
+        with self._lock:
+            at, version = self._looked
+            if version != shown.version or time.monotonic() - at > EVERY:
+                try:
+                    ledger = known_ledger(self.place)
+                    records = [run.record for run in shown.runs]
+                    self._known = [] if ledger is None else spent_on(ledger, records)
+                except UserError:
+                    self._known = []
+                self._looked = (time.monotonic(), shown.version)
+            return self._known

@@ -1,0 +1,160 @@
+"""A run in the ledger: entered before its first step, ended after its last.
+
+A run that fails is charged for the steps that it drew, the one that failed included. One that is
+stopped stays open and costs what it planned, until its continuation says what was done.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from dpfp_ray.methods.parts.one_release import release_id
+from dpfp_ray.models.representations import RepresentationTable
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.values import make_plan
+from dpfp_ray.privacy.ledger import Ledger
+from dpfp_ray.privacy.ledger_entries import Use, use_of
+from dpfp_ray.training.loop import Reporter, State
+from dpfp_ray.training.run import Inputs, Prepared, data_mark
+
+Record = Mapping[str, Any]
+
+
+class Charge:
+    """An open entry; listens to the run that it is for."""
+
+    def __init__(self, entry_id: str, done: int) -> None:
+        self.entry_id = entry_id
+        self.done = done
+
+    def listen(self, reporter: Reporter) -> Reporter:
+        return _Counting(reporter, self)
+
+
+class _Counting:
+    """Passes everything on, and counts steps."""
+
+    def __init__(self, reporter: Reporter, charge: Charge) -> None:
+        self.reporter, self.charge = reporter, charge
+
+    def step(self, done: int, loss: Callable[[], float], checkpoint: Callable[[], State]) -> None:
+        self.charge.done = done
+        self.reporter.step(done, loss, checkpoint)
+
+    def epoch(self, record: dict[str, Any], checkpoint: Callable[[], State]) -> None:
+        self.reporter.epoch(record, checkpoint)
+
+
+@contextmanager
+def charged(
+    ledger: Ledger,
+    prepared: Prepared,
+    *,
+    where: str,
+    seed: int,
+    state: State | None,
+    purpose: str = "train",
+    mark: str | None = None,
+) -> Iterator[Charge]:
+    """A run of `prepared` in the folder `where`; UserError if it would pass the ledger's total.
+
+    `mark` is that of data in memory, if the caller has it already.
+    """
+    people = register(ledger, prepared.inputs)
+    use = use_for(
+        prepared,
+        people=people,
+        # Equal names must mean equal numbers: the same seed on the same rows, labels included.
+        run=f"{where} {ledger.mark(seed)} {mark or data_mark(prepared.data, None, seed)}",
+        seed=seed,
+        purpose=purpose,
+    )
+    entry = ledger.begin(use, resumed=state is not None)
+    charge = Charge(entry.id, 0 if state is None else int(state["progress"]["step"]))
+    try:
+        yield charge
+    except Exception:
+        ledger.end(entry.id, min(use.steps, charge.done + 1), "failed")
+        raise
+    ledger.end(entry.id, use.steps)
+
+
+def register(ledger: Ledger, inputs: Inputs) -> str:
+    """Whose records these are."""
+    records = inputs.records
+    if records is None:
+        raise ValueError("these inputs do not hold the records as they were read")
+    return ledger.register(records.texts, records.pairs).id
+
+
+def use_for(
+    prepared: Prepared,
+    *,
+    people: str,
+    run: str,
+    seed: int,
+    purpose: str,
+    fixed_list: str | None = None,
+) -> Use:
+    plan, noise, table = prepared.plan, prepared.noise_multiplier, prepared.data.train
+    release = None
+    # An audit's release has canaries in it, so it is one of its own whatever the seed is.
+    if plan.one_release and purpose != "audit" and isinstance(table, RepresentationTable):
+        release = release_id(plan, noise, table, seed)
+    return use_of(
+        plan, noise, people=people, run=run, purpose=purpose, release=release, fixed_list=fixed_list
+    )
+
+
+def entry_of(record: Record) -> str | None:
+    """The ledger's entry that paid for a result."""
+    found = record.get("ledger_entry") or record.get("trial", {}).get("ledger_entry")
+    return str(found) if found else None
+
+
+def enter_past(ledger: Ledger, record: Record, people: str, known: set[str] | None = None) -> None:
+    """Enter a result that another ledger paid for, or none: these people have paid for it."""
+    known = {entry.id for entry in ledger.entries()} if known is None else known
+    if entry_of(record) in known:
+        return
+    plan = recorded_plan(record)
+    privacy = record.get("privacy", {})
+    facts = json.dumps([privacy, record.get("history"), record.get("trial", {}).get("id")])
+    use = use_of(
+        plan,
+        privacy.get("noise_multiplier") or calibrated(plan),
+        people=people,
+        run=f"found {hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()}",
+        purpose="audit" if "audit" in record else "trial" if "trial" in record else "train",
+        release=None if "audit" in record else privacy.get("release_id"),
+    )
+    ledger.enter_past(use, steps_done(record, use.steps), status_of(record))
+
+
+def recorded_plan(record: Record) -> Plan:
+    return make_plan({key: value for key, value in record["plan"].items() if value is not None})
+
+
+def calibrated(plan: Plan) -> float:
+    from dpfp_ray.privacy.calibration import noise_multiplier
+
+    return noise_multiplier(plan)
+
+
+def status_of(record: Record) -> str:
+    status = record.get("trial", {}).get("status", "finished")
+    return str(status) if status in ("failed", "stopped") else "finished"
+
+
+def steps_done(record: Record, planned: int) -> int:
+    """Steps that a settled record stands for; all that were planned where it does not say.
+
+    The record of a failed trial ends with its last epoch; `steps_drawn` says how far it got.
+    """
+    reported = record.get("privacy", {}).get("steps")
+    if status_of(record) == "failed":
+        drawn = record.get("trial", {}).get("steps_drawn")
+        return planned if drawn is None else max(int(drawn), int(reported or 0))
+    return planned if reported is None else int(reported)

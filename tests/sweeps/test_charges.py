@@ -1,0 +1,198 @@
+"""Trials of sweeps and comparisons in the ledger, as the driver sees them; no Ray is needed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.privacy.ledger import Ledger
+from dpfp_ray.results.store import Store
+from dpfp_ray.sweeps.audits import audits_of
+from dpfp_ray.sweeps.charges import Charges
+from dpfp_ray.sweeps.sweep import InputsOnce, bind_trial
+from dpfp_ray.sweeps.trial import Trial, settle
+
+Values = dict[str, Any]
+SEED = 7
+inputs = InputsOnce()
+
+
+@pytest.fixture(scope="module")
+def head(tiny_task: Values) -> Values:
+    chosen = {**tiny_task, "method": "dpsgd", "scope": "head", "epsilon": 2.0}
+    return {name: value for name, value in chosen.items() if name != "micro_batches"}
+
+
+def charges(tmp_path: Path, ledger: str = "ledger") -> Charges:
+    return Charges(Ledger(tmp_path / ledger), str(tmp_path / "store"), inputs)
+
+
+def trials(values: Values, *rates: float, **changes: Any) -> list[Trial]:
+    return [bind_trial({**values, "learning_rate": r, **changes}, inputs) for r in rates]
+
+
+def put(tmp_path: Path, trial: Trial, status: str, steps: int | None, **facts: Any) -> None:
+    """What a trial's process leaves in the store."""
+    privacy = {"noise_multiplier": trial.noise_multiplier, "steps": steps}
+    record = {
+        "plan": trial.plan.to_dict(),
+        "plan_hash": trial.plan.hash,
+        "finished": status == "finished",
+        "trial": {"id": trial.id, "status": status, "ledger_entry": trial.entry, **facts},
+        "history": [],
+        **({"privacy": privacy} if steps is not None else {}),
+    }
+    Store(tmp_path / "store").put(record)
+
+
+def ends(tmp_path: Path, ledger: str = "ledger") -> list[tuple[str, int | None]]:
+    return [(entry.status, entry.done) for entry in Ledger(tmp_path / ledger).entries()]
+
+
+def test_a_list_is_entered_as_a_whole_and_composes(head: Values, tmp_path: Path) -> None:
+    driver = charges(tmp_path)
+    three = trials(head, 1e-4, 1e-3, 1e-2)
+    for trial in driver.begin(three, SEED, driver.name_list(three, SEED)):
+        put(tmp_path, trial, "finished", trial.plan.steps)
+    driver.settle()
+    (spent,) = driver.spent()
+    assert spent.how == "composition of a fixed list"
+    assert {entry.status for entry in spent.entries} == {"finished"}
+
+
+def test_what_a_searcher_proposes_is_summed_by_a_filter(head: Values, tmp_path: Path) -> None:
+    driver = charges(tmp_path)
+    for trial in trials(head, 1e-4, 1e-3):
+        (begun,) = driver.begin([trial], SEED)
+        put(tmp_path, begun, "finished", trial.plan.steps)
+        driver.settle()
+    (spent,) = driver.spent()
+    assert "filter" in spent.how
+
+
+def test_a_failed_trial_is_charged_for_the_steps_it_drew(head: Values, tmp_path: Path) -> None:
+    driver = charges(tmp_path)
+    (trial,) = driver.begin(trials(head, 1e-3), SEED)
+    settle(driver.storage, trial, "failed", "out of memory", {"steps_drawn": 5})
+    driver.settle()
+    assert ends(tmp_path) == [("failed", 5)]
+
+
+def test_a_failed_trial_that_left_no_count_is_charged_in_full(head: Values, tmp_path: Path) -> None:
+    driver = charges(tmp_path)
+    (trial,) = driver.begin(trials(head, 1e-3), SEED)
+    settle(driver.storage, trial, "failed", "its node was lost")
+    driver.settle()
+    assert ends(tmp_path) == [("failed", trial.plan.steps)]
+
+
+def test_a_stopped_trial_is_charged_for_its_last_epoch(head: Values, tmp_path: Path) -> None:
+    driver = charges(tmp_path)
+    (trial,) = driver.begin(trials(head, 1e-3), SEED)
+    put(tmp_path, trial, "stopped", 15)
+    driver.settle()
+    assert ends(tmp_path) == [("stopped", 15)]
+
+
+def test_a_killed_trial_costs_what_it_planned(head: Values, tmp_path: Path) -> None:
+    driver = charges(tmp_path)
+    (trial,) = driver.begin(trials(head, 1e-3), SEED)
+    put(tmp_path, trial, "running", 4)
+    driver.settle()
+    (entry,) = Ledger(tmp_path / "ledger").entries()
+    assert (entry.status, entry.charged) == ("open", trial.plan.steps)
+
+
+def test_a_resumed_trial_is_not_charged_twice(head: Values, tmp_path: Path) -> None:
+    (killed,) = charges(tmp_path).begin(trials(head, 1e-3), SEED)
+    put(tmp_path, killed, "running", 4)
+    driver = charges(tmp_path)
+    (trial,) = driver.begin(trials(head, 1e-3), SEED)
+    put(tmp_path, trial, "finished", trial.plan.steps)
+    driver.settle()
+    (spent,) = driver.spent()
+    assert [entry.status for entry in spent.entries] == ["finished", "finished"]
+    assert spent.how == "composition of one use"
+
+
+def test_a_driver_that_was_killed_after_a_record_is_made_up_for(
+    head: Values, tmp_path: Path
+) -> None:
+    (trial,) = charges(tmp_path).begin(trials(head, 1e-3), SEED)
+    put(tmp_path, trial, "finished", trial.plan.steps)
+    charges(tmp_path).settle()
+    assert ends(tmp_path) == [("finished", trial.plan.steps)]
+
+
+def test_trials_that_another_ledger_paid_for_are_entered_once(head: Values, tmp_path: Path) -> None:
+    first = charges(tmp_path)
+    (trial,) = first.begin(trials(head, 1e-3), SEED)
+    put(tmp_path, trial, "finished", trial.plan.steps)
+    first.settle()
+    other = charges(tmp_path, "other")
+    other.people(trial.plan)
+    for _ in range(2):
+        other.settle()
+    assert ends(tmp_path, "other") == [("finished", trial.plan.steps)]
+    assert other.spent()[0].epsilon == pytest.approx(first.spent()[0].epsilon)
+
+
+def test_a_new_seed_is_a_new_run_of_the_same_trial(head: Values, tmp_path: Path) -> None:
+    driver = charges(tmp_path)
+    driver.begin(trials(head, 1e-3), SEED)
+    alone = driver.spent()[0].epsilon
+    driver.begin(trials(head, 1e-3), SEED + 1)
+    assert driver.spent()[0].epsilon > 1.2 * alone
+
+
+def test_max_train_and_adjacency_do_not_split_the_sum(tiny_task: Values, tmp_path: Path) -> None:
+    driver = charges(tmp_path)
+    proved = {**tiny_task, "method": "dpsgd", "scope": "head"}
+    del proved["micro_batches"]
+    driver.begin(trials(tiny_task, 1e-3), SEED)
+    driver.begin(trials(proved, 1e-3, max_train=60), SEED)
+    (spent,) = driver.spent()
+    assert len(spent.used) == 2
+    assert spent.guarantee == "nominal"
+
+
+def test_an_audit_is_part_of_the_sum(head: Values, tmp_path: Path) -> None:
+    driver = charges(tmp_path)
+    run = trials(head, 1e-3)
+    driver.begin(run, SEED)
+    alone = driver.spent()[0].epsilon
+    driver.begin(list(audits_of(run).values()), SEED)
+    (spent,) = driver.spent()
+    assert [entry.use.purpose for entry in spent.used] == ["trial", "audit"]
+    assert spent.epsilon > 1.2 * alone
+
+
+def test_heads_from_one_release_cost_one_release(tiny_task: Values, tmp_path: Path) -> None:
+    steps = ("micro_batches", "learning_rate", "batch_size", "epochs")
+    moments = {k: v for k, v in tiny_task.items() if k not in steps} | {"mode": "moments"}
+    driver = charges(tmp_path)
+    made = [bind_trial({**moments, "ridge": ridge}, inputs) for ridge in (0.1, 0.2, 0.3)]
+    driver.begin(made[:1], SEED)
+    alone = driver.spent()[0].epsilon
+    driver.begin(made[1:], SEED)
+    assert driver.spent()[0].epsilon == pytest.approx(alone)
+
+
+def test_a_list_that_would_pass_the_total_is_refused_as_a_whole(
+    head: Values, tmp_path: Path
+) -> None:
+    driver = charges(tmp_path)
+    driver.ledger.set_total(4.0, 1e-5)
+    with pytest.raises(UserError, match=r"these 5 runs would bring .* above the total of 4"):
+        driver.begin(trials(head, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1), SEED, "list")
+    assert ends(tmp_path) == [("refused", 0)] * 5
+
+
+def test_of_two_drivers_only_one_gets_the_last_of_the_total(head: Values, tmp_path: Path) -> None:
+    one, other = charges(tmp_path), charges(tmp_path)
+    other.storage += "-other"
+    one.ledger.set_total(8.0, 1e-5)
+    one.begin(trials(head, 1e-3), SEED)
+    with pytest.raises(UserError, match="above the total"):
+        other.begin(trials(head, 1e-3), SEED + 1)

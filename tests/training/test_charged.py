@@ -1,0 +1,272 @@
+"""Every run is in the ledger before its first step, whatever becomes of it."""
+
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfp_ray.audit.audit import audit
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.values import make_plan
+from dpfp_ray.privacy.ledger import Ledger
+from dpfp_ray.privacy.ledger_sum import Spent
+from dpfp_ray.training import run as run_module
+from dpfp_ray.training.console import Interrupted, SilentReporter
+from dpfp_ray.training.train import train
+from tests.support.tiny_runs import write_csv
+
+Values = dict[str, Any]
+
+
+def go(task: Values, ledger: Path, output: Path | None = None, **options: Any) -> Any:
+    changes = {k: options.pop(k) for k in list(options) if k in PLAN}
+    values = {**task, "epochs": 1} if "epochs" in task else task
+    plan = make_plan({**values, **changes})
+    return train(plan, output=output, ledger=ledger, reporter="silent", weights=False, **options)
+
+
+PLAN = ("method", "mode", "epsilon", "train_file", "max_train", "scope", "micro_batches", "ridge")
+HEAD = {"method": "dpsgd", "scope": "head", "micro_batches": None}
+STEPS = ("micro_batches", "batch_size", "epochs", "learning_rate")
+ONCE: Values = {"method": "dpfp", "mode": "moments", **dict.fromkeys(STEPS)}
+
+
+def drop(values: Values, **changes: Any) -> Values:
+    return {k: v for k, v in {**values, **changes}.items() if v is not None}
+
+
+@pytest.fixture(scope="module")
+def head(tiny_task: Values) -> Values:
+    """DP-SGD of the head: proved, and fast."""
+    return drop({**tiny_task, "epsilon": 2.0}, **HEAD)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    return tmp_path / "ledger"
+
+
+def only(ledger: Path) -> Spent:
+    (group,) = Ledger(ledger).groups()
+    return group
+
+
+def test_a_finished_run_is_charged_for_all_its_steps(head: Values, ledger: Path) -> None:
+    made = go(head, ledger)
+    (entry,) = only(ledger).entries
+    assert (entry.status, entry.done, entry.id) == (
+        "finished",
+        made.record["privacy"]["steps"],
+        made.record["ledger_entry"],
+    )
+
+
+def test_the_entry_is_there_before_the_first_step(
+    head: Values, ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def spy(*args: Any, **options: Any) -> Any:
+        seen.extend(entry.status for entry in Ledger(ledger).entries())
+        raise RuntimeError("no step was made")
+
+    monkeypatch.setattr(run_module, "train", spy)
+    with pytest.raises(RuntimeError, match="no step"):
+        go(head, ledger)
+    assert seen == ["open"]
+
+
+def test_another_spelling_of_the_path_is_the_same_people(head: Values, ledger: Path) -> None:
+    go(head, ledger)
+    path = Path(head["train_file"])
+    go(head, ledger, train_file=str(path.parent / ".." / path.parent.name / path.name))
+    assert len(only(ledger).used) == 2
+
+
+def test_a_copy_is_the_same_people(head: Values, ledger: Path, tmp_path: Path) -> None:
+    go(head, ledger)
+    go(head, ledger, train_file=str(shutil.copy(head["train_file"], tmp_path / "copy.csv")))
+    assert len(only(ledger).used) == 2
+
+
+def test_a_subset_is_the_same_people_and_counts_in_full(head: Values, ledger: Path) -> None:
+    go(head, ledger, max_train=60)
+    alone = only(ledger).epsilon
+    go(head, ledger)
+    assert only(ledger).epsilon > 1.2 * alone
+
+
+def test_other_people_pay_for_themselves(head: Values, ledger: Path, tmp_path: Path) -> None:
+    go(head, ledger)
+    other = tmp_path / "other.csv"
+    rows = [f"row number {n} of others,{('negative', 'positive')[n % 2]}" for n in range(120)]
+    other.write_text("\n".join(["text,label", *rows, ""]))
+    go(head, ledger, train_file=str(other))
+    assert [len(group.used) for group in Ledger(ledger).groups()] == [1, 1]
+
+
+def test_two_seeds_cost_more_than_one(head: Values, ledger: Path, tmp_path: Path) -> None:
+    go(head, ledger, tmp_path / "run", seed=1)
+    alone = only(ledger).epsilon
+    go(head, ledger, tmp_path / "run", seed=2, overwrite=True)
+    assert only(ledger).epsilon > 1.2 * alone
+
+
+def test_the_same_seed_and_folder_again_costs_nothing_more(
+    head: Values, ledger: Path, tmp_path: Path
+) -> None:
+    go(head, ledger, tmp_path / "run", seed=1)
+    alone = only(ledger).epsilon
+    go(head, ledger, tmp_path / "run", seed=1, overwrite=True)
+    assert only(ledger).epsilon == pytest.approx(alone)
+
+
+def test_the_same_seed_on_other_labels_is_charged_again(
+    head: Values, ledger: Path, tmp_path: Path
+) -> None:
+    own = {**head, "train_file": write_csv(tmp_path / "own.csv", 120)}
+    go(own, ledger, tmp_path / "run", seed=1)
+    alone = only(ledger).epsilon
+    text = Path(own["train_file"]).read_text()
+    first = text.splitlines()[1]
+    flipped = {"negative": "positive", "positive": "negative"}[first.split(",")[1]]
+    Path(own["train_file"]).write_text(text.replace(first, f"{first.split(',')[0]},{flipped}", 1))
+    go(own, ledger, tmp_path / "run", seed=1, overwrite=True)
+    assert only(ledger).epsilon > 1.2 * alone
+
+
+def test_a_release_that_is_read_again_costs_nothing_more(tiny_task: Values, ledger: Path) -> None:
+    once = drop(tiny_task, **ONCE)
+    go(once, ledger, seed=1, ridge=0.1)
+    alone = only(ledger).epsilon
+    go(once, ledger, seed=1, ridge=0.2)
+    assert len(only(ledger).used) == 2
+    assert only(ledger).epsilon == pytest.approx(alone)
+
+
+def test_mixed_modes_make_one_nominal_sum(tiny_task: Values, head: Values, ledger: Path) -> None:
+    go(head, ledger)
+    proved = only(ledger)
+    go(drop(tiny_task, **ONCE), ledger)
+    go(tiny_task, ledger)
+    mixed = only(ledger)
+    assert proved.guarantee == "proved"
+    assert mixed.guarantee == "nominal"
+    assert mixed.epsilon > proved.epsilon
+    assert "dpfp paper" in mixed.unprotected
+    assert "†" in mixed.sentence()
+
+
+def test_a_run_without_privacy_leaves_no_guarantee(tiny_task: Values, ledger: Path) -> None:
+    go(drop(tiny_task, method="non_private", epsilon=None, micro_batches=None), ledger)
+    spent = only(ledger)
+    assert (spent.guarantee, spent.epsilon) == ("none", float("inf"))
+    assert "∞" in spent.sentence()
+
+
+def after(step: int, what: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
+    """`what` happens when `step` steps are done."""
+    heard = SilentReporter.step
+
+    def told(self: Any, done: int, loss: Any, checkpoint: Any) -> None:
+        if done == step:
+            what()
+        heard(self, done, loss, checkpoint)
+
+    patch.setattr(SilentReporter, "step", told)
+
+
+def out_of_memory() -> None:
+    raise RuntimeError("out of memory")
+
+
+def ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_a_failed_run_is_charged_for_the_steps_it_drew(
+    head: Values, ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after(3, out_of_memory, monkeypatch)
+    with pytest.raises(RuntimeError, match="memory"):
+        go(head, ledger)
+    (entry,) = only(ledger).entries
+    assert (entry.status, entry.done) == ("failed", 4)
+
+
+def test_a_stopped_run_costs_what_it_planned(
+    head: Values, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after(3, ctrl_c, monkeypatch)
+    with pytest.raises(Interrupted):
+        go(head, ledger, tmp_path / "run")
+    (entry,) = only(ledger).entries
+    assert entry.status == "open"
+    assert entry.charged == entry.use.steps
+
+
+def test_a_resumed_run_is_not_charged_twice(
+    head: Values, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go(head, tmp_path / "unbroken")
+    with monkeypatch.context() as patch:
+        after(3, ctrl_c, patch)
+        with pytest.raises(Interrupted):
+            go(head, ledger, tmp_path / "run")
+    go(head, ledger, tmp_path / "run")
+    spent = only(ledger)
+    assert [entry.status for entry in spent.entries] == ["finished", "finished"]
+    assert spent.epsilon == pytest.approx(only(tmp_path / "unbroken").epsilon)
+
+
+def test_a_result_that_is_found_is_not_charged_again(
+    head: Values, ledger: Path, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        go(head, ledger, tmp_path / "run")
+    assert len(only(ledger).entries) == 1
+
+
+def test_a_result_that_another_ledger_paid_for_is_entered_once(
+    head: Values, ledger: Path, tmp_path: Path
+) -> None:
+    go(head, tmp_path / "first ledger", tmp_path / "run")
+    for _ in range(2):
+        go(head, ledger, tmp_path / "run")
+    assert len(only(ledger).entries) == 1
+    assert only(ledger).epsilon == pytest.approx(only(tmp_path / "first ledger").epsilon)
+
+
+def test_a_run_that_would_pass_the_total_is_refused_before_its_first_step(
+    head: Values, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go(head, ledger, total_epsilon=10, total_delta=1e-5)
+    monkeypatch.setattr(run_module, "train", lambda *a, **k: pytest.fail("a step was made"))
+    with pytest.raises(UserError, match=r"above the total of 10 .*fit"):
+        go(head, ledger, tmp_path / "run")
+    assert [entry.status for entry in only(ledger).entries] == ["finished", "refused"]
+
+
+def test_a_total_is_set_once(head: Values, ledger: Path) -> None:
+    go(head, ledger, total_epsilon=50)
+    go(head, ledger, total_epsilon=50)
+    with pytest.raises(UserError, match="force"):
+        go(head, ledger, total_epsilon=60)
+
+
+def test_an_audit_adds_to_the_run_that_it_audits(
+    head: Values, ledger: Path, tmp_path: Path
+) -> None:
+    go(head, ledger)
+    alone = only(ledger).epsilon
+    plan = make_plan({**head, "epochs": 1})
+    options: Values = {"ledger": ledger, "reporter": "silent", "canaries": 20}
+    made = audit(plan, output=tmp_path / "audit", **options)
+    again = audit(plan, output=tmp_path / "audit", **options)
+    spent = only(ledger)
+    assert [entry.use.purpose for entry in spent.used] == ["train", "audit"]
+    assert spent.epsilon > 1.2 * alone
+    assert made.record["ledger_entry"] == again.record["ledger_entry"] == spent.entries[1].id
