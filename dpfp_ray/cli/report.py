@@ -22,13 +22,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", required=True, metavar="OUT", help="folder for the report")
     parser.add_argument("--title", help="what the page is called")
+    parser.add_argument(
+        "--select",
+        choices=["last", "best"],
+        default="last",
+        help="the epoch that every run quotes (default: last; best on dev flatters)",
+    )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 
 def command(arguments: argparse.Namespace) -> int:
     from dpfp_ray import report
 
-    made = report(arguments.locations, output=arguments.output, title=arguments.title)
+    made = report(
+        arguments.locations,
+        output=arguments.output,
+        title=arguments.title,
+        select=arguments.select,
+    )
     if arguments.json:
         print(to_json({"index": str(made.index), "files": made.files}))
     else:

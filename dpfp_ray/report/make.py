@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dpfp_ray.report.page import make_report, write_report
 from dpfp_ray.results.store import load_records
+from dpfp_ray.training.dev_scores import Select
 
 
 @dataclass(frozen=True)
@@ -19,15 +20,21 @@ class WrittenReport:
 
 
 def report(
-    places: str | Path | Iterable[str | Path], *, output: str | Path, title: str | None = None
+    places: str | Path | Iterable[str | Path],
+    *,
+    output: str | Path,
+    title: str | None = None,
+    select: Select = "last",
 ) -> WrittenReport:
     """Write tables, figures and one page about all results below `places` into `output`.
 
-    The same records give the same report. What was not run is shown as missing.
+    The same records give the same report. What was not run is shown as missing. `select` is the
+    epoch that every run quotes: the last, or the best on dev.
     """
     places = [places] if isinstance(places, str | Path) else list(places)
     records = load_records(*places)
     command = shlex.join(["dpfp", "report", *map(str, places), "--output", str(output)])
-    made = make_report(records, command, title)
+    command += "" if select == "last" else f" --select {select}"
+    made = make_report(records, command, title, select)
     folder = Path(output).expanduser()
     return WrittenReport(folder / "index.html", write_report(made, folder), made.headline)
