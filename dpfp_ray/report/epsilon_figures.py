@@ -21,7 +21,10 @@ from dpfp_ray.report.plots import (
 from dpfp_ray.results.contests import Contest
 from dpfp_ray.results.summary import ACCOUNTANT_NAMES, Cell, budgets_of
 
-WORTH = "Filled, solid: proved ε. Open, dashed: nominal (†), no guarantee. Crossed, dotted: refuted (‡)."
+WORTH = (
+    "Filled, solid: proved ε. Open, dashed: nominal (†), no guarantee. Crossed, dotted: "
+    "refuted (‡)."
+)
 _LINES = {"proved": "-", "refuted": ":"}
 _CALLS = {
     "better": ("s", "#0072B2", "better"),

@@ -96,8 +96,8 @@ def cost_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
             legend(axes)
             title = f"Accuracy against training cost: {task}, {model}"
             caption = (
-                "Measured seconds of training; preparation and evaluation are not included, nor runs "
-                "of less than a second. Bars: standard deviation. Up and left is better."
+                "Measured seconds of training; preparation and evaluation are not included, nor "
+                "runs of less than a second. Bars: standard deviation. Up and left is better."
             )
             yield finish(figure, f"cost-{number}", title, caption, command)
 

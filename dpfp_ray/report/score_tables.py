@@ -40,8 +40,8 @@ def scores_table(cells: Sequence[Cell], contests: Sequence[Contest]) -> Table:
         rows.append(Row(entries, tone(cell)))
     notes = [
         "Means over seeds. 95% interval: over dev rows and seeds; of a single run, of that model. "
-        "F1: of the second class with two classes (as GLUE scores QQP and MRPC), else the mean over "
-        "classes. Matthews: as GLUE scores CoLA. Calibration error: expected, 15 bins.",
+        "F1: of the second class with two classes (as GLUE scores QQP and MRPC), else the mean "
+        "over classes. Matthews: as GLUE scores CoLA. Calibration error: expected, 15 bins.",
         "Majority class: what always giving the most frequent answer scores. One class: every run "
         "answers one class, whatever the row; it is never a winner.",
         *marks_legend(cells),

@@ -309,7 +309,7 @@ class Cell:
 
 
 def correct_answers(runs: Sequence[Run]) -> "NDArray[np.bool_] | None":
-    """Which rows each run has right, (runs, rows); None if any kept no answers, or on other rows."""
+    """Which rows each run has right, (runs, rows); None if one kept no answers, or has others."""
     from dpfp_ray.training.predictions import stack
 
     kept = [run.answers for run in runs]

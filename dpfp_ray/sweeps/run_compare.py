@@ -19,11 +19,13 @@ from dpfp_ray.results.store import Record, Store
 from dpfp_ray.sweeps import compare as parts
 from dpfp_ray.sweeps.audits import audit_trials, with_verdicts, write_verdicts
 from dpfp_ray.sweeps.cells import check_budgets, check_methods, plan_cells
+from dpfp_ray.sweeps.compare_table import markdown
 from dpfp_ray.sweeps.cost import Cost
 from dpfp_ray.sweeps.explore import RayChoices, close, ray_options, refuse_encoder, stopped
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.state import resolve_storage
 from dpfp_ray.sweeps.sweep import InputsOnce
+from dpfp_ray.training.dev_scores import Select
 from dpfp_ray.training.run import load_inputs
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class Comparison:
         return dpfp_ray.report(self.storage, output=folder, title=title)
 
     def __repr__(self) -> str:
-        return parts.markdown(self.rows)
+        return markdown(self.rows)
 
 
 def compare(
@@ -62,6 +64,7 @@ def compare(
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     tune: int | None = None,
     audit: int | bool | None = None,
+    select: Select = "last",
     data: Any = None,
     dev: Any = None,
     text: str | None = None,
@@ -79,6 +82,7 @@ def compare(
     settings  plan fields for one method only, such as {"dpfp": {"learning_rate": 1e-4}}
     tune      first try so many random settings of each method at each ε, then compare the best
     audit     also audit every row, with so many canaries (True: 1000)
+    select    the epoch that every run quotes: last, or best on dev
     data      in place of files, see `train`
 
     Any other keyword is a plan field that all methods share (task, model, epochs, …), or one of
@@ -101,6 +105,7 @@ def compare(
     storage, options = resolve_storage(str(output)), ray_options(ray)
     inputs_of = InputsOnce(partial(load_inputs, task=task))
     trials = parts.bind_cells(cells, seeds, inputs_of)
+    parts.announce(trials, seeds, inputs_of)
     try:
         with Runner(Path(storage).name, storage, options, inputs_of) as runner:
             if tune:
@@ -115,8 +120,9 @@ def compare(
     records, costs = close(storage)
     chosen = {trial.id for trial in trials}
     shown = [record for record in records if record["trial"]["id"] in chosen]
-    rows = with_verdicts(parts.summarise(shown), audits)
-    store.files.write("table.md", parts.markdown(rows).encode())
+    # With what was tried for tuning: it tells how the settings of a row were chosen.
+    rows = with_verdicts(parts.summarise(parts.with_candidates(shown, records), select), audits)
+    store.files.write("table.md", markdown(rows).encode())
     return Comparison(storage, rows, shown, costs)
 
 

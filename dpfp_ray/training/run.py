@@ -11,7 +11,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -55,7 +55,7 @@ class Inputs:
     # Set when the encoder is not on this machine's disk: in Ray's object store, or the caller's.
     make_model: Callable[[Plan, int], Classifier] | None = None
     # What tells dev sets apart, by split (`predictions.fingerprint_rows`).
-    fingerprints: dict[str, str] = field(default_factory=dict)
+    fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0  # reading, tokenising and encoding, as far as no cache had it
 
 
