@@ -27,8 +27,8 @@ WORTH = (
 )
 _LINES = {"proved": "-", "refuted": ":"}
 _CALLS = {
-    "better": ("s", "#0072B2", "better"),
-    "worse": ("s", "#0072B2", "better"),
+    "better": ("s", "#0072B2", "told apart"),
+    "worse": ("s", "#0072B2", "told apart"),
     "tie": ("o", "#555555", "tie"),
     "these models only": ("d", "#D55E00", "one seed: these models only"),
 }
@@ -168,7 +168,7 @@ def difference_figures(contests: Sequence[Contest], command: str) -> Iterator[Dr
             _difference_axes(axes, members)
             caption = (
                 "Dots: difference of mean accuracies; bars: 95% intervals for all of these pairs "
-                "together. Square: one is better. Circle: a tie. Diamond: one seed, so only these "
+                "together. Square: told apart. Circle: a tie. Diamond: one seed, so only these "
                 "models are compared."
             )
             title = f"Differences between methods: {task}, {model}"
@@ -192,7 +192,7 @@ def _difference_axes(axes: Any, contests: Sequence[Contest]) -> None:
                 marker=marker,
                 color=colour,
                 linestyle="none",
-                markerfacecolor=colour if word == "better" else "white",
+                markerfacecolor=colour if word == "told apart" else "white",
                 label=None if word in named else word,
             )
             named.add(word)
