@@ -197,8 +197,8 @@ def _difference_axes(axes: Any, contests: Sequence[Contest]) -> None:
             )
             named.add(word)
             budget = "" if contest.budget is None else f", ε = {contest.budget.epsilon:g}"
-            names = f"{_name(known[pair.first])} − {_name(known[pair.second])}"
-            labels.append(clean(names + budget, 60))
+            names = [clean(_name(known[name]), 32) for name in (pair.first, pair.second)]
+            labels.append(" − ".join(names) + budget)
     axes.axvline(0, color="#222222", linewidth=1)
     axes.set_yticks(range(len(labels)), labels=labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)

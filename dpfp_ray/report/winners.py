@@ -167,8 +167,8 @@ def headline(found: Sequence[Contest], refuted: Sequence[Run]) -> str:
     if not any(contest.budget for contest in found):
         return "No private run has finished yet."
     if not contests:
-        counted = "comparison has" if len(found) == 1 else f"{len(found)} comparisons have"
-        return f"The {counted} one private method only: nothing to compare."
+        names = joined(list(dict.fromkeys(cell_label(one.ranked[0]) for one in found)))
+        return f"Nothing to compare: {names} ran without another private method beside it."
     if len(contests) == 1:
         return _one(contests[0], refuted)
     outcomes = Counter(contest.outcome for contest in contests)

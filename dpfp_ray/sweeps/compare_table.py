@@ -171,8 +171,8 @@ def print_comparison(rows: list[Row], records: list[dict[str, Any]]) -> None:
     headings = headings_of(rows)
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)
-    for line in table_lines(rows):
-        table.add_row(*line[: len(headings)])
+    for texts in table_lines(rows):
+        table.add_row(*texts[: len(headings)])
     # At its natural width (about 160 columns) also where rich, not seeing a terminal, assumes 80.
     print_table(table, max(stdout.width, 190))
     for note in notes_of(rows):
