@@ -5,6 +5,7 @@ Examples:
   dpfp compare --task demo --methods non_private,dpfp,dpsgd,rgp --epsilon 3,8 --output runs/compare
   dpfp compare --task sst2 --data-dir glue/SST-2 --methods dpfp,dpsgd --epsilon 3 --seeds 3 --tune 8
   dpfp compare --task demo --methods dpfp:moments,dpsgd:head --audit --output runs/audited
+  dpfp compare --task demo --methods dpfp,dpsgd --seeds 5 --dry-run --difference 1.0
 
 A method may carry a variant: dpfp:release_once and dpfp:moments are DP-FP's proved modes,
 METHOD:head trains the head only. Each method runs with the hyperparameters its own paper found good
@@ -13,6 +14,7 @@ the same batch size. Stopped or killed, the same command continues and repeats n
 """
 
 import argparse
+from typing import Any
 
 from dpfp_ray.cli.options import (
     add_ledger_flags,
@@ -30,7 +32,7 @@ from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.method_spec import METHODS
 from dpfp_ray.plan.plan import FIELDS
 from dpfp_ray.plan.values import field_name
-from dpfp_ray.sweeps.cells import check_budgets, check_methods
+from dpfp_ray.sweeps.cells import check_budgets, check_methods, plan_cells
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +70,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="also audit every row: one more run of each with N canaries (default: 1000)",
     )
-    group.add_argument("--output", required=True, metavar="DIR", help="folder or URI for results")
+    group.add_argument(
+        "--select",
+        choices=["last", "best"],
+        default="last",
+        help="the epoch that every run quotes (default: last; best on dev flatters all of them)",
+    )
+    group.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="run nothing: print the cells and the smallest difference that they can show",
+    )
+    group.add_argument(
+        "--difference",
+        type=float,
+        metavar="POINTS",
+        help="with --dry-run: how many seeds a difference of so many points of accuracy needs",
+    )
+    group.add_argument("--output", metavar="DIR", help="folder or URI for results")
     group.add_argument("--json", action="store_true", help="print the table as a JSON list")
     add_plan_flags(parser, skip=("method", "epsilon"))
     add_ray_flags(parser)
@@ -81,6 +100,11 @@ def command(arguments: argparse.Namespace) -> int:
     settings = parse_settings(arguments.settings)
     fields = plan_values(arguments)
 
+    if arguments.dry_run:
+        show_preview(arguments, plan_cells(methods, budgets, fields, arguments.match, settings))
+        return 0
+    if arguments.output is None:
+        raise UserError("--output is missing; give a folder for the results, or --dry-run")
     from dpfp_ray import compare
 
     made = compare(
@@ -93,17 +117,31 @@ def command(arguments: argparse.Namespace) -> int:
         tune=arguments.tune,
         audit=arguments.audit,
         **ledger_choices(arguments),
+        select=arguments.select,
         **ray_choices(arguments),
         **fields,
     )
     if arguments.json:
         print(to_json(made.rows))
     else:
-        from dpfp_ray.sweeps.compare import print_comparison
+        from dpfp_ray.sweeps.compare_table import print_comparison
 
         print_comparison(made.rows, made.records)
     show_costs(made.costs, arguments.json)
     return 0
+
+
+def show_preview(arguments: argparse.Namespace, cells: list[dict[str, Any]]) -> None:
+    from dpfp_ray.sweeps.foresight import preview
+
+    lines = preview(
+        cells,
+        arguments.seeds,
+        tune=arguments.tune,
+        audit=arguments.audit,
+        difference=arguments.difference,
+    )
+    print(to_json(lines) if arguments.json else "\n".join(lines))
 
 
 def parse_methods(text: str) -> list[str]:

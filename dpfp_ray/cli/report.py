@@ -28,6 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="say what the people behind these records have paid in all (default: $DPFP_LEDGER, "
         "else the user's own, if it has entries)",
     )
+    parser.add_argument(
+        "--select",
+        choices=["last", "best"],
+        default="last",
+        help="the epoch that every run quotes (default: last; best on dev flatters)",
+    )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 
@@ -39,6 +45,7 @@ def command(arguments: argparse.Namespace) -> int:
         output=arguments.output,
         title=arguments.title,
         ledger=arguments.ledger,
+        select=arguments.select,
     )
     if arguments.json:
         print(to_json({"index": str(made.index), "files": made.files}))

@@ -9,6 +9,7 @@ from dpfp_ray.plan.method_spec import uses
 from dpfp_ray.report import heatmap, paper
 from dpfp_ray.report.coordinates import sweep_figures
 from dpfp_ray.report.curves import training_figures
+from dpfp_ray.report.epsilon_figures import difference_figures, epsilon_figures, places
 from dpfp_ray.report.plots import (
     Drawing,
     canvas,
@@ -22,13 +23,23 @@ from dpfp_ray.report.plots import (
     plain_ticks,
     styles,
 )
-from dpfp_ray.results.summary import ACCOUNTANT_NAMES, NOMINAL, Cell, Run, budgets_of
+from dpfp_ray.report.ranks import rank_figures
+from dpfp_ray.results.contests import Contest, contests_of
+from dpfp_ray.results.summary import LEAST_SECONDS, Cell, Run
 
 
-def all_figures(cells: Sequence[Cell], runs: Sequence[Run], command: str) -> list[Drawing]:
+def all_figures(
+    cells: Sequence[Cell],
+    runs: Sequence[Run],
+    command: str,
+    contests: Sequence[Contest] | None = None,
+) -> list[Drawing]:
     """In the order in which the page shows them; names are unique."""
+    found = contests_of(cells) if contests is None else contests
     makers: tuple[Callable[[], Iterator[Drawing]], ...] = (
         lambda: epsilon_figures(cells, command),
+        lambda: difference_figures(found, command),
+        lambda: rank_figures(found, command),
         lambda: cost_figures(cells, command),
         lambda: heatmap.heat_maps(runs, "batch_size", command, paper.FIGURE_CLAIMS["batch"]),
         lambda: heatmap.heat_maps(runs, "clip", command, paper.FIGURE_CLAIMS["clip"]),
@@ -39,77 +50,15 @@ def all_figures(cells: Sequence[Cell], runs: Sequence[Run], command: str) -> lis
     return [drawing for make in makers for drawing in make()]
 
 
-def _places(cells: Sequence[Cell]) -> list[tuple[str, str]]:
-    return list(dict.fromkeys((cell.key.model, cell.key.task) for cell in cells))
-
-
-def epsilon_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
-    """Accuracy against ε: all methods, the line without privacy, spread over seeds."""
-    number = 0
-    for model, task in _places(cells):
-        here = [cell for cell in cells if cell.key[:2] == (model, task)]
-        plain = [cell for cell in here if not cell.private]
-        for accountant in sorted({budget.accountant for budget in budgets_of(here)}):
-            private = [c for c in here if c.budget and c.budget.accountant == accountant]
-            if len(private) < 2:
-                continue
-            number += 1
-            budgets = budgets_of(private)
-            title = f"Accuracy against ε: {task}, {model}"
-            if len(budgets) == 1:
-                title = f"Accuracy at {budgets[0]}: {task}, {model}"
-            with canvas() as (figure, axes):
-                _epsilon_axes(axes, plain, private, accountant)
-                caption = (
-                    "Points: mean over seeds; bars: standard deviation. Dashed: without privacy. "
-                    f"{NOMINAL}: nominal ε, no guarantee."
-                )
-                yield finish(figure, f"epsilon-{number}", title, caption, command)
-
-
-def _epsilon_axes(axes: Any, plain: Sequence[Cell], cells: Sequence[Cell], accountant: str) -> None:
-    names = list(dict.fromkeys(cell.key.method for cell in (*plain, *cells)))
-    style = styles(names)
-    axes.set_ylabel("dev accuracy (%)")
-    axes.margins(y=0.15)
-    for cell in plain:
-        look = style[cell.key.method]
-        level = 100 * cell.accuracy
-        axes.axhline(level, color=look["color"], linestyle="--", label=clean(cell_label(cell), 40))
-        if cell.spread:
-            low, high = level - 100 * cell.spread, level + 100 * cell.spread
-            axes.axhspan(low, high, color=look["color"], alpha=0.08, linewidth=0)
-    budgets = sorted({cell.key.epsilon for cell in cells if cell.key.epsilon is not None})
-    for name in names:
-        line = sorted((c for c in cells if c.key.method == name), key=lambda c: c.key.epsilon or 0)
-        if line:
-            axes.errorbar(
-                # With one ε there is no curve: the methods stand side by side.
-                [cell.key.epsilon if len(budgets) > 1 else names.index(name) for cell in line],
-                [100 * cell.accuracy for cell in line],
-                yerr=[100 * (cell.spread or 0.0) for cell in line],
-                capsize=3,
-                label=clean(max((cell_label(cell) for cell in line), key=len), 40),
-                **style[name],
-            )
-    legend(axes)
-    if len(budgets) == 1:
-        places = [names.index(cell.key.method) for cell in cells]
-        axes.set_xticks(places, labels=[_two_lines(cell_label(cell)) for cell in cells])
-        axes.margins(x=0.2)
-        axes.set_xlabel("method")
-        return
-    log_axis(axes, "x", budgets)
-    plain_ticks(axes.xaxis, budgets)
-    axes.set_xlabel(
-        f"privacy budget ε by {ACCOUNTANT_NAMES.get(accountant, accountant)}, log scale"
-    )
-
-
 def cost_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
     """Accuracy against training time; memory is the size of a point."""
-    for number, (model, task) in enumerate(_places(cells), start=1):
-        here = [c for c in cells if c.key[:2] == (model, task) and c.average("train_seconds")]
+    for number, (model, task) in enumerate(places(cells), start=1):
+        here = [
+            cell
+            for cell in cells
+            if cell.key[:2] == (model, task)
+            and (cell.average("train_seconds") or 0.0) >= LEAST_SECONDS
+        ]
         if len(here) < 2:
             continue
         style = styles(list(dict.fromkeys(cell.key.method for cell in here)))
@@ -147,7 +96,8 @@ def cost_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
             legend(axes)
             title = f"Accuracy against training cost: {task}, {model}"
             caption = (
-                "Measured seconds of training, evaluation not included; up and left is better."
+                "Measured seconds of training; preparation and evaluation are not included, nor "
+                "runs of less than a second. Bars: standard deviation. Up and left is better."
             )
             yield finish(figure, f"cost-{number}", title, caption, command)
 
@@ -189,8 +139,3 @@ def micro_figures(runs: Sequence[Run], command: str) -> Iterator[Drawing]:
             claim = paper.FIGURE_CLAIMS["micro"]
             caption = f"Bars: standard deviation over seeds. {claim}"
             yield finish(figure, f"micro-batches-{number}", title, caption, command)
-
-
-def _two_lines(name: str) -> str:
-    """DP-FP (release once) as two lines: neighbours' labels must not touch."""
-    return clean(name, 24).replace(" (", "\n(", 1)

@@ -8,6 +8,7 @@ from dpfp_ray.report import paper
 from dpfp_ray.report.plots import cell_label, method_label
 from dpfp_ray.report.table import MISSING, Column, Entry, Row, Table, number, percent, text
 from dpfp_ray.report.tables import guarantee_text, marks_legend
+from dpfp_ray.results.contests import Contest, contests_of
 from dpfp_ray.results.summary import (
     ACCOUNTANT_NAMES,
     REFUTED,
@@ -18,6 +19,7 @@ from dpfp_ray.results.summary import (
     budgets_of,
     order,
 )
+from dpfp_ray.training.predictions import majority_class
 
 OURS, PAPERS, DIFFERENCE = "ours", "paper", "ours − paper"
 _KEYS = {name: key for key, name in TASK_NAMES.items()}
@@ -45,8 +47,10 @@ class Place:
         return key if self.split == "dev" else f"{key} {self.split}"
 
 
-def main_table(cells: Sequence[Cell]) -> Table:
+def main_table(cells: Sequence[Cell], contests: Sequence[Contest] | None = None) -> Table:
     """Ours, the paper's where it has the same model, task and ε, and the difference."""
+    contests = contests_of(cells) if contests is None else contests
+    won = {id(contest.winner) for contest in contests if contest.winner is not None}
     places = _places(cells)
     rows: list[Row] = []
     compared: list[tuple[Cell, int, bool]] = []
@@ -54,7 +58,7 @@ def main_table(cells: Sequence[Cell]) -> Table:
     for model, method in _distinct((c.key.model, c.key.method) for c in cells):
         mine = [c for c in cells if (c.key.model, c.key.method) == (model, method)]
         scores = {p: score for p in places if p.split and (score := _score(mine, p)) is not None}
-        ours = [_ours(cells, mine, place, places, scores) for place in places]
+        ours = [_ours(won, place, places, scores) for place in places]
         worst = max(mine, key=lambda c: (c.guarantee == "refuted", len(c.mark)))
         tone = "refuted" if all(c.guarantee == "refuted" for c in mine) else ""
         label = [text(model), replace(text(cell_label(worst)), alarm=worst.guarantee == "refuted")]
@@ -68,7 +72,7 @@ def main_table(cells: Sequence[Cell]) -> Table:
             rows.append(Row([*label, text(DIFFERENCE), *gaps], "difference"))
     columns = [Column(name, numeric=False) for name in ("Model", "Method", "Whose")]
     columns += [Column(p.title, str(p.budget or "without privacy")) for p in places]
-    foot = _spent_rows(cells, places, bool(compared))
+    foot = [*_majority_rows(cells, places), *_spent_rows(cells, places, bool(compared))]
     title = "Accuracy (%) on development sets"
     notes = _notes(cells, compared)
     return Table("main", title, columns, rows, foot, notes, blocks=True)
@@ -117,8 +121,7 @@ def _score(cells: Iterable[Cell], place: Place) -> tuple[float, float | None, Ce
 
 
 def _ours(
-    cells: Sequence[Cell],
-    mine: Sequence[Cell],
+    won: set[int],
     place: Place,
     places: Sequence[Place],
     scores: dict[Place, tuple[float, float | None, Cell]],
@@ -131,11 +134,11 @@ def _ours(
     if place not in scores:
         return Entry(MISSING)
     score, spread, cell = scores[place]
-    rivals = [c for c in cells if c.private and c.key.model == cell.key.model]
-    others = [_score([rival], place) for rival in rivals]
-    best = max((other[0] for other in others if other is not None), default=None)
-    rivals = [c for c in rivals if (c.key.task, c.budget) == (cell.key.task, cell.budget)]
-    shown = percent(score, spread, bold=cell.private and score == best and len(rivals) > 1)
+    # The test is on the task's first dev set; a second one's number is not called by it.
+    first = next(iter(cell.first.splits), place.split) == place.split
+    shown = percent(score, spread, bold=first and id(cell) in won)
+    marks = (" (one class)" if cell.one_class else "") + (" (tuned)" if cell.tuning else "")
+    shown = replace(shown, text=shown.text + marks)
     if cell.guarantee != "refuted":
         return shown
     return replace(shown, text=shown.text + REFUTED, alarm=True)
@@ -194,6 +197,23 @@ def _gap(ours: Entry, theirs: Entry) -> Entry:
     return number(round(ours.value - theirs.value, 6), "+.2f")
 
 
+def _majority_rows(cells: Sequence[Cell], places: Sequence[Place]) -> list[Row]:
+    """What always answering the most frequent class of the dev rows scores."""
+    entries = [percent(_majority(cells, place)) for place in places]
+    if all(entry.missing for entry in entries):
+        return []
+    return [Row([text("majority class"), text("constant answer"), text(OURS), *entries], "spent")]
+
+
+def _majority(cells: Sequence[Cell], place: Place) -> float | None:
+    for cell in cells:
+        kept = cell.first.predictions.get(place.split or "")
+        if cell.key.task == place.task and kept is not None:
+            truth = kept.truth()
+            return float((truth == majority_class(truth)).mean())
+    return None
+
+
 def _spent_rows(cells: Sequence[Cell], places: Sequence[Place], papers: bool) -> list[Row]:
     """What each accountant says was spent, as at the foot of the paper's table."""
     rows: list[Row] = []
@@ -243,7 +263,12 @@ def _paper_spent(place: Place, accountant: str) -> Entry:
 
 
 def _notes(cells: Sequence[Cell], compared: Sequence[tuple[Cell, int, bool]]) -> list[str]:
-    notes = ["Bold: the best private method of a model. ±: standard deviation over seeds."]
+    notes = [
+        "Bold: better than every other private method there, by a paired test (see Summary); "
+        "nothing is bold where they tie. ±: standard deviation over seeds."
+    ]
+    if any(cell.one_class for cell in cells):
+        notes.append("One class: the model gives every row the same answer.")
     for model in _distinct(c.key.model for c in cells):
         if paper.family(str(next(c for c in cells if c.key.model == model).first.row["model"])):
             continue
@@ -271,7 +296,8 @@ def _notes(cells: Sequence[Cell], compared: Sequence[tuple[Cell, int, bool]]) ->
             at = f" at {cell.budget}" if cell.budget else ""
             notes.append(
                 f"{cell_label(cell)} on {cell.key.task}{at}, {cell.key.model}: the best of "
-                f"{cell.settings} settings on dev, which flatters it."
+                f"{cell.settings} settings on dev (tuned), which flatters it: it is compared with "
+                "no untuned row."
             )
     return notes + marks_legend(cells)
 

@@ -25,16 +25,18 @@ from dpfp_ray.report.ledger import spent_of_total
 from dpfp_ray.report.main_table import main_table
 from dpfp_ray.report.paper import paper_table
 from dpfp_ray.report.plots import Drawing, cell_label, method_label
+from dpfp_ray.report.ranks import rank_tables
 from dpfp_ray.report.run_tables import audit_table, runs_table
+from dpfp_ray.report.score_tables import pairs_table, scores_table
 from dpfp_ray.report.statements import statement_text
 from dpfp_ray.report.table import Table
 from dpfp_ray.report.tables import accounting_table, cost_table, guarantee_text, noise_table
+from dpfp_ray.results.contests import Contest, contests_of
 from dpfp_ray.results.summary import Cell, Run, cells_of, read_runs
+from dpfp_ray.training.dev_scores import Select
 
 MANIFEST = "report.json"
 TITLE = "Differentially private fine-tuning: results"
-# Cards on the first screen; further comparisons are in the summary table.
-_CARDS = 6
 _OURS = re.compile(r"(index\.html|(tables|figures)/[a-z0-9-]+\.(csv|md|tex|svg|png))")
 
 
@@ -55,7 +57,7 @@ class Report:
     title: str
     command: str
     headline: str
-    comparisons: Sequence[winners.Comparison]
+    contests: Sequence[Contest]
     tables: Mapping[str, Table]
     figures: Sequence[Drawing]
     statements: Sequence[Statement]
@@ -68,18 +70,22 @@ def make_report(
     records: Sequence[Mapping[str, Any]],
     command: str,
     title: str | None = None,
+    select: Select = "last",
     paid: Sequence[Spent] = (),
     more_figures: Sequence[Drawing] = (),
 ) -> Report:
     from dpfp_ray.report.figures import all_figures
 
-    runs = read_runs(records)
+    runs = read_runs(records, select)
     cells = cells_of(runs)
-    found = winners.comparisons(cells)
+    found = contests_of(cells)
     refuted = [run for run in runs if run.refuted]
     tables = [
         winners.summary_table(found),
-        main_table(cells),
+        main_table(cells, found),
+        scores_table(cells, found),
+        pairs_table(found),
+        *rank_tables(found),
         cost_table(cells),
         noise_table(cells),
         accounting_table(cells),
@@ -93,10 +99,10 @@ def make_report(
         winners.headline(found, refuted),
         found,
         {table.name: table for table in tables if table.rows},
-        [*more_figures, *all_figures(cells, runs, command)],
+        [*more_figures, *all_figures(cells, runs, command, found)],
         _statements(cells),
         refuted,
-        _remarks(runs, cells),
+        _remarks(runs, cells, select),
         paid,
     )
 
@@ -114,7 +120,7 @@ def _statements(cells: Sequence[Cell]) -> list[Statement]:
     return statements
 
 
-def _remarks(runs: Sequence[Run], cells: Sequence[Cell]) -> list[str]:
+def _remarks(runs: Sequence[Run], cells: Sequence[Cell], select: Select) -> list[str]:
     """What a reader must know before believing a number."""
     remarks = []
     unfinished = [run for run in runs if not run.scored]
@@ -127,8 +133,17 @@ def _remarks(runs: Sequence[Run], cells: Sequence[Cell]) -> list[str]:
     for model in sorted({run.model for run in runs} & set(PRETRAINING_OVERLAP)):
         remarks.append(f"{model} was {PRETRAINING_OVERLAP[model]}.")
     if cells and all(len(cell.runs) == 1 for cell in cells):
-        remarks.append("Each number is one run; repeat with --seeds to see how much it varies.")
+        remarks.append("Each number is one run; repeat with --seeds 5 to compare methods.")
+    if select == "best":
+        remarks.append(
+            "Every run quotes its best epoch on dev (--select best), which flatters all of them."
+        )
     return remarks
+
+
+def shown_contests(found: Sequence[Contest]) -> list[Contest]:
+    """Those that the headline counts: with two methods or more, if there are any."""
+    return [contest for contest in found if len(contest.ranked) > 1] or list(found)
 
 
 def render(report: Report) -> str:
@@ -153,7 +168,7 @@ def render(report: Report) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("template.html").render(
         report=report,
-        cards=report.comparisons[:_CARDS],
+        cards=[winners.Card(contest) for contest in shown_contests(report.contests)],
         paid=report.paid,
         css=(folder / "page.css").read_text(encoding="utf-8"),
         script=script,
@@ -185,7 +200,12 @@ def write_report(report: Report, folder: Path) -> list[str]:
             (folder / name).unlink(missing_ok=True)
         for name, content in files.items():
             (folder / name).write_bytes(content)
-        (folder / MANIFEST).write_bytes(_bytes(to_json({"files": list(files)}, indent=2) + "\n"))
+        facts = {
+            "headline": report.headline,
+            "comparisons": [contest.as_json() for contest in report.contests],
+            "files": list(files),
+        }
+        (folder / MANIFEST).write_bytes(_bytes(to_json(facts, indent=2) + "\n"))
     except OSError as error:
         raise UserError(
             f"cannot write to {folder}: {error.strerror}; use another --output"

@@ -1,14 +1,22 @@
 """Tables of cells beside the main one: cost, noise, accounting."""
 
 from collections.abc import Mapping, Sequence
+from statistics import mean, stdev
 from typing import Any
 
 from dpfp_ray.plan.method_spec import uses
 from dpfp_ray.report import paper
 from dpfp_ray.report.plots import cell_label
 from dpfp_ray.report.statements import proved_epsilon, tuning_epsilon, unamplified_epsilon
-from dpfp_ray.report.table import Column, Entry, Row, Table, duration, number, text
-from dpfp_ray.results.summary import ACCOUNTANT_NAMES, NOMINAL, REFUTED, Cell, Run
+from dpfp_ray.report.table import MISSING, Column, Entry, Row, Table, duration, number, text
+from dpfp_ray.results.summary import (
+    ACCOUNTANT_NAMES,
+    LEAST_SECONDS,
+    NOMINAL,
+    REFUTED,
+    Cell,
+    Run,
+)
 
 MARKS = (
     f"{NOMINAL} nominal ε: what the accounting says, and no guarantee; the statement says why.",
@@ -20,8 +28,9 @@ _WHO = ("Model", "Task", "Method")
 def cost_table(cells: Sequence[Cell]) -> Table:
     """Measured memory and time, beside the orders of growth of the paper's Table "cmp"."""
     names = [
-        *("ε", "Peak memory (MiB)", "Memory ÷ Non-DP", "Memory, paper", "Training time"),
-        *("Time ÷ Non-DP", "Examples/s", "Speed ÷ Non-DP", "Compute, paper", "B", "E", "Device"),
+        *("ε", "Peak memory (MiB)", "Memory ÷ Non-DP", "Memory, paper"),
+        *("Before training", "Training time", "Time ÷ Non-DP", "Examples/s", "Speed ÷ Non-DP"),
+        *("Compute, paper", "B", "E", "Device"),
     ]
     columns = columns_of(names, {"Memory, paper", "Compute, paper", "Device"})
     rows = []
@@ -30,25 +39,29 @@ def cost_table(cells: Sequence[Cell]) -> Table:
         memory = cell.average("peak_memory_bytes")
         claims = _claims(cell)
         entries = [
-            *_who(cell),
+            *who(cell),
             number(cell.key.epsilon, "g", cell.mark),
             number(None if memory is None else memory / 2**20, ",.0f"),
             _relative(cell, base, "peak_memory_bytes"),
             text(claims.get("memory")),
+            duration(cell.average("prepare_seconds")),
             duration(cell.average("train_seconds")),
             _relative(cell, base, "train_seconds"),
-            number(cell.average("examples_per_second"), ",.0f"),
-            _relative(cell, base, "examples_per_second"),
+            _rate(cell),
+            _relative_rate(cell, base),
             text(claims.get("compute")),
             number(cell.average("batch_size"), ",.0f"),
             number(cell.average("epochs"), "g"),
             text(_device(cell.first)),
         ]
-        rows.append(Row(entries, _tone(cell)))
+        rows.append(Row(entries, tone(cell)))
     notes = [
         "Measured, mean over seeds. ÷ Non-DP: against training without privacy of the same model "
         "and task. Peak memory is that of the whole process. Times are measured on private "
         "records: no ε covers them.",
+        "Before training: reading, tokenising, encoding, calibration and building the model, as "
+        "far as no cache had it. ±: standard deviation over seeds. Less than a second of training "
+        "tells no rate, and is not compared.",
         "Paper: the orders of growth of its Table cmp (m batch, d model size, w width, r rank, "
         "K power iterations).",
         *marks_legend(cells),
@@ -72,7 +85,7 @@ def noise_table(cells: Sequence[Cell]) -> Table:
         count = cell.average("micro_batches") if uses(cell.base_method, "micro_batches") else None
         plain = cell.key.method == cell.base_method and count is not None
         entries = [
-            *_who(cell),
+            *who(cell),
             number(cell.key.epsilon, "g", cell.mark),
             text(ACCOUNTANT_NAMES.get(cell.key.accountant or "", cell.key.accountant)),
             number(width, ",.0f"),
@@ -86,7 +99,7 @@ def noise_table(cells: Sequence[Cell]) -> Table:
             number(cell.average("batch_size"), ",.0f"),
             number(count, ",.0f"),
         ]
-        rows.append(Row(entries, _tone(cell)))
+        rows.append(Row(entries, tone(cell)))
     notes = [
         "(σ/C)² ÷ DP-SGD’s: at the same ε, accountant and B, where both were run; the paper claims "
         "1/M, which holds for C/σ ≪ 1 only. d model size, k representation, w width.",
@@ -110,7 +123,7 @@ def accounting_table(cells: Sequence[Cell]) -> Table:
         run, row, mark = cell.first, cell.first.row, cell.mark
         accountant = str(row["accountant"] or "")
         entries = [
-            *_who(cell),
+            *who(cell),
             number(cell.key.epsilon, "g", mark),
             text(ACCOUNTANT_NAMES.get(accountant, accountant)),
             number(row["delta"], ".3g"),
@@ -123,7 +136,7 @@ def accounting_table(cells: Sequence[Cell]) -> Table:
             number(row["steps"], ",d"),
             text(guarantee_text(cell)),
         ]
-        rows.append(Row(entries, _tone(cell)))
+        rows.append(Row(entries, tone(cell)))
     notes = [
         "GDP + CLT is asymptotic and no upper bound; RDP and PLD are upper bounds, PLD is tight. "
         "All three count on amplification by sampling.",
@@ -149,11 +162,11 @@ def columns_of(names: Sequence[str], words: set[str]) -> list[Column]:
     return [Column(name, numeric=name not in words) for name in (*_WHO, *names)]
 
 
-def _who(cell: Cell) -> list[Entry]:
+def who(cell: Cell) -> list[Entry]:
     return [text(cell.key.model), text(cell.key.task), text(cell_label(cell))]
 
 
-def _tone(cell: Cell) -> str:
+def tone(cell: Cell) -> str:
     return "refuted" if cell.guarantee == "refuted" else ""
 
 
@@ -186,7 +199,25 @@ def _noise_ratio(cells: Sequence[Cell], cell: Cell) -> float | None:
     return None
 
 
+def _rate(cell: Cell) -> Entry:
+    """Examples a second with their spread over seeds."""
+    if not cell.rates:
+        return Entry(MISSING)
+    shown = number(mean(cell.rates), ",.0f")
+    spread = f" ± {stdev(cell.rates):,.0f}" if len(cell.rates) > 1 else ""
+    return Entry(shown.text + spread, shown.value)
+
+
+def _relative_rate(cell: Cell, base: Cell | None) -> Entry:
+    if base is None or not cell.rates or not base.rates:
+        return Entry(MISSING)
+    return number(mean(cell.rates) / mean(base.rates), ".2f")
+
+
 def _relative(cell: Cell, base: Cell | None, column: str) -> Entry:
+    times = [c.average(column) or 0.0 for c in (cell, base) if c is not None]
+    if column == "train_seconds" and min(times) < LEAST_SECONDS:
+        return Entry(MISSING)
     return number(_ratio(cell.average(column), base.average(column) if base else None), ".2f")
 
 

@@ -1,94 +1,112 @@
-"""The first screen: who wins at which ε, by how much, at what cost, and what the ε is worth."""
+"""The first screen: who wins at which ε, by how much, at what cost, and what the ε is worth.
 
-import math
+A winner is named only where a paired test says so (`results.contests`); all else is a tie, or says
+why nothing can be said.
+"""
+
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dpfp_ray.report.plots import cell_label
 from dpfp_ray.report.table import Column, Entry, Row, Table, duration, number, percent, text
 from dpfp_ray.report.tables import MARKS, guarantee_text
-from dpfp_ray.results.summary import ACCOUNTANT_NAMES, Budget, Cell, Run, budgets_of
+from dpfp_ray.results.contests import Contest, Outcome
+from dpfp_ray.results.statistics import Pair
+from dpfp_ray.results.summary import ACCOUNTANT_NAMES, LEAST_SECONDS, Cell, Run
 
-# A lead of fewer standard errors than this is called a tie.
-_CLEAR = 2.0
+MORE_SEEDS = "run with --seeds 5"
+_WORDS: dict[Outcome, str] = {
+    "tie": "a tie",
+    "one seed": "one seed only",
+    "one class": "one class only",
+    "tuned": "tuned, not compared",
+    "untested": "not tested",
+}
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The private methods at one ε on one task and model."""
+class Card:
+    """A contest in words; the templates of the report and of the service show it."""
 
-    task: str
-    model: str
-    budget: Budget
-    ranked: Sequence[Cell]  # best accuracy first
-    plain: Cell | None  # training without privacy
+    def __init__(self, contest: Contest) -> None:
+        self.contest = contest
+        self.budget = contest.budget or "without privacy"
+        self.task, self.model = contest.task, contest.model
+        self.first = contest.ranked[0]
+        self.guarantee = self._guarantee()
 
-    @property
-    def winner(self) -> Cell:
-        return self.ranked[0]
-
-    @property
-    def runner_up(self) -> Cell | None:
-        return self.ranked[1] if len(self.ranked) > 1 else None
-
-    @property
-    def proved(self) -> Cell | None:
-        """The best method whose guarantee is a theorem and that no audit refuted."""
-        return next((cell for cell in self.ranked if cell.guarantee == "proved"), None)
-
-    @property
-    def lead(self) -> float | None:
-        rival = self.runner_up
-        return None if rival is None else self.winner.accuracy - rival.accuracy
+    def _guarantee(self) -> str:
+        shown = [self.contest.winner] if self.contest.winner else self.contest.leaders
+        found = {cell.guarantee for cell in shown if cell is not None}
+        return found.pop() if len(found) == 1 else ""
 
     @property
-    def tie(self) -> bool:
-        """Is the lead within the noise of seeds, or of so many dev records?"""
-        rival = self.runner_up
-        if rival is None or self.lead is None:
-            return False
-        noise = math.hypot(self.winner.standard_error, rival.standard_error)
-        return self.lead < _CLEAR * noise
+    def title(self) -> str:
+        """The winner's name, or why there is none."""
+        names = joined([cell_label(cell) for cell in self.contest.leaders])
+        outcome = self.contest.outcome
+        if outcome == "won":
+            return cell_label(self.contest.winner or self.first)
+        if outcome == "alone":
+            return cell_label(self.first)
+        if outcome == "tie":
+            return f"Tie: {names}"
+        return {
+            "one seed": "No winner: one seed",
+            "one class": "No winner: one class",
+            "tuned": "No winner: tuned settings",
+        }.get(outcome, "No winner: not tested")
 
     @property
-    def price(self) -> float | None:
-        """Accuracy against training without privacy."""
-        return None if self.plain is None else self.winner.accuracy - self.plain.accuracy
-
-    def relative(self, column: str) -> float | None:
-        """The winner's measured `column` over that of training without privacy."""
-        mine = self.winner.average(column)
-        base = None if self.plain is None else self.plain.average(column)
-        return mine / base if mine is not None and base else None
+    def scores(self) -> list[tuple[str, str]]:
+        """Every method's accuracy with its interval, best mean first."""
+        return [
+            (cell_label(cell) + (" (one class)" if cell.one_class else ""), accuracy_text(cell))
+            for cell in self.contest.ranked
+        ]
 
     @property
     def lead_text(self) -> str:
-        if self.runner_up is None or self.lead is None:
+        contest = self.contest
+        if contest.outcome == "alone":
             return "no other private method was run"
-        points = _points(self.lead)
-        if self.tie:
-            return f"{points} ahead of {cell_label(self.runner_up)}: a tie within the noise"
-        return f"{points} ahead of {cell_label(self.runner_up)}"
+        if contest.outcome == "tuned":
+            return f"each is the best of several settings; {MORE_SEEDS} of one setting to compare"
+        if contest.outcome == "untested":
+            return contest.why_not or "nothing was tested"
+        if contest.outcome == "one seed":
+            return f"the spread over seeds is unknown; {MORE_SEEDS} to compare methods"
+        if contest.outcome == "one class":
+            return "every model answers one class, whatever the row"
+        rival = next(cell for cell in contest.ranked if cell is not self.first)
+        return f"{difference_text(contest.pair(self.first, rival))} against {cell_label(rival)}"
 
     @property
     def price_text(self) -> str:
-        if self.price is None:
+        plain = self.contest.plain
+        if plain is None:
             return "no run without privacy to compare with"
-        side = "below" if self.price < 0 else "above"
-        return f"{_points(abs(self.price))} {side} Non-DP"
+        pair = self.contest.pair(self.first, plain)
+        if pair is None:
+            return f"Non-DP has {accuracy_text(plain)}"
+        return f"{difference_text(pair)} against Non-DP"
+
+    @property
+    def majority_text(self) -> str:
+        share = self.first.majority
+        return "" if share is None else f"{100 * share:.2f}% by always answering the largest class"
 
     @property
     def cost_text(self) -> str:
-        seconds, memory = (
-            self.winner.average("train_seconds"),
-            self.winner.average("peak_memory_bytes"),
-        )
-        parts = [duration(seconds).text] if seconds is not None else []
+        seconds, before = self.first.average("train_seconds"), self.first.average("prepare_seconds")
+        memory = self.first.average("peak_memory_bytes")
+        parts = [f"{duration(seconds).text} of training"] if seconds is not None else []
+        parts += [f"{duration(before).text} before it"] if before is not None else []
         parts += [f"{memory / 2**20:,.0f} MiB"] if memory is not None else []
-        times = self.relative("train_seconds"), self.relative("peak_memory_bytes")
+        times = relative(self.first, self.contest.plain, "train_seconds")
+        share = relative(self.first, self.contest.plain, "peak_memory_bytes")
         shown = [
             f"{ratio:.2f}× {what}"
-            for ratio, what in zip(times, ("the time", "the memory"), strict=True)
+            for ratio, what in ((times, "the training time"), (share, "the memory"))
             if ratio is not None
         ]
         tail = f" ({', '.join(shown)} of Non-DP)" if shown else ""
@@ -101,98 +119,193 @@ class Comparison:
             "nominal": "what the accounting says; no guarantee",
             "unknown": "the record does not say",
         }
-        return words.get(self.winner.guarantee, guarantee_text(self.winner))
+        said = [
+            f"{cell_label(cell)}: {words.get(cell.guarantee, guarantee_text(cell))}"
+            for cell in ([self.first] if self.contest.outcome == "won" else self.contest.leaders)
+        ]
+        return "; ".join(said)
+
+    @property
+    def proved(self) -> Cell | None:
+        """The method with the best mean whose guarantee is a theorem that no audit refuted."""
+        return next((cell for cell in self.contest.ranked if cell.guarantee == "proved"), None)
 
 
-def comparisons(cells: Sequence[Cell]) -> list[Comparison]:
-    groups: dict[tuple[str, str, Budget], list[Cell]] = {}
-    for cell in cells:
-        if cell.private and cell.budget is not None:
-            groups.setdefault((cell.key.task, cell.key.model, cell.budget), []).append(cell)
-    found = []
-    for (task, model, budget), members in groups.items():
-        plain = [c for c in cells if not c.private and c.key[:2] == (model, task)]
-        ranked = sorted(members, key=lambda cell: (-cell.accuracy, cell.key.method))
-        best = max(plain, key=lambda cell: cell.accuracy, default=None)
-        found.append(Comparison(task, model, budget, ranked, best))
-    rank = {budget: at for at, budget in enumerate(budgets_of(cells))}
-    # Real contests first: where only one private method was run, nobody was beaten.
-    return sorted(found, key=lambda c: (len(c.ranked) < 2, c.model, c.task, rank[c.budget]))
+def accuracy_text(cell: Cell) -> str:
+    shown = f"{100 * cell.accuracy:.2f}%"
+    if cell.interval is None:
+        return shown
+    return f"{shown} [{100 * cell.interval[0]:.1f}, {100 * cell.interval[1]:.1f}]"
 
 
-def headline(found: Sequence[Comparison], refuted: Sequence[Run]) -> str:
+def difference_text(pair: Pair | None) -> str:
+    if pair is None:
+        return "not tested"
+    low, high = pair.simultaneous
+    shown = f"{_points(pair.difference)} [{_signed(low)}, {_signed(high)}]"
+    return f"{shown}, a tie" if pair.call == "tie" else shown
+
+
+def relative(cell: Cell, plain: Cell | None, column: str) -> float | None:
+    """A cell's measured `column` over that of training without privacy.
+
+    Times of a fraction of a second are not compared: they are mostly the first step's start-up.
+    """
+    if plain is None or cell is plain:
+        return None
+    mine, base = cell.average(column), plain.average(column)
+    if mine is None or not base:
+        return None
+    if column == "train_seconds" and min(mine, base) < LEAST_SECONDS:
+        return None
+    return mine / base
+
+
+def headline(found: Sequence[Contest], refuted: Sequence[Run]) -> str:
     """One sentence or two; all else on the page is detail."""
-    if not found:
+    contests = [contest for contest in found if len(contest.ranked) > 1]
+    if not any(contest.budget for contest in found):
         return "No private run has finished yet."
-    found = [comparison for comparison in found if comparison.runner_up] or found
-    wins: dict[str, list[Comparison]] = {}
-    for comparison in found:
-        wins.setdefault(comparison.winner.key.method, []).append(comparison)
-    won = max(wins.values(), key=len)
-    name = max((cell_label(comparison.winner) for comparison in won), key=len)
-    ties = sum(comparison.tie for comparison in won)
-    if len(found) == 1:
-        rival = won[0].runner_up
-        said = f"{name} is best at {won[0].budget} on {won[0].task}"
-        if rival is not None and ties:
-            points = _points(won[0].lead or 0.0)
-            said = f"{name} and {cell_label(rival)} tie at {won[0].budget} on {won[0].task}"
-            return f"{said}: {points} apart, within the noise."
-    elif len(wins) == 1:
-        said = f"{name} is best in all {len(found)} comparisons"
-    else:
-        said = f"{name} is best in {len(won)} of {len(found)} comparisons"
-    said += f" ({ties} within the noise)" if ties else ""
-    guarantees = {comparison.winner.guarantee for comparison in won}
-    if "refuted" in guarantees or any(run.method == won[0].winner.key.method for run in refuted):
-        worth = "but an audit refuted its ε"
-    elif guarantees == {"nominal"}:
-        worth = "but its ε is only nominal"
-    elif guarantees == {"proved"}:
-        worth = "and its guarantee is proved"
-    else:
-        return said + "."
-    return f"{said}, {worth}."
+    if not contests:
+        names = joined(list(dict.fromkeys(cell_label(one.ranked[0]) for one in found)))
+        return f"Nothing to compare: {names} ran without another private method beside it."
+    if len(contests) == 1:
+        return _one(contests[0], refuted)
+    outcomes = Counter(contest.outcome for contest in contests)
+    rest = ", ".join(
+        f"{outcomes[outcome]} {words.removeprefix('a ') + ('s' if outcomes[outcome] > 1 else '')}"
+        if outcome == "tie"
+        else f"{outcomes[outcome]} {words}"
+        for outcome, words in _WORDS.items()
+        if outcomes[outcome]
+    )
+    if not outcomes["won"]:
+        advice = f"; {MORE_SEEDS}" if outcomes["one seed"] == len(contests) else ""
+        return f"No winner in {len(contests)} comparisons: {rest}{advice}."
+    wins: dict[str, list[Contest]] = {}
+    for contest in contests:
+        if contest.winner is not None:
+            wins.setdefault(contest.winner.key.method, []).append(contest)
+    said = []
+    for won in sorted(wins.values(), key=len, reverse=True):
+        winners = [contest.winner for contest in won if contest.winner is not None]
+        name = max((cell_label(cell) for cell in winners), key=len)
+        count = f"all {len(won)}" if len(won) == len(contests) else f"{len(won)}"
+        said.append(f"{name} is best in {count}{worth(winners, refuted)}")
+    tail = f" ({rest})" if rest else ""
+    return f"Of {len(contests)} comparisons, {'; '.join(said)}{tail}."
 
 
-def summary_table(found: Sequence[Comparison]) -> Table:
+def _one(contest: Contest, refuted: Sequence[Run]) -> str:
+    card = Card(contest)
+    at = f"at {contest.budget} on {contest.task}" if contest.budget else f"on {contest.task}"
+    names = joined([cell_label(cell) for cell in contest.leaders])
+    if contest.winner is not None:
+        lead = f"{cell_label(contest.winner)} is best {at}"
+        return f"{lead}{worth([contest.winner], refuted)}."
+    if contest.outcome == "tie":
+        return f"{names} tie {at}: these seeds and dev rows do not tell them apart."
+    return f"No winner {at}: {card.lead_text}."
+
+
+def worth(winners: Sequence[Cell], refuted: Sequence[Run]) -> str:
+    guarantees = {cell.guarantee for cell in winners}
+    if "refuted" in guarantees or any(
+        run.method == cell.key.method for run in refuted for cell in winners
+    ):
+        return ", but an audit refuted its ε"
+    if guarantees == {"nominal"}:
+        return ", but its ε is only nominal"
+    return ", and its guarantee is proved" if guarantees == {"proved"} else ""
+
+
+def summary_table(found: Sequence[Contest]) -> Table:
     names = [
-        *("Task", "Model", "ε", "Accountant", "Best method", "Accuracy (%)", "Lead (points)"),
-        "Next best",
-        *("Against Non-DP", "Training time", "Time ÷ Non-DP", "Peak memory (MiB)", "Guarantee"),
+        *("Task", "Model", "ε", "Accountant", "Outcome", "Highest mean", "Accuracy (%)"),
+        *("95% interval", "Difference to next (points)", "Its interval", "Next", "Against Non-DP"),
+        *("Majority class (%)", "Runs each", "Training time", "Time ÷ Non-DP", "Guarantee"),
         *("Best proved method", "Its accuracy (%)"),
     ]
-    words = {"Task", "Model", "Accountant", "Best method", "Next best", "Guarantee"}
-    words |= {"Best proved method"}
+    words = {"Task", "Model", "Accountant", "Outcome", "Highest mean", "Next", "Guarantee"}
+    words |= {"Best proved method", "95% interval", "Its interval", "Runs each"}
     columns = [Column(name, numeric=name not in words) for name in names]
     rows = []
-    for one in found:
-        memory = one.winner.average("peak_memory_bytes")
-        proved, rival = one.proved, one.runner_up
-        lead = percent(one.lead, signed=True)
+    for contest in found:
+        card, first = Card(contest), contest.ranked[0]
+        rival = contest.ranked[1] if len(contest.ranked) > 1 else None
+        pair, price = contest.pair(first, rival), contest.pair(first, contest.plain)
+        proved = card.proved
         entries = [
-            text(one.task),
-            text(one.model),
-            number(one.budget.epsilon, "g", one.winner.mark),
-            text(ACCOUNTANT_NAMES.get(one.budget.accountant, one.budget.accountant)),
-            text(cell_label(one.winner)),
-            percent(one.winner.accuracy, one.winner.spread),
-            Entry(f"{lead.text} (tie)", lead.value) if one.tie else lead,
+            text(contest.task),
+            text(contest.model),
+            number(contest.budget.epsilon if contest.budget else None, "g", first.mark),
+            text(
+                ACCOUNTANT_NAMES.get(contest.budget.accountant, contest.budget.accountant)
+                if contest.budget
+                else None
+            ),
+            text(outcome_text(contest)),
+            text(cell_label(first)),
+            percent(first.accuracy, first.spread),
+            text(interval_text(first.interval)),
+            called(pair),
+            text(interval_text(pair.simultaneous, signed=True) if pair else None),
             text(cell_label(rival) if rival else None),
-            percent(one.price, signed=True),
-            duration(one.winner.average("train_seconds")),
-            number(one.relative("train_seconds"), ".2f"),
-            number(None if memory is None else memory / 2**20, ",.0f"),
-            text(guarantee_text(one.winner)),
+            called(price),
+            percent(first.majority),
+            text(", ".join(str(len(cell.runs)) for cell in contest.ranked)),
+            duration(first.average("train_seconds")),
+            number(relative(first, contest.plain, "train_seconds"), ".2f"),
+            text(guarantee_text(first)),
             text(cell_label(proved) if proved else None),
             percent(proved.accuracy if proved else None, proved.spread if proved else None),
         ]
-        rows.append(Row(entries, "refuted" if one.winner.guarantee == "refuted" else ""))
+        rows.append(Row(entries, "refuted" if first.guarantee == "refuted" else ""))
     marks = "".join(cell.mark for one in found for cell in one.ranked)
-    notes = ["Tie: the lead is within two standard errors (over seeds, or of the dev set’s size)."]
+    notes = [
+        "Won: better than every other private method of the row, by a paired test over dev rows "
+        "and seeds, Holm over all pairs of a model and task (5%). Tie: not told apart. One seed: "
+        "the spread over seeds is unknown, so no winner. Intervals of differences hold for all "
+        "pairs together. ±: standard deviation over seeds.",
+    ]
     notes += [legend for legend in MARKS if legend[0] in marks]
     return Table("summary", "Which method wins, at what price", columns, rows, notes=notes)
 
 
+def outcome_text(contest: Contest) -> str:
+    if contest.outcome == "won":
+        return f"{cell_label(contest.ranked[0])} is best"
+    if contest.outcome == "alone":
+        return "nothing to compare"
+    return _WORDS[contest.outcome]
+
+
+def interval_text(interval: tuple[float, float] | None, signed: bool = False) -> str | None:
+    if interval is None:
+        return None
+    form = _signed if signed else (lambda share: f"{100 * share:.2f}")
+    return f"{form(interval[0])} to {form(interval[1])}"
+
+
+def called(pair: Pair | None) -> Entry:
+    """A difference in points, with what the test calls it where that is no clear answer."""
+    if pair is None:
+        return percent(None)
+    shown = percent(pair.difference, signed=True)
+    mark = {"tie": " (tie)", "these models only": " (one seed)"}.get(pair.call, "")
+    return Entry(shown.text + mark, shown.value)
+
+
+def joined(names: Sequence[str]) -> str:
+    """A, B and C."""
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.2f}".replace("-", "−")
+
+
 def _points(share: float) -> str:
-    return f"{100 * share:.2f} points"
+    return f"{_signed(share)} points"

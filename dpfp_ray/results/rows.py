@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpfp_ray.plan.method_spec import is_private, modes_of
+from dpfp_ray.training.dev_scores import RULES, Select, quote
 
 Row = dict[str, Any]
 
@@ -24,6 +25,10 @@ COLUMNS: dict[str, type] = {
     "accountant": str,
     "guarantee": str,
     "accuracy": float,
+    "f1": float,
+    "matthews": float,
+    "calibration_error": float,
+    "majority_accuracy": float,
     "batch_size": int,
     "micro_batches": int,
     "clip": float,
@@ -39,6 +44,7 @@ COLUMNS: dict[str, type] = {
     "noise_coordinates": int,
     "examples_per_second": float,
     "peak_memory_bytes": int,
+    "prepare_seconds": float,
     "train_seconds": float,
     "steps": int,
     "records": int,
@@ -52,16 +58,18 @@ COLUMNS: dict[str, type] = {
 SPLIT = "accuracy_"
 
 
-def flatten(record: Mapping[str, Any]) -> Row:
+def flatten(record: Mapping[str, Any], select: Select = "last") -> Row:
     """One flat row for people: every column is there, what is not known is None."""
     plan, privacy, cost = (section(record, name) for name in ("plan", "privacy", "cost"))
-    trial, metrics, audit = (section(record, name) for name in ("trial", "metrics", "audit"))
+    trial, audit = section(record, "trial"), section(record, "audit")
+    metrics = quoted_metrics(record, select)
     spent = section(privacy, "epsilon")
     ended = "finished" if record.get("finished") else "stopped" if "finished" in record else None
     facts = {
         **{name: plan.get(name) for name in _FROM_PLAN},
         **{name: privacy.get(name) for name in _FROM_PRIVACY},
         **{name: cost.get(name) for name in _FROM_COST},
+        **{name: metrics.get(name) for name in _FROM_METRICS},
         **{name: trial.get(name) for name in _FROM_TRIAL},
         **{f"epsilon_{name}": spent.get(name) for name in ("gdp", "rdp", "pld")},
         "id": trial.get("id") or record.get("plan_hash"),
@@ -91,8 +99,20 @@ _FROM_PLAN = (
     *("batch_size", "micro_batches", "clip", "learning_rate", "epochs"),
 )
 _FROM_PRIVACY = ("guarantee", "sigma", "noise_multiplier", "noise_coordinates", "steps")
-_FROM_COST = ("examples_per_second", "peak_memory_bytes", "train_seconds")
+_FROM_COST = ("examples_per_second", "peak_memory_bytes", "prepare_seconds", "train_seconds")
+_FROM_METRICS = ("f1", "matthews", "calibration_error", "majority_accuracy")
 _FROM_TRIAL = ("sweep", "node", "seed_index", "error")
+
+
+def quoted_metrics(record: Mapping[str, Any], select: Select = "last") -> Mapping[str, Any]:
+    """The scores by one rule, whatever rule the version that wrote the record had."""
+    metrics = section(record, "metrics")
+    if metrics.get("rule", RULES["last"]) == RULES[select]:
+        return metrics
+    try:
+        return quote(record["history"], select)
+    except (KeyError, TypeError, ValueError, AttributeError, StopIteration):
+        return metrics  # a history that cannot be read: the record's own choice
 
 
 def columns(rows: Sequence[Row]) -> list[str]:

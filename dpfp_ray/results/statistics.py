@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results import paired
 from dpfp_ray.results.paired import Correct
-from dpfp_ray.results.predictions import DevPredictions, majority_class, one_class_runs, stack
+from dpfp_ray.training.predictions import DevPredictions, majority_class, one_class_runs, stack
 
 LEVEL = 0.05
 
@@ -91,7 +91,9 @@ class Comparison:
 
 
 def compare_predictions(
-    runs: Mapping[str, Sequence[DevPredictions]], level: float = LEVEL
+    runs: Mapping[str, Sequence[DevPredictions]],
+    level: float = LEVEL,
+    others: Sequence[float] = (),
 ) -> Comparison:
     """Every pair of methods, from what their records keep; refuses runs on different dev rows."""
     every = [run for method in runs.values() for run in method]
@@ -101,15 +103,22 @@ def compare_predictions(
         every[0].truth(),
         classes=every[0].classes,
         level=level,
+        others=others,
     )
 
 
 def compare_methods(
-    answers: Mapping[str, ArrayLike], labels: ArrayLike, *, classes: int, level: float = LEVEL
+    answers: Mapping[str, ArrayLike],
+    labels: ArrayLike,
+    *,
+    classes: int,
+    level: float = LEVEL,
+    others: Sequence[float] = (),
 ) -> Comparison:
     """Every pair of methods on the same dev rows.
 
-    `answers` has, for each method, the class indices of its runs, shape (runs, rows).
+    `answers` has, for each method, the class indices of its runs, shape (runs, rows). `others` are
+    the p-values of further pairs that stand in the same table (at other ε): Holm counts them too.
     """
     truth = np.asarray(labels)
     given = {name: np.atleast_2d(np.asarray(runs)) for name, runs in answers.items()}
@@ -125,7 +134,7 @@ def compare_methods(
     p_values = np.array(
         [_p_value(correct[first], correct[second]) for first, second in tests], dtype=float
     )
-    adjusted = paired.holm(p_values) if len(p_values) else p_values
+    adjusted = paired.holm(np.append(p_values, others))[: len(p_values)]
     pairs = []
     for (names, test), p, p_holm in zip(tests.items(), p_values, adjusted, strict=True):
         single = [name for name in names if len(given[name]) == 1]
@@ -135,7 +144,7 @@ def compare_methods(
                 *names,
                 difference=float(test.difference),
                 interval=_interval(test, level),
-                simultaneous=_interval(test, level / len(tests)),
+                simultaneous=_interval(test, level / (len(tests) + len(others))),
                 p=float(p),
                 p_holm=float(p_holm),
                 call=call,

@@ -1,26 +1,37 @@
-"""From records to what is compared: runs, and cells of runs that may be averaged.
+"""From records to what is shown: runs, and cells of runs that may be averaged.
 
-A cell is (model, task, method, ε, accountant). Its seeds of one setting are averaged; where several
-settings were tried (a sweep), the best one stands for the cell, and `settings` says of how many.
-The table of `dpfp compare`, the report and the service all show these cells.
+A cell is (model, task, method, ε, accountant). Its seeds of one setting are averaged. Where several
+settings were tried (a sweep), the best one stands for the cell, marked as tuned: `settings` says of
+how many, and `contests` compares it with nothing that was not chosen alike. The table of `dpfp
+compare`, the report and the service all show these cells.
 """
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import mean, stdev
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import FIRST_MODE, METHODS, is_private
-from dpfp_ray.results.rows import flatten, section
+from dpfp_ray.results.rows import flatten, quoted_metrics, section
+from dpfp_ray.training.dev_scores import Select
+from dpfp_ray.training.predictions import DevPredictions
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # The paper's tasks, in its order; others follow by name.
 TASK_NAMES = {"mnli": "MNLI", "qqp": "QQP", "qnli": "QNLI", "sst2": "SST-2"}
 SPLIT_NAMES = {("mnli", "matched"): "MNLI-m", ("mnli", "mismatched"): "MNLI-mm"}
 ACCOUNTANT_NAMES = {"gdp": "GDP + CLT", "rdp": "RDP", "pld": "PLD"}
 NOMINAL, REFUTED = "†", "‡"
+# Rates of less training than this are the timer's noise and the first step's start-up.
+LEAST_SECONDS = 1.0
+Tuning = Literal["", "retrained", "picked"]
 
 
 def label(plan: Mapping[str, Any]) -> str:
@@ -59,10 +70,16 @@ class Budget(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One record; `row` holds its flat facts, where what is missing or nonsense is None."""
+    """One record; `row` holds its flat facts, where what is missing or nonsense is None.
+
+    `select` is the rule by which its epoch was chosen. `apart` is what its task's name must say
+    beside what other runs of the same name were run on.
+    """
 
     record: Mapping[str, Any]
     row: Mapping[str, Any]
+    select: Select = "last"
+    apart: str = ""
 
     def part(self, name: str) -> Mapping[str, Any]:
         return section(self.record, name)
@@ -77,8 +94,13 @@ class Run:
     def method(self) -> str:
         return label(self.part("plan"))
 
-    @cached_property
+    @property
     def task(self) -> str:
+        """The task, with what tells it from others of its name among the runs at hand."""
+        return self.named_task + self.apart
+
+    @cached_property
+    def named_task(self) -> str:
         """The task; a subset or a file of one's own is another task than the whole."""
         plan, name = self.part("plan"), str(self.row["task"] or "unknown")
         shown = TASK_NAMES.get(name, name)
@@ -94,6 +116,15 @@ class Run:
         """A hub id as it is; of a folder only its own name, as paths say more than they should."""
         name = str(self.row["model"] or "unknown").replace("\\", "/").rstrip("/")
         return name.rsplit("/", 1)[-1] if name.startswith(("/", ".", "~")) else name
+
+    @property
+    def dev_rows(self) -> str | None:
+        """How many dev rows there are, and of which file: other rows are another comparison."""
+        counts = [n for n in self.part("dev_records").values() if isinstance(n, int)]
+        if not counts:
+            return None
+        file = str(self.part("plan").get("dev_file") or "").replace("\\", "/").rsplit("/", 1)[-1]
+        return f"{counts[0]:,} rows" + (f" of {file}" if file else "")
 
     @property
     def whole_task(self) -> bool:
@@ -141,6 +172,43 @@ class Run:
     def private(self) -> bool:
         return is_private(self.row["method"])
 
+    @cached_property
+    def metrics(self) -> Mapping[str, Any]:
+        return quoted_metrics(self.record, self.select)
+
+    @cached_property
+    def predictions(self) -> dict[str, DevPredictions]:
+        """Answers behind the quoted score, by dev set; empty for records that kept none."""
+        kept = self.record.get("predictions")
+        for entry in kept if isinstance(kept, list) else ():
+            if section({"entry": entry}, "entry").get("epoch") == self.metrics.get("epoch"):
+                try:
+                    found = {
+                        str(name): DevPredictions.from_json(facts)
+                        for name, facts in section(entry, "dev").items()
+                    }
+                    for one in found.values():
+                        one.answers(), one.truth()  # what cannot be unpacked is not kept either
+                    return found
+                except (UserError, TypeError):
+                    return {}
+        return {}
+
+    @property
+    def answers(self) -> DevPredictions | None:
+        """Those on the task's first dev set, which the accuracy is of."""
+        return next(iter(self.predictions.values()), None)
+
+    @property
+    def one_class(self) -> bool:
+        return self.metrics.get("one_class") is True
+
+    @property
+    def rate(self) -> float | None:
+        """Examples a second, if the training was long enough to tell."""
+        seconds, rate = self.row["train_seconds"], self.row["examples_per_second"]
+        return rate if _finite(rate) and (seconds or 0.0) >= LEAST_SECONDS else None
+
     @property
     def splits(self) -> dict[str, float]:
         """Accuracy for each dev set, in the task's own order."""
@@ -161,6 +229,9 @@ class Cell:
     runs: Sequence[Run]
     settings: int = 1
     others: Sequence[Run] = field(default=())  # other settings, failed, stopped, audited
+    # "picked": the best of several settings by these very scores. "retrained": the setting was
+    # chosen by other runs, these are new ones.
+    tuning: Tuning = ""
 
     @cached_property
     def first(self) -> Run:
@@ -182,6 +253,30 @@ class Cell:
     def spread(self) -> float | None:
         """Standard deviation over seeds."""
         return _deviation([run.row["accuracy"] for run in self.runs])
+
+    @property
+    def rates(self) -> list[float]:
+        """Examples a second of the runs that trained long enough."""
+        return [rate for run in self.runs if (rate := run.rate) is not None]
+
+    @property
+    def one_class(self) -> bool:
+        """Every run answers one class, whatever the row."""
+        return all(run.one_class for run in self.runs)
+
+    @cached_property
+    def interval(self) -> tuple[float, float] | None:
+        """95% interval of the accuracy over rows and seeds; None without kept answers."""
+        from dpfp_ray.results.paired import accuracy_interval
+        from dpfp_ray.results.statistics import LEVEL
+
+        correct = correct_answers(self.runs)
+        return None if correct is None else accuracy_interval(correct, LEVEL)
+
+    @property
+    def majority(self) -> float | None:
+        """Accuracy of always answering the most frequent class of the dev rows."""
+        return self.average("majority_accuracy")
 
     def split(self, name: str) -> tuple[float, float | None] | None:
         """Mean and deviation on one dev set."""
@@ -216,14 +311,20 @@ class Cell:
             return None
         return Budget(self.key.accountant or "unknown", self.key.epsilon)
 
-    @property
-    def standard_error(self) -> float:
-        """Of the accuracy: over seeds if there are some, else of a sample of dev records."""
-        if self.spread is not None:
-            return self.spread / math.sqrt(len(self.runs))
-        counts = [n for n in self.first.part("dev_records").values() if isinstance(n, int)]
-        score = self.accuracy
-        return math.sqrt(max(score * (1 - score), 0.0) / counts[0]) if counts and counts[0] else 0.0
+
+def correct_answers(runs: Sequence[Run]) -> "NDArray[np.bool_] | None":
+    """Which rows each run has right, (runs, rows); None if one kept no answers, or has others."""
+    from dpfp_ray.training.predictions import stack
+
+    kept = [run.answers for run in runs]
+    known = [one for one in kept if one is not None]
+    if not known or len(known) < len(kept) or known[0].rows < 2:
+        return None
+    try:
+        found: NDArray[np.bool_] = stack(known) == known[0].truth()
+        return found
+    except UserError:
+        return None
 
 
 def _deviation(scores: Sequence[float]) -> float | None:
@@ -234,9 +335,26 @@ def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def read_runs(records: Iterable[Mapping[str, Any]]) -> list[Run]:
-    """Runs in a fixed order, so that the same records always give the same report."""
-    runs = [Run(record, flatten(record)) for record in records]
+def read_runs(records: Iterable[Mapping[str, Any]], select: Select = "last") -> list[Run]:
+    """Runs in a fixed order, so that the same records always give the same report.
+
+    Runs of one task's name on different numbers of records, or of dev rows, are different tasks.
+    """
+    runs = [Run(record, flatten(record, select), select) for record in records]
+    sizes: dict[str, set[Any]] = {}
+    devs: dict[str, set[Any]] = {}
+    for run in runs:
+        if run.row["records"] is not None:
+            sizes.setdefault(run.named_task, set()).add(run.row["records"])
+        if run.dev_rows is not None:
+            devs.setdefault(run.named_task, set()).add(run.dev_rows)
+    for at, run in enumerate(runs):
+        said = ""
+        if len(sizes.get(run.named_task, ())) > 1 and run.row["records"] is not None:
+            said += f" (D = {run.row['records']:,})"
+        if len(devs.get(run.named_task, ())) > 1 and run.dev_rows is not None:
+            said += f" (dev: {run.dev_rows})"
+        runs[at] = replace(run, apart=said)
     return sorted(runs, key=lambda run: (order(run.key), str(run.row["id"])))
 
 
@@ -263,9 +381,23 @@ def cells_of(runs: Iterable[Run]) -> list[Cell]:
             continue
         best = max(settings.values(), key=lambda same: mean(run.row["accuracy"] for run in same))
         tried = len({run.setting for run in scored if run in best or not run.part("audit")})
+        picked = len(settings) > 1 or all(run.tuning for run in best)
+        tuning: Tuning = "" if tried == 1 else "picked" if picked else "retrained"
+        best = once_each(best)
         chosen = {id(run) for run in best}
-        cells.append(Cell(key, best, tried, [run for run in members if id(run) not in chosen]))
+        others = [run for run in members if id(run) not in chosen]
+        cells.append(Cell(key, best, tried, others, tuning))
     return sorted(cells, key=lambda cell: order(cell.key))
+
+
+def once_each(runs: Sequence[Run]) -> list[Run]:
+    """Without copies: a seed that was run again with the same outcome says nothing new."""
+    found: dict[Any, Run] = {}
+    for run in runs:
+        seed = run.row["seed_index"]
+        scores = repr([(epoch.get("train_loss"), epoch.get("dev")) for epoch in run.history])
+        found.setdefault((seed, scores) if seed is not None and run.history else id(run), run)
+    return list(found.values())
 
 
 def order(key: Key) -> tuple[Any, ...]:

@@ -152,7 +152,7 @@ def routes(records: LiveRecords, figures: Figures) -> APIRouter:
 
 
 def version_facts(now: Snapshot, figures: Figures) -> dict[str, Any]:
-    figures.now(now)
+    figures.now(now, everything=True)
     return {
         "version": f"{now.version}-{figures.version}",
         "trials": len(now.runs),

@@ -18,46 +18,69 @@ from dpfp_ray.serve.snapshot import Snapshot
 # Drawing takes at most one part in so many of the time, however fast trials end.
 SHARE = 10
 KEPT = 32  # curves of single trials
+FILTERS = 8  # sets of figures beside that of all runs
 
 _drawing = threading.Lock()
 
 
 class Figures:
-    """`now` never waits: it gives what is drawn, and draws anew if results came in since."""
+    """`now` never waits: it gives what is drawn, and draws anew if results came in since.
+
+    Figures are of the runs that a page shows: those of the last few filters are kept. While a
+    filter's figures are being drawn, nothing is shown; after new results, the old figures are.
+    """
 
     def __init__(self, command: str) -> None:
         self.command = command
         self.version = 0
-        self.drawings: list[Drawing] = []
         self.busy = False
-        self._key = ""
+        self._kept: OrderedDict[str, list[Drawing]] = OrderedDict()
+        self._latest = ""  # of all runs, as last drawn
         self._rest_until = 0.0
         self._lock = threading.Lock()
 
-    def now(self, snapshot: Snapshot) -> list[Drawing]:
+    @property
+    def drawings(self) -> list[Drawing]:
+        return self._kept.get(self._latest, [])
+
+    def key(self, snapshot: Snapshot) -> str:
+        """What the figures of these runs show, in short."""
         scored = [(run.row["id"], run.row["accuracy"]) for run in snapshot.runs if run.scored]
-        key = to_json(scored)
+        facts = to_json(scored).encode("utf-8", "replace")
+        return hashlib.blake2b(facts, digest_size=8).hexdigest()
+
+    def now(self, snapshot: Snapshot, everything: bool = False) -> list[Drawing]:
+        """`everything`: these are all runs, whose figures stay until new ones are drawn."""
+        key = self.key(snapshot)
         with self._lock:
-            due = not self.busy and key != self._key and time.monotonic() >= self._rest_until
-            if due and scored:
+            due = not self.busy and key not in self._kept and time.monotonic() >= self._rest_until
+            if due and any(run.scored for run in snapshot.runs):
                 self.busy = True
                 # No daemon: Python must not end in the middle of matplotlib.
-                threading.Thread(target=self._draw, args=(snapshot, key)).start()
-            return self.drawings
+                threading.Thread(target=self._draw, args=(snapshot, key, everything)).start()
+            return self._kept.get(key, self.drawings if everything else [])
 
-    def find(self, name: str) -> Drawing | None:
-        return next((drawing for drawing in self.drawings if drawing.name == name), None)
+    def find(self, name: str, key: str | None = None) -> Drawing | None:
+        drawings = self.drawings if key is None else self._kept.get(key, self.drawings)
+        return next((drawing for drawing in drawings if drawing.name == name), None)
 
-    def _draw(self, snapshot: Snapshot, key: str) -> None:
-        began, drawn = time.monotonic(), self.drawings
+    def _draw(self, snapshot: Snapshot, key: str, everything: bool) -> None:
+        began = time.monotonic()
+        drawn = self.drawings if everything else []
         try:
             with _drawing:
-                drawn = all_figures(snapshot.cells, snapshot.runs, self.command)
+                drawn = all_figures(snapshot.cells, snapshot.runs, self.command, snapshot.contests)
         finally:  # records that cannot be drawn must not be tried again and again
             with self._lock:
                 ended = time.monotonic()
                 self._rest_until = ended + SHARE * (ended - began)
-                self._key, self.drawings, self.busy = key, drawn, False
+                self._kept[key] = drawn
+                if everything:
+                    self._kept.pop(self._latest if self._latest != key else "", None)
+                    self._latest = key
+                for old in [k for k in self._kept if k not in (key, self._latest)][:-FILTERS]:
+                    del self._kept[old]
+                self.busy = False
                 self.version += 1
 
 

@@ -18,6 +18,7 @@ from dpfp_ray import __version__
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.report import winners
 from dpfp_ray.report.ledger import spent_of_total
+from dpfp_ray.report.page import shown_contests
 from dpfp_ray.report.plots import cell_label, method_label
 from dpfp_ray.report.tables import MARKS
 from dpfp_ray.serve.api import NotThere, find, version_facts
@@ -35,7 +36,6 @@ STATIC = {
     "live.css": (FOLDER / "live.css", "text/css"),
     "live.js": (FOLDER / "live.js", "text/javascript"),
 }
-CARDS = 3
 LONGEST_FORM = 8192  # bytes; a token is shorter
 
 
@@ -56,9 +56,10 @@ def page_routes(
             found = matching(now, asked, {name: request.query_params.get(name) for name in CHOICES})
         except UserError as error:
             complaint, asked, found = str(error), Selection(), None
-        cells = now.cells
-        comparisons = winners.comparisons(cells)
-        refuted = [run for run in now.runs if run.refuted]
+        # Whatever the page says is about the trials that it shows.
+        shown = now if found is None or len(found.all) == len(now.runs) else now.only(found.all)
+        contests = shown.contests
+        refuted = [run for run in shown.runs if run.refuted]
         return page(
             request,
             "index.html",
@@ -72,12 +73,16 @@ def page_routes(
             found=found,
             asked=asked,
             table=trials_table(found.runs) if found else None,
-            headline=winners.headline(comparisons, refuted) if cells else "No finished trial yet",
+            headline=(
+                winners.headline(contests, refuted) if shown.cells else "No finished trial yet"
+            ),
+            filtered=shown is not now,
             refuted=refuted,
-            cards=comparisons[:CARDS],
+            cards=[winners.Card(contest) for contest in shown_contests(contests)],
             paid=payments.now(now),
             counts=_counts(now),
-            figures=figures.now(now),
+            figures=figures.now(shown, everything=shown is now),
+            figures_of=figures.key(shown),
             drawing=figures.busy,
             sort_link=functools.partial(_sort_link, request),
             page_link=functools.partial(_page_link, request),
@@ -110,8 +115,8 @@ def page_routes(
 
     @pages.get("/figures/{name}.svg")
     def figure(request: Request, name: str) -> Response:
-        check_names(request, ("v",))
-        drawing = figures.find(name)
+        check_names(request, ("v", "of"))
+        drawing = figures.find(name, request.query_params.get("of"))
         if drawing is None:
             raise NotThere(f"there is no figure {name[:80]!r}")
         return _picture(drawing.svg)

@@ -24,8 +24,14 @@ class Selection:
 
 @dataclass(frozen=True)
 class Matches:
+    """`runs` are those of the page asked for, `all` those of every page."""
+
     runs: list[Run]
-    total: int
+    all: list[Run]
+
+    @property
+    def total(self) -> int:
+        return len(self.all)
 
 
 def check_names(request: Request, names: tuple[str, ...]) -> None:
@@ -69,5 +75,5 @@ def matching(
     for name, value in (chosen or {}).items():
         rows = [row for row in rows if not value or row[name] == value]
     rows = query.sort_rows(rows, asked.sort, snapshot.columns)
-    shown = rows[asked.offset : asked.offset + asked.limit]
-    return Matches([snapshot.by_id[str(row["id"])] for row in shown], len(rows))
+    found = [snapshot.by_id[str(row["id"])] for row in rows]
+    return Matches(found[asked.offset : asked.offset + asked.limit], found)

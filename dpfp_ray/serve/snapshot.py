@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from dpfp_ray.data.storage import Found
 from dpfp_ray.results import rows, store
+from dpfp_ray.results.contests import Contest, contests_of
 from dpfp_ray.results.summary import Cell, Run, cells_of, read_runs
 
 # Object stores tell times in seconds: a file that is as young as this may change and look the same.
@@ -41,6 +42,15 @@ class Snapshot:
     @cached_property
     def cells(self) -> list[Cell]:
         return cells_of(self.runs)
+
+    @cached_property
+    def contests(self) -> list[Contest]:
+        return contests_of(self.cells)
+
+    def only(self, runs: Sequence[Run]) -> "Snapshot":
+        """The same moment, of some of the runs, in the report's order."""
+        chosen = {id(run) for run in runs}
+        return Snapshot(self.version, [run for run in self.runs if id(run) in chosen], self.broken)
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,26 @@
-"""Methods side by side: runs the cells of a comparison and shows them in one table."""
+"""Methods side by side: the cells of a comparison, how they are tuned, and their rows."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
+from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import spec_file
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import keyed_generator
-from dpfp_ray.privacy.wording import one_line
+from dpfp_ray.results.contests import Contest, contests_of
 from dpfp_ray.results.rows import scalar
 from dpfp_ray.results.store import Store
 from dpfp_ray.results.summary import Cell, Key, by_key, cells_of, read_runs
+from dpfp_ray.sweeps.foresight import sensitivity_line
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.search_space import DERIVED
 from dpfp_ray.sweeps.spaces import has_space, read_search_space, space_path
 from dpfp_ray.sweeps.sweep import PUBLIC_SEED, bind_trial
 from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.training.dev_scores import Select
 from dpfp_ray.training.run import Inputs
 
 Row = dict[str, Any]
@@ -29,7 +31,8 @@ MEANS = {DERIVED: "micro_batches"}
 SPENT = ("epsilon_gdp", "epsilon_rdp", "epsilon_pld")
 MEASURED = (
     *("sigma", "noise_coordinates", "batch_size", "epochs", "learning_rate"),
-    *("examples_per_second", "peak_memory_bytes"),
+    *("f1", "matthews", "calibration_error", "peak_memory_bytes", "prepare_seconds"),
+    "train_seconds",
 )
 
 
@@ -97,20 +100,43 @@ def space_name(cell: Values) -> str:
     return own if has_space(own) else name
 
 
-def summarise(records: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """One row for each (method, ε): mean ± sd over seeds, everything relative to non-private."""
-    runs = read_runs(records)
+def announce(trials: list[Trial], seeds: int, inputs_of: Callable[[Plan], Inputs]) -> None:
+    """Before anything runs: what the planned seeds and dev rows can show."""
+    plans = list({trial.plan.hash: trial.plan for trial in trials}.values())
+    table = next(iter(inputs_of(plans[0]).data.dev.values()))
+    stderr.print(sensitivity_line(plans, seeds, len(table)), markup=False)
+
+
+def with_candidates(
+    shown: list[dict[str, Any]], records: Iterable[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The records of a comparison and those that its settings were chosen by."""
+    chosen = {id(record) for record in shown}
+    tried = [r for r in records if r["trial"].get("group") == "tune" and id(r) not in chosen]
+    return [*shown, *tried]
+
+
+def summarise(records: Iterable[Mapping[str, Any]], select: Select = "last") -> list[Row]:
+    """One row for each (method, ε): mean ± sd over seeds, everything relative to non-private.
+
+    `pairs` are the row's paired tests against the others at its ε, `standing` is what follows.
+    """
+    runs = read_runs(records, select)
     cells = {cell.key: cell for cell in cells_of(runs)}
+    contests = contests_of(list(cells.values()))
     rows: list[Row] = []
-    for key, members in sorted(by_key(runs).items(), key=lambda item: _place(item[0])):
+    for key, members in sorted(by_key(runs).items(), key=lambda item: place(item[0])):
         cell = cells.get(key)
+        compared = [run for run in members if not run.tuning]
         rows.append(
             {
+                "task": members[0].row["task"],
                 "method": key.method,
                 "epsilon": key.epsilon,
                 "runs": len(cell.runs) if cell else 0,
-                "failed": sum(not run.scored for run in members),
+                "failed": sum(not run.scored for run in compared),
                 **(_averages(cell) if cell else {}),
+                **(_called(cell, contests) if cell else {}),
             }
         )
     reference = next((row for row in rows if row["epsilon"] is None and row["runs"]), None)
@@ -122,7 +148,38 @@ def summarise(records: Iterable[Mapping[str, Any]]) -> list[Row]:
     return rows
 
 
-def _place(key: Key) -> tuple[bool, float, str]:
+def _called(cell: Cell, contests: list[Contest]) -> Row:
+    """What the tests say of a row, and against whom."""
+    mine = [contest for contest in contests if cell in contest.ranked]
+    pairs = [pair for contest in mine for pair in contest.pairs_of(cell)]
+    standing = next((found for one in mine if (found := one.standing(cell))), "")
+    return {
+        "accuracy_interval": list(cell.interval) if cell.interval else None,
+        "standing": standing or ("one class" if cell.one_class else None),
+        "one_class": cell.one_class,
+        "majority_accuracy": cell.majority,
+        "settings_tried": cell.settings,
+        "tuned": cell.tuning or None,
+        "epoch": cell.first.metrics.get("rule"),
+        "recall": cell.first.metrics.get("recall"),
+        "dev_rows": cell.first.answers.rows if cell.first.answers else None,
+        "not_tested": next((one.why_not for one in mine if one.why_not), None),
+        "pairs": [
+            {
+                "against": pair.second,
+                "difference": pair.difference,
+                "interval": list(pair.simultaneous),
+                "p": pair.p,
+                "p_holm": pair.p_holm,
+                "call": pair.call,
+                "reason": pair.reason,
+            }
+            for pair in pairs
+        ],
+    }
+
+
+def place(key: Key) -> tuple[bool, float, str]:
     """Where a row stands: what has no ε first, then by budget, then by name."""
     return (key.epsilon is not None, key.epsilon or 0.0, key.method)
 
@@ -131,12 +188,16 @@ def _averages(cell: Cell) -> Row:
     seconds = [scalar(run.part("trial").get("seconds"), float) for run in cell.runs]
     known = [value for value in seconds if value is not None]
     spent = {name: cell.first.row[name] for name in SPENT}
+    rates = cell.rates
     return {
         "accuracy": cell.accuracy,
         "accuracy_sd": cell.spread,
         "guarantee": cell.first.row["guarantee"],
         **{name: value for name, value in spent.items() if value is not None},
         **{name: cell.average(name) for name in MEASURED},
+        # Of less than a second of training there is no rate.
+        "examples_per_second": mean(rates) if rates else None,
+        "examples_per_second_sd": stdev(rates) if len(rates) > 1 else None,
         "seconds": mean(known) if known else None,
     }
 
@@ -144,114 +205,3 @@ def _averages(cell: Cell) -> Row:
 def _ratio(row: Row, reference: Row, name: str) -> float | None:
     value, base = row[name], reference[name]
     return value / base if value is not None and base else None
-
-
-HEADINGS = (
-    "method", "ε", "accuracy", "gap", "ε gdp", "ε rdp", "ε pld", "σ", "noise coords", "B", "E",
-    "speed", "memory", "time",
-)  # fmt: skip
-AUDIT_HEADING = "audit ε ≥"
-LEGEND = (
-    "speed, memory: relative to non_private. ε: the budget; gdp, rdp, pld: what each accountant "
-    "says was spent."
-)
-NOMINAL = (
-    "† nominal ε: the method's guarantee rests on assumptions that do not hold for it "
-    "(docs/privacy.md)."
-)
-REFUTED = "✗ refuted: an audit of this method proved more than the stated ε."
-POWERLESS = "○ this audit could not have refuted the ε: more canaries, or a smaller δ, would help."
-
-
-def audit_mark(row: Row) -> str:
-    if row.get("verdict") == "refuted":
-        return " ✗"
-    powerless = row["epsilon"] is not None and row.get("audit_ceiling", math.inf) <= row["epsilon"]
-    return " ○" if powerless else ""
-
-
-def headings_of(rows: list[Row]) -> list[str]:
-    return [*HEADINGS, *([AUDIT_HEADING] if any("verdict" in row for row in rows) else [])]
-
-
-def notes_of(rows: list[Row]) -> list[str]:
-    notes = [LEGEND]
-    if any(row.get("guarantee") == "nominal" for row in rows):
-        notes.append(NOMINAL)
-    if any(row.get("verdict") == "refuted" for row in rows):
-        notes.append(REFUTED)
-    if any(audit_mark(row) == " ○" for row in rows):
-        notes.append(POWERLESS)
-    return notes
-
-
-def entries(row: Row) -> list[str]:
-    """One text for each heading, the audit's last."""
-
-    def number(key: str, form: str) -> str:
-        value = row.get(key)
-        return "—" if value is None else format(float(value), form)
-
-    mark = "†" if row.get("guarantee") == "nominal" else ""
-    spread = f" ± {row['accuracy_sd']:.4f}" if row.get("accuracy_sd") is not None else ""
-    budget = "—" if row["epsilon"] is None else f"{row['epsilon']:g}{mark}"
-    spent = [number(f"epsilon_{name}", ".2f") for name in ("gdp", "rdp", "pld")]
-    return [
-        row["method"],
-        budget,
-        number("accuracy", ".4f") + spread if row["runs"] else "failed",
-        number("gap", "+.4f"),
-        *(f"{value}{mark if value != '—' else ''}" for value in spent),
-        number("sigma", ".3f"),
-        number("noise_coordinates", ",.0f"),
-        number("batch_size", ".0f"),
-        number("epochs", "g"),
-        number("relative_speed", ".2f"),
-        number("relative_memory", ".2f"),
-        _clock(row.get("seconds")),
-        number("audit_epsilon", ".2f") + audit_mark(row),
-    ]
-
-
-def print_comparison(rows: list[Row], records: list[dict[str, Any]]) -> None:
-    """The table, what its marks mean, and each method's privacy in a line or two."""
-    from rich.table import Table
-
-    from dpfp_ray.data.terminal import print_table, stdout
-
-    table = Table(box=None, pad_edge=False)
-    headings = headings_of(rows)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*entries(row)[: len(headings)])
-    # At its natural width (about 120 columns) also where rich, not seeing a terminal, assumes 80.
-    print_table(table, max(stdout.width, 150))
-    for note in notes_of(rows):
-        stdout.print(note, markup=False)
-    stdout.print("\nprivacy")
-    for line in privacy_lines(records):
-        stdout.print(f"  {line}", markup=False)
-
-
-def privacy_lines(records: list[dict[str, Any]]) -> list[str]:
-    """One line for each (method, ε): its statement in short."""
-    lines = {}
-    for run in sorted(read_runs(records), key=lambda run: _place(run.key)):
-        if "statement" in run.record:
-            budget = "" if run.key.epsilon is None else f" at ε = {run.key.epsilon:g}"
-            lines[f"{run.method}{budget}"] = one_line(run.record["statement"])
-    return [f"{name}: {line}" for name, line in lines.items()]
-
-
-def markdown(rows: list[Row]) -> str:
-    headings = headings_of(rows)
-    lines = [f"| {' | '.join(headings)} |", f"|{' --- |' * len(headings)}"]
-    lines += [f"| {' | '.join(entries(row)[: len(headings)])} |" for row in rows]
-    return "\n".join([*lines, "", *notes_of(rows)]) + "\n"
-
-
-def _clock(seconds: float | None) -> str:
-    if seconds is None or math.isnan(seconds):
-        return "—"
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

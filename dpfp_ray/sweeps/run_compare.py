@@ -21,10 +21,12 @@ from dpfp_ray.results.store import Record, Store
 from dpfp_ray.sweeps import compare as parts
 from dpfp_ray.sweeps.audits import audit_trials, audits_left, with_verdicts, write_verdicts
 from dpfp_ray.sweeps.cells import check_budgets, check_methods, plan_cells
+from dpfp_ray.sweeps.compare_table import markdown
 from dpfp_ray.sweeps.explore import RayChoices, close, ray_options, refuse_encoder, stopped
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.state import resolve_storage
 from dpfp_ray.sweeps.sweep import InputsOnce
+from dpfp_ray.training.dev_scores import Select
 from dpfp_ray.training.run import load_inputs
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class Comparison:
         return dpfp_ray.report(self.storage, output=folder, title=title)
 
     def __repr__(self) -> str:
-        return parts.markdown(self.rows)
+        return markdown(self.rows)
 
 
 def compare(
@@ -63,6 +65,7 @@ def compare(
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     tune: int | None = None,
     audit: int | bool | None = None,
+    select: Select = "last",
     data: Any = None,
     dev: Any = None,
     text: str | None = None,
@@ -83,6 +86,7 @@ def compare(
     settings  plan fields for one method only, such as {"dpfp": {"learning_rate": 1e-4}}
     tune      first try so many random settings of each method at each ε, then compare the best
     audit     also audit every row, with so many canaries (True: 1000)
+    select    the epoch that every run quotes: last, or best on dev
     data      in place of files, see `train`
     ledger, total_epsilon, total_delta   as in `train`; all runs and audits are entered as one list
 
@@ -107,6 +111,7 @@ def compare(
     inputs_of = InputsOnce(partial(load_inputs, task=task))
     trials = parts.bind_cells(cells, seeds, inputs_of)
     book = open_ledger(ledger, total_epsilon, total_delta)
+    parts.announce(trials, seeds, inputs_of)
     try:
         with Runner(Path(storage).name, storage, options, inputs_of, book) as runner:
             if tune:
@@ -122,8 +127,9 @@ def compare(
     records = close(storage)
     chosen = {trial.id for trial in trials}
     shown = [record for record in records if record["trial"]["id"] in chosen]
-    rows = with_verdicts(parts.summarise(shown), audits)
-    store.files.write("table.md", parts.markdown(rows).encode())
+    # With what was tried for tuning: it tells how the settings of a row were chosen.
+    rows = with_verdicts(parts.summarise(parts.with_candidates(shown, records), select), audits)
+    store.files.write("table.md", markdown(rows).encode())
     return Comparison(storage, rows, shown, runner.charges.spent())
 
 

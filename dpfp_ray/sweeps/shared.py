@@ -78,10 +78,19 @@ class SharedInputs:
     label_names: tuple[str, ...]
     representation: str
     model: SharedModel
+    fingerprints: dict[str, str]
+    seconds: float
 
     def inputs(self) -> Inputs:
         """What `run.prepare` takes; the model is rebuilt for each trial."""
-        return Inputs(self.data, self.label_names, self.representation, self.model.build)
+        return Inputs(
+            self.data,
+            self.label_names,
+            self.representation,
+            self.model.build,
+            fingerprints=self.fingerprints,
+            seconds=self.seconds,
+        )
 
 
 def input_key(plan: Plan) -> tuple[object, ...]:
@@ -99,7 +108,14 @@ def share_inputs(plan: Plan, inputs: Inputs) -> "ray.ObjectRef[SharedInputs]":
     )
     model = build_model(Prepared(bound, inputs, 0.0), seed=0, device=torch.device("cpu"))
     data = Data(_loaded(inputs.data.train), {k: _loaded(t) for k, t in inputs.data.dev.items()})
-    shared = SharedInputs(data, inputs.label_names, inputs.representation, SharedModel.of(model))
+    shared = SharedInputs(
+        data,
+        inputs.label_names,
+        inputs.representation,
+        SharedModel.of(model),
+        inputs.fingerprints,
+        inputs.seconds,
+    )
     return ray.put(shared)
 
 

@@ -39,7 +39,9 @@ class _Counting:
     def __init__(self, reporter: Reporter, charge: Charge) -> None:
         self.reporter, self.charge = reporter, charge
 
-    def step(self, done: int, loss: Callable[[], float], checkpoint: Callable[[], State]) -> None:
+    def step(
+        self, done: int, loss: Callable[[], float | None], checkpoint: Callable[[], State]
+    ) -> None:
         self.charge.done = done
         self.reporter.step(done, loss, checkpoint)
 

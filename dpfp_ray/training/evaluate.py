@@ -1,7 +1,10 @@
-"""Accuracy on dev data, without noise: as the paper evaluates, representations are not clipped.
+"""Scores and answers on dev data, without noise: as the paper evaluates, representations are not
+clipped.
 
 Heads that were solved for bounded rows (`release_once`, `moments`) get bounded rows here too.
 """
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +14,8 @@ from dpfp_ray.data import Table
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.training.comm import Comm, share
+from dpfp_ray.training.dev_scores import ANSWERS
+from dpfp_ray.training.predictions import pack
 
 EVAL_ROWS = 256
 
@@ -18,12 +23,17 @@ EVAL_ROWS = 256
 @torch.no_grad()
 def evaluate(
     model: Classifier, table: Table, comm: Comm, precision: str = "fp32"
-) -> dict[str, float]:
-    """`accuracy` and mean `loss` over the table, each worker taking its share of the rows."""
+) -> dict[str, Any]:
+    """`accuracy`, mean `loss`, the scores of `metrics.Metrics` and every row's answer, packed.
+
+    Each worker takes its share of the rows; all end with the same facts.
+    """
     device = next(model.parameters()).device
     rows = np.arange(len(table))[share(len(table), comm)]
-    # On the device: NCCL cannot add up what lies in the CPU's memory.
-    totals = torch.zeros(2, dtype=torch.float64, device=device)
+    # On the device: NCCL cannot add up what lies in the CPU's memory. Others' rows stay 0.
+    loss = torch.zeros((), dtype=torch.float64, device=device)
+    answers = torch.zeros(len(table), dtype=torch.float64, device=device)
+    probabilities = torch.zeros(len(table), model.classes, dtype=torch.float64, device=device)
     was_training = model.training
     model.eval()
     for part in split_rows(table.lengths[rows], EVAL_ROWS, PART_COST[device.type]):
@@ -32,8 +42,28 @@ def evaluate(
         with torch.autocast(device.type, torch.bfloat16, precision == "bf16"):
             h = model.represent(batch)
         logits = model.classify(h.float())  # in fp32: bf16's 8 bits would make ties of close scores
-        totals[0] += (logits.argmax(1) == labels).sum()
-        totals[1] += functional.cross_entropy(logits, labels, reduction="sum")
+        where = torch.from_numpy(rows[part]).to(device)
+        answers[where] = logits.argmax(1).double()
+        probabilities[where] = logits.double().softmax(1)
+        loss += functional.cross_entropy(logits, labels, reduction="sum")
     model.train(was_training)
-    comm.sum_([totals])
-    return {"accuracy": totals[0].item() / len(table), "loss": totals[1].item() / len(table)}
+    comm.sum_([loss, answers, probabilities])
+    return {
+        **scores(answers.cpu().numpy().astype(np.int64), probabilities.cpu().numpy(), table),
+        "loss": loss.item() / len(table),
+    }
+
+
+def scores(answers: Any, probabilities: Any, table: Table) -> dict[str, Any]:
+    from dpfp_ray.training.metrics import measure  # scikit-learn takes a second to import
+
+    classes = probabilities.shape[1]
+    # A model that has diverged still has answers, but no probabilities.
+    sound = bool(np.isfinite(probabilities).all())
+    found = measure(
+        answers,
+        np.asarray(table.labels),
+        classes=classes,
+        probabilities=probabilities if sound else None,
+    ).as_json()
+    return {**found, "recall": list(found["recall"]), ANSWERS: pack(answers, classes)}

@@ -8,6 +8,7 @@ DIR/resume.pt        only while unfinished, see `checkpoints.py`
 import dataclasses
 import hashlib
 import platform
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -37,7 +38,9 @@ from dpfp_ray.privacy.statement import guarantee, statement
 from dpfp_ray.training import machine, one_release
 from dpfp_ray.training.checkpoints import forget_state, refuse_changed_files, refuse_other_rows
 from dpfp_ray.training.comm import Comm, SoloComm
+from dpfp_ray.training.dev_scores import kept_predictions, quote, without_answers
 from dpfp_ray.training.loop import Data, Progress, Reporter, State, train
+from dpfp_ray.training.predictions import fingerprint_rows
 
 SCHEMA = 1
 RESULT, WEIGHTS = "result.json", "weights.safetensors"
@@ -54,6 +57,9 @@ class Inputs:
     make_model: Callable[[Plan, int], Classifier] | None = None
     # The private records as they were read, for the ledger; not on Ray's workers.
     records: Split | None = None
+    # What tells dev sets apart, by split (`predictions.fingerprint_rows`).
+    fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0  # reading, tokenising and encoding, as far as no cache had it
 
 
 @dataclass
@@ -63,6 +69,7 @@ class Prepared:
     plan: Plan
     inputs: Inputs
     noise_multiplier: float
+    build_seconds: float = 0.0  # calibration and building the model
 
     @property
     def data(self) -> Data:
@@ -75,6 +82,7 @@ def load_inputs(plan: Plan, task: Task | None = None, own: OwnEncoder | None = N
     `task` and `own` are what the caller holds in memory, in place of what the plan would load.
     Nothing here depends on method, budget or seed.
     """
+    started = time.perf_counter()
     if own is None and plan.model.startswith(CUSTOM):
         raise UserError(
             f"model {plan.model} is a module in the memory of another call; give encoder= to "
@@ -98,7 +106,21 @@ def load_inputs(plan: Plan, task: Task | None = None, own: OwnEncoder | None = N
         {name: table(split, name) for name, split in task.dev.items()},
     )
     make_model = partial(_own_classifier, own, data, len(task.label_names)) if own else None
-    return Inputs(data, task.label_names, representation, make_model, task.train)
+    return Inputs(
+        data,
+        task.label_names,
+        representation,
+        make_model,
+        task.train,
+        {name: fingerprint_rows(rows_of(split), split.labels) for name, split in task.dev.items()},
+        time.perf_counter() - started,
+    )
+
+
+def rows_of(split: Split) -> list[str] | list[tuple[str, str]]:
+    if split.pairs is None:
+        return split.texts
+    return list(zip(split.texts, split.pairs, strict=True))
 
 
 def _own_classifier(
@@ -120,15 +142,18 @@ def _own_classifier(
 def prepare(plan: Plan, inputs: Inputs | None = None) -> Prepared:
     """Bind the plan to its data and calibrate its noise."""
     inputs = inputs or load_inputs(plan)
+    started = time.perf_counter()
     bound = plan.bind(
         records=len(inputs.data.train),
         representation=inputs.representation,
         classes=len(inputs.label_names),
     )
-    return Prepared(bound, inputs, noise_multiplier(bound))
+    noise = noise_multiplier(bound)
+    return Prepared(bound, inputs, noise, time.perf_counter() - started)
 
 
 def build_model(prepared: Prepared, seed: int, device: torch.device) -> Classifier:
+    started = time.perf_counter()
     plan, head_seed = prepared.plan, keyed_integer(seed, "head")
     classes = len(prepared.inputs.label_names)
     train_table = prepared.data.train
@@ -152,7 +177,9 @@ def build_model(prepared: Prepared, seed: int, device: torch.device) -> Classifi
         )
         if plan.scope != "head":
             freeze_unreached(model, prepared.data)
-    return model.to(device)
+    model = model.to(device)
+    prepared.build_seconds += time.perf_counter() - started
+    return model
 
 
 def freeze_unreached(model: Classifier, data: Data) -> None:
@@ -243,7 +270,13 @@ def result_record(
         "labels": list(prepared.inputs.label_names),
         "dev_records": {name: len(table) for name, table in prepared.data.dev.items()},
         "metrics": headline(plan, progress.history),
-        "history": progress.history,
+        "history": without_answers(progress.history),
+        "predictions": kept_predictions(
+            progress.history,
+            {name: table.labels for name, table in prepared.data.dev.items()},
+            prepared.inputs.fingerprints,
+            len(prepared.inputs.label_names),
+        ),
         "privacy": {
             "guarantee": guarantee(plan),
             "epsilon": progress.history[-1]["epsilon"] if progress.history else {},
@@ -263,6 +296,7 @@ def result_record(
             loss_shown=any(entry["train_loss"] is not None for entry in progress.history),
         ),
         "cost": {
+            "prepare_seconds": prepared.inputs.seconds + prepared.build_seconds,
             "train_seconds": progress.train_seconds,
             "eval_seconds": progress.eval_seconds,
             "examples_per_second": progress.rows / max(progress.train_seconds, 1e-9),
@@ -282,19 +316,8 @@ def result_record(
 
 
 def headline(plan: Plan, history: list[dict[str, Any]]) -> dict[str, Any]:
-    """The score to quote. Private runs: when the budget is spent. Non-private: the best epoch."""
-    if not history:
-        return {}
-    first = next(iter(history[0]["dev"]))
-    scores = [record["dev"][first]["accuracy"] for record in history]
-    chosen = len(scores) - 1 if plan.private else int(np.argmax(scores))
-    return {
-        "accuracy": scores[chosen],
-        "accuracy_last": scores[-1],
-        "epoch": history[chosen]["epoch"],
-        "rule": "last epoch" if plan.private else "best epoch on dev",
-        **{f"accuracy_{name}": s["accuracy"] for name, s in history[chosen]["dev"].items()},
-    }
+    """The score to quote: the last epoch's, whose weights are saved, private or not."""
+    return quote(history)
 
 
 def default_device() -> torch.device:

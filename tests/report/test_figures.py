@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from dpfp_ray.report.curves import averaged, curve_of
+from dpfp_ray.report.epsilon_figures import _LINES
 from dpfp_ray.report.figures import all_figures
 from dpfp_ray.report.heatmap import heat_maps
 from dpfp_ray.report.page import Report
@@ -37,8 +38,32 @@ def by_name(report: Report, start: str) -> Drawing:
 def test_everything_the_paper_draws_and_more_is_drawn(report: Report) -> None:
     kinds = Counter(drawing.name.rsplit("-", 1)[0] for drawing in report.figures)
     wanted = {"epsilon", "cost", "heatmap-batch", "heatmap-clip", "micro-batches", "training"}
-    assert wanted | {"sweep"} == set(kinds)
+    assert wanted | {"sweep", "differences"} == set(kinds)
     assert len({drawing.name for drawing in report.figures}) == len(report.figures)
+
+
+def test_a_tie_and_one_seed_are_called_so_in_the_figure(report: Report) -> None:
+    said = words(by_name(report, "differences"))
+    assert "difference of dev accuracies (points)" in said
+    assert "tie" in said.splitlines()
+    alone = next(d for d in draw(samples.comparison(seeds=1)) if d.name == "differences-1")
+    assert "one seed: these models only" in words(alone)
+
+
+def test_proved_nominal_and_refuted_differ_without_colour(report: Report) -> None:
+    drawn = by_name(report, "epsilon")
+    assert "Open, dashed: nominal" in drawn.caption
+    assert "majority class" in words(drawn)
+    lines = {cell: _LINES.get(cell, "--") for cell in ("proved", "nominal", "refuted")}
+    assert len(set(lines.values())) == 3
+
+
+def test_several_tasks_have_a_figure_of_ranks() -> None:
+    tasks = ("sst2", "qnli", "qqp")
+    drawn = draw(samples.comparison(tasks=tasks, budgets=(3.0,), seeds=2))
+    ranks = next(d for d in drawn if d.name == "ranks-1")
+    assert "critical difference" in words(ranks)
+    assert "DP-FP  1.00" in words(ranks)
 
 
 def test_without_data_nothing_is_drawn() -> None:

@@ -28,7 +28,18 @@ class Tags(HTMLParser):
 
 
 def test_every_table_and_figure_is_a_file_too(report: Report, folder: Path) -> None:
-    for name in ("summary", "main", "cost", "noise", "accounting", "audit", "runs", "paper"):
+    for name in (
+        "summary",
+        "main",
+        "scores",
+        "pairs",
+        "cost",
+        "noise",
+        "accounting",
+        "audit",
+        "runs",
+        "paper",
+    ):
         assert name in report.tables
         for ending in ("csv", "md", "tex"):
             assert (folder / "tables" / f"{name}.{ending}").stat().st_size > 0
@@ -57,10 +68,18 @@ def test_links_within_the_page_lead_somewhere(folder: Path) -> None:
     assert targets <= {f"#{identity}" for identity in ids}
 
 
+def test_the_calls_are_in_the_json_too(folder: Path, report: Report) -> None:
+    facts = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    assert facts["headline"] == report.headline
+    outcomes = {one["outcome"] for one in facts["comparisons"]}
+    assert "tie" in outcomes
+    assert all((one["winner"] is None) == (one["outcome"] != "won") for one in facts["comparisons"])
+
+
 def test_the_first_screen_has_the_answer(folder: Path) -> None:
     page = (folder / "index.html").read_text(encoding="utf-8")
     head = page[: page.index("<nav")]
-    for said in ("DP-FP†", "points ahead of", "below Non-DP", "MiB", "refuted", "ε ≥ 3.09", "RGP"):
+    for said in ("Tie: DP-FP†", "against Non-DP", "MiB", "refuted", "ε ≥ 3.09", "Majority class"):
         assert said in head
     assert "what the accounting says, and no guarantee" in head
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.results.predictions import DevPredictions
 from dpfp_ray.results.statistics import Comparison, compare_methods, compare_predictions
+from dpfp_ray.training.predictions import DevPredictions
 
 ROWS = 400
 LABELS = np.tile([0, 1, 1, 0, 1], ROWS // 5)  # class 1 is the majority with 0.6

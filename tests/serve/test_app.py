@@ -1,6 +1,7 @@
 """The JSON API and the pages over HTTP: what they answer, and what hostile questions get."""
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import requests
 
 from dpfp_ray.results.store import Store
 from dpfp_ray.serve.app import build_app
+from dpfp_ray.serve.figures import Figures
+from dpfp_ray.serve.snapshot import LiveRecords
 from tests.serve.conftest import serving
 from tests.support.samples import HOSTILE
 
@@ -266,3 +269,39 @@ def test_an_empty_folder_is_a_page_too(tmp_path: Path) -> None:
         assert page.status_code == 200
         assert "No records yet" in page.text
         assert get(f"{address}/api/results").json()["total"] == 0
+
+
+def heading(page: str) -> str:
+    found = re.search(r"<h1>(.*?)</h1>", page, re.S)
+    assert found
+    return found.group(1)
+
+
+def test_headline_and_cards_follow_the_filter(url: str) -> None:
+    everything = requests.get(url, headers=HTML, timeout=30).text
+    assert "2 comparisons" in heading(everything)
+    assert everything.count('<article class="card') == 2
+    question = {"where": "epsilon == 3 or epsilon is None"}
+    part = requests.get(url, params=question, headers=HTML, timeout=30).text
+    assert "at ε = 3 (PLD) on demo" in heading(part)
+    assert part.count('<article class="card') == 1
+    assert "headline, cards and figures follow the filter" in part
+    nobody = requests.get(url, params={"where": "epsilon == 77"}, headers=HTML, timeout=30).text
+    assert heading(nobody) == "No finished trial yet"
+
+
+def test_figures_are_those_of_the_runs_that_are_shown(storage: Path) -> None:
+    now = LiveRecords(str(storage)).now()
+    part = now.only([run for run in now.runs if run.row["task"] == "demo"])
+    figures = Figures("dpfp serve")
+    assert figures.key(now) != figures.key(part)
+    assert figures.now(part) == []
+    for _ in range(600):
+        if not figures.busy:
+            break
+        time.sleep(0.1)
+    drawn = figures.now(part)
+    assert {drawing.name for drawing in drawn} >= {"epsilon-1", "differences-1"}
+    assert not any("SST-2" in drawing.title for drawing in drawn)
+    assert figures.find("epsilon-1", figures.key(part)) in drawn
+    assert figures.now(now, everything=True) == [], "a filter's figures are not those of all"

@@ -6,9 +6,14 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.training.metrics import measure
+from dpfp_ray.training.predictions import DevPredictions
 
 HOSTILE = "<script>alert(1)</script>\"'|$x^2$ \\input{/etc/passwd} =1+1 %_#&~ [r](javascript:0)"
+ROWS = 1_000  # dev rows: accuracies are whole thousandths
 _RECORDS = {"sst2": 67_349, "qnli": 104_374, "qqp": 384_348, "mnli": 240_942, "demo": 9_512}
 # Accuracy without privacy, and what each method loses at ε = 3.
 _CEILING = {"sst2": 0.925, "qnli": 0.905, "qqp": 0.908, "mnli": 0.842, "demo": 0.81}
@@ -29,6 +34,7 @@ def sample(
     seed: int = 0,
     accuracy: float | None = None,
     status: str = "finished",
+    one_class: bool = False,
     **fields: Any,
 ) -> dict[str, Any]:
     """A finished trial as `trial_process` leaves it, with values that look alive."""
@@ -40,7 +46,14 @@ def sample(
     budget = plan.epsilon or 0.0
     if accuracy is None:
         loss = _LOSS.get(plan.method, 0.05) * (3 / budget) ** 0.4 if private else 0.0
-        accuracy = _CEILING.get(task, 0.8) - loss + chance.gauss(0, 0.002)
+        accuracy = round(_CEILING.get(task, 0.8) - loss + chance.gauss(0, 0.002), 3)
+    kept = answers(f"{plan.method} {seed}", accuracy, one_class)
+    scores_now = measure(kept.answers(), kept.truth(), classes=2).as_json()
+    if one_class:
+        accuracy = scores_now["accuracy"]
+    details = {name: scores_now[name] for name in ("f1", "matthews", "one_class")}
+    details |= {"recall": list(scores_now["recall"]), "calibration_error": 0.04}
+    details["majority_accuracy"] = scores_now["majority_accuracy"]
     seconds, memory = _COST[plan.method]
     seconds *= plan.D / 20_000 * chance.uniform(0.95, 1.05)
     splits = ("matched", "mismatched") if task == "mnli" else ("dev",)
@@ -71,15 +84,17 @@ def sample(
         "plan_hash": plan.hash,
         "finished": status == "finished",
         "labels": ["negative", "positive"],
-        "dev_records": dict.fromkeys(splits, 872),
+        "dev_records": dict.fromkeys(splits, ROWS),
         "metrics": {
             "accuracy": accuracy,
             "accuracy_last": accuracy,
             "epoch": epochs,
             "rule": "last epoch",
             **{f"accuracy_{s}": accuracy + 0.003 * i for i, s in enumerate(splits)},
+            **details,
         },
         "history": history,
+        "predictions": [{"epoch": epochs, "dev": dict.fromkeys(splits, kept.as_json())}],
         "privacy": {
             "guarantee": guarantee,
             "epsilon": spent,
@@ -94,6 +109,7 @@ def sample(
             ),
         },
         "cost": {
+            "prepare_seconds": 41.0,
             "train_seconds": seconds,
             "eval_seconds": 2.0,
             "examples_per_second": plan.D * (plan.epochs or 1) / seconds,
@@ -114,6 +130,19 @@ def sample(
             "seconds": seconds + 5,
         },
     }
+
+
+def answers(who: str, accuracy: float, one_class: bool = False) -> DevPredictions:
+    """Answers with just that accuracy: rows have a difficulty that all share, and luck of a run."""
+    truth = (np.arange(ROWS) % 20 < 11).astype(int)
+    given = np.ones_like(truth)
+    if not one_class:
+        luck = np.random.default_rng(sum(map(ord, who)))
+        hard = np.random.default_rng(1).standard_normal(ROWS) + 0.3 * luck.standard_normal(ROWS)
+        wrong = np.argsort(-hard)[: round(ROWS * (1 - accuracy))]
+        given = truth.copy()
+        given[wrong] = 1 - given[wrong]
+    return DevPredictions.of(given, truth, classes=2, fingerprint="0123456789abcdef")
 
 
 def comparison(

@@ -5,19 +5,12 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.sweeps.compare import (
-    AUDIT_HEADING,
-    HEADINGS,
-    audit_mark,
-    bind_cells,
-    drawn,
-    entries,
-    markdown,
-    summarise,
-)
+from dpfp_ray.sweeps.compare import bind_cells, drawn, summarise
+from dpfp_ray.sweeps.compare_table import AUDIT_HEADING, HEADINGS, audit_mark, entries, markdown
 from dpfp_ray.sweeps.sweep import InputsOnce
 from dpfp_ray.sweeps.trial import Trial
 from tests.support.result_records import make_record
+from tests.support.samples import sample
 
 
 def record(method: str, accuracy: float, seed: int = 0, **fields: Any) -> dict[str, Any]:
@@ -162,3 +155,62 @@ def test_an_audits_outcome_and_its_power_are_marked(
 ) -> None:
     row = {"epsilon": 3.0, "audit_epsilon": 1.0, "audit_ceiling": ceiling, "verdict": outcome}
     assert audit_mark(row) == mark
+
+
+def seeded(method: str, accuracy: float, count: int = 5, **fields: Any) -> list[dict[str, Any]]:
+    return [
+        sample(method, seed=seed, accuracy=accuracy + 0.001 * seed, method=method, **fields)
+        for seed in range(count)
+    ]
+
+
+def test_a_winner_a_tie_and_the_pairs_are_in_the_rows_and_in_the_table() -> None:
+    found = summarise([*seeded("dpfp", 0.90), *seeded("dpsgd", 0.80), *seeded("rgp", 0.80)])
+    standings = {row["method"]: row["standing"] for row in found}
+    assert standings == {"dpfp": "best", "dpsgd": "behind", "rgp": "behind"}
+    pair = next(p for p in named(found, "rgp", 3)["pairs"] if p["against"] == "dpsgd")
+    assert pair["call"] == "tie"
+    table = markdown(found)
+    assert "ε = 3: dpfp is best" in table
+    assert "dpsgd − rgp" in table
+    assert "| majority class | — | 0.5500 |" in table
+    low, high = named(found, "dpfp", 3)["accuracy_interval"]
+    assert low < 0.902 < high
+    found = summarise([*seeded("dpfp", 0.80), *seeded("dpsgd", 0.80)])
+    assert {row["standing"] for row in found} == {"tie"}
+    assert "ε = 3: dpfp and dpsgd tie" in markdown(found)
+
+
+def test_a_comparison_of_one_seed_names_no_winner() -> None:
+    found = summarise([*seeded("dpfp", 0.95, count=1), *seeded("dpsgd", 0.70, count=1)])
+    assert {row["standing"] for row in found} == {"one seed"}
+    assert {pair["call"] for row in found for pair in row["pairs"]} == {"these models only"}
+    assert "ε = 3: no winner" in markdown(found)
+
+
+def test_one_class_is_said_in_the_table() -> None:
+    constant = [sample("dpfp", seed=s, method="dpfp", one_class=True) for s in range(3)]
+    found = summarise([*constant, *seeded("dpsgd", 0.40)])
+    assert named(found, "dpfp", 3)["standing"] == "one class"
+    assert "answers one class" in markdown(found)
+
+
+def test_the_best_epoch_is_taken_only_when_asked_for_and_said() -> None:
+    records = seeded("dpfp", 0.80, epochs=3)
+    for one in records:
+        one["history"][0]["dev"]["dev"]["accuracy"] = 0.9
+    assert named(summarise(records), "dpfp", 3)["accuracy"] == pytest.approx(0.802)
+    best = summarise(records, "best")
+    assert named(best, "dpfp", 3)["accuracy"] == pytest.approx(0.9)
+    assert "best epoch on dev" in markdown(best)
+
+
+def test_a_rate_from_less_than_a_second_is_not_compared() -> None:
+    records = [*seeded("non_private", 0.9), *seeded("dpsgd", 0.8)]
+    row = named(summarise(records), "dpsgd", 3)
+    assert " ± " in entries(row)[HEADINGS.index("speed")]
+    assert entries(row)[HEADINGS.index("before")] == "0:41"
+    for one in records:
+        one["cost"]["train_seconds"] = 0.4
+    row = named(summarise(records), "dpsgd", 3)
+    assert entries(row)[HEADINGS.index("speed")] == "—"

@@ -21,6 +21,7 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.spending import Ledger
 from dpfp_ray.training import run
 from dpfp_ray.training.checkpoints import RESUME, load_state, save_state
+from dpfp_ray.training.predictions import DevPredictions
 from tests.support.tiny_runs import Killed, Listener, tiny_world, write_csv
 
 SEED = 311_700_000_000_000_000_000_000_000_000_000_000_113  # 128 bits
@@ -190,7 +191,7 @@ def test_a_result_holds_plan_history_privacy_and_cost(finished: dict[str, Any]) 
     assert finished["plan"]["batch_size"] == 4
     assert [record["epoch"] for record in finished["history"]] == [1, 2]
     for record in finished["history"]:
-        assert record["dev"]["dev"].keys() == {"accuracy", "loss"}
+        assert {"accuracy", "loss", "f1", "recall"} <= record["dev"]["dev"].keys()
         assert record["epsilon"].keys() == {"gdp", "rdp", "pld"}
         assert record["train_loss"] is None  # private, and nobody asked for it
     privacy, cost = finished["privacy"], finished["cost"]
@@ -220,15 +221,33 @@ def test_a_private_run_quotes_its_last_epoch(finished: dict[str, Any]) -> None:
     assert finished["metrics"]["rule"] == "last epoch"
 
 
-def test_a_non_private_run_quotes_its_best_epoch(
+def test_a_non_private_run_quotes_its_last_epoch_too(
     world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = do(arguments(world, tmp_path, method="non_private", epochs=4), capsys)
-    best = max(record["dev"]["dev"]["accuracy"] for record in result["history"])
-    assert result["metrics"]["accuracy"] == best
-    assert result["metrics"]["rule"] == "best epoch on dev"
+    assert result["metrics"]["accuracy"] == result["history"][-1]["dev"]["dev"]["accuracy"]
+    assert result["metrics"]["rule"] == "last epoch"
     assert result["privacy"]["guarantee"] == "none"
     assert result["privacy"]["epsilon"] == {}
+
+
+def test_the_answers_behind_the_quoted_score_are_kept(finished: dict[str, Any]) -> None:
+    kept = finished["predictions"][0]
+    assert kept["epoch"] == finished["metrics"]["epoch"]
+    answers = DevPredictions.from_json(kept["dev"]["dev"])
+    assert answers.rows == finished["dev_records"]["dev"]
+    assert (answers.classes, len(answers.fingerprint)) == (2, 16)
+    assert (answers.answers() == answers.truth()).mean() == finished["metrics"]["accuracy"]
+    assert all("predicted" not in epoch["dev"]["dev"] for epoch in finished["history"])
+
+
+def test_scores_beside_accuracy_and_the_time_before_training_are_recorded(
+    finished: dict[str, Any],
+) -> None:
+    metrics = finished["metrics"]
+    assert {"f1", "matthews", "recall", "calibration_error", "one_class"} <= set(metrics)
+    assert metrics["majority_accuracy"] >= 0.5
+    assert finished["cost"]["prepare_seconds"] > 0
 
 
 def test_a_subset_has_its_own_d_p_and_delta(

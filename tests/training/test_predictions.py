@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.results.predictions import (
+from dpfp_ray.training.predictions import (
     DevPredictions,
     fingerprint_rows,
     majority_class,

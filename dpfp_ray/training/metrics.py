@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, recall_score
 
-from dpfp_ray.results.predictions import majority_class, one_class_runs
+from dpfp_ray.training.predictions import majority_class, one_class_runs
 
 CALIBRATION_BINS = 15
 

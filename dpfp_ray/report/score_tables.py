@@ -1,0 +1,108 @@
+"""Tables of scores: what accuracy hides, and every pair of methods."""
+
+from collections.abc import Sequence
+from statistics import mean
+
+from dpfp_ray.report.plots import cell_label
+from dpfp_ray.report.table import Column, Entry, Row, Table, number, percent, text
+from dpfp_ray.report.tables import columns_of, marks_legend, tone, who
+from dpfp_ray.report.winners import called, interval_text
+from dpfp_ray.results.contests import Contest
+from dpfp_ray.results.summary import Cell
+
+
+def scores_table(cells: Sequence[Cell], contests: Sequence[Contest]) -> Table:
+    """Accuracy with its interval, and the scores that show small classes and false confidence."""
+    names = [
+        *("ε", "Runs", "Accuracy (%)", "95% interval", "Standing", "Majority class (%)"),
+        *("F1 (%)", "Matthews", "Calibration error (%)", "Recall by class (%)", "Epoch quoted"),
+    ]
+    words = {"95% interval", "Standing", "Recall by class (%)", "Epoch quoted"}
+    rows = []
+    for cell in cells:
+        standing = next((s for c in contests if cell in c.ranked and (s := c.standing(cell))), "")
+        if standing == "tuned" or (cell.tuning and not standing):
+            standing = f"tuned: best of {cell.settings}"
+        entries = [
+            *who(cell),
+            number(cell.key.epsilon, "g", cell.mark),
+            number(len(cell.runs), ",d"),
+            percent(cell.accuracy, cell.spread),
+            text(interval_text(cell.interval)),
+            text(standing or ("one class" if cell.one_class else None)),
+            percent(cell.majority),
+            percent(cell.average("f1")),
+            number(cell.average("matthews"), ".3f"),
+            percent(cell.average("calibration_error")),
+            text(recall_text(cell)),
+            text(cell.first.metrics.get("rule")),
+        ]
+        rows.append(Row(entries, tone(cell)))
+    notes = [
+        "Means over seeds. 95% interval: over dev rows and seeds; of a single run, of that model. "
+        "F1: of the second class with two classes (as GLUE scores QQP and MRPC), else the mean "
+        "over classes. Matthews: as GLUE scores CoLA. Calibration error: expected, 15 bins.",
+        "Majority class: what always giving the most frequent answer scores. One class: every run "
+        "answers one class, whatever the row; it is never a winner.",
+        *marks_legend(cells),
+    ]
+    return Table("scores", "What accuracy hides", columns_of(names, words), rows, notes=notes)
+
+
+def recall_text(cell: Cell) -> str | None:
+    """Mean recall of each class, by its label: private training fails on small classes first."""
+    found = [run.metrics.get("recall") for run in cell.runs]
+    known = [one for one in found if isinstance(one, list)]
+    if not known or len({len(one) for one in known}) != 1:
+        return None
+    labels = cell.first.record.get("labels")
+    names = labels if isinstance(labels, list) and len(labels) == len(known[0]) else None
+    shown = []
+    for at in range(len(known[0])):
+        values = [one[at] for one in known if isinstance(one[at], int | float)]
+        share = f"{100 * mean(values):.1f}" if values else "—"
+        shown.append(f"{names[at] if names else at}: {share}")
+    return ", ".join(shown)
+
+
+def pairs_table(contests: Sequence[Contest]) -> Table:
+    """Every pair of methods that was tested, with what the test calls it."""
+    names = (
+        "Task",
+        "Model",
+        "ε",
+        "Method",
+        "Against",
+        "Difference (points)",
+        "Interval, all pairs",
+    )
+    columns = [
+        *(Column(name, numeric=name in ("ε", "Difference (points)")) for name in names),
+        *(Column("p (Holm)"), Column("Call", numeric=False), Column("Why", numeric=False)),
+    ]
+    rows = []
+    for contest in contests:
+        if contest.statistics is None:
+            continue
+        known = {cell.key.method: cell for cell in (*contest.ranked, contest.plain) if cell}
+        for pair in contest.statistics.pairs:
+            entries: list[Entry] = [
+                text(contest.task),
+                text(contest.model),
+                number(contest.budget.epsilon if contest.budget else None),
+                text(cell_label(known[pair.first])),
+                text(cell_label(known[pair.second])),
+                called(pair),
+                text(interval_text(pair.simultaneous, signed=True)),
+                number(pair.p_holm, ".3g"),
+                text(pair.call),
+                text(pair.reason),
+            ]
+            rows.append(Row(entries))
+    notes = [
+        "A paired test over dev rows and seeds; Holm over all pairs of one model and task, also "
+        "at other ε. The intervals hold for all of these pairs together. docs/statistics.md has "
+        "the model and what it assumes. These models only: one seed, so nothing is said about the "
+        "methods."
+    ]
+    return Table("pairs", "Every pair of methods", columns, rows, notes=notes)

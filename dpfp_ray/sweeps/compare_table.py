@@ -1,0 +1,208 @@
+"""A comparison's rows as people see them: the table, what its words mean, every pair."""
+
+import math
+from typing import Any
+
+from dpfp_ray.data.terminal import print_table, stdout
+from dpfp_ray.privacy.wording import one_line
+from dpfp_ray.results.summary import read_runs
+from dpfp_ray.sweeps.compare import Row, place
+from dpfp_ray.training.dev_scores import RULES
+
+HEADINGS = (
+    "method", "ε", "accuracy", "95% interval", "standing", "gap", "ε gdp", "ε rdp", "ε pld", "σ",
+    "noise coords", "B", "E", "speed", "memory", "before", "time",
+)  # fmt: skip
+# What GLUE scores these tasks by, beside accuracy.
+TASK_METRICS = {"qqp": ("f1", "F1"), "mrpc": ("f1", "F1"), "cola": ("matthews", "Matthews")}
+AUDIT_HEADING = "audit ε ≥"
+LEGEND = (
+    "speed (± over seeds), memory: relative to non_private; less than a second of training has no "
+    "speed. before: reading, tokenising, encoding; time: the whole run. ε: the budget; gdp, rdp, "
+    "pld: what each accountant says was spent."
+)
+STANDINGS = {
+    "best": "best: better than every other private method at its ε, by a paired test over dev rows "
+    "and seeds (Holm over the table, 5%).",
+    "tie": "tie: not told apart from the highest mean at its ε.",
+    "behind": "behind: another private method at its ε is better.",
+    "one seed": "one seed: the spread over seeds is unknown, so no winner is named; use --seeds 5.",
+    "one class": "one class: every run answers one class, whatever the row; never a winner.",
+    "tuned": "tuned: the best of several settings by these very scores; compared with nothing.",
+}
+RETRAINED = "settings were tuned: each row is new runs of the best of as many settings."
+BEST_EPOCH = "every run quotes its best epoch on dev (--select best), which flatters all of them."
+NOMINAL = (
+    "† nominal ε: the method's guarantee rests on assumptions that do not hold for it "
+    "(docs/privacy.md)."
+)
+REFUTED = "✗ refuted: an audit of this method proved more than the stated ε."
+POWERLESS = "○ this audit could not have refuted the ε: more canaries, or a smaller δ, would help."
+
+
+def audit_mark(row: Row) -> str:
+    if row.get("verdict") == "refuted":
+        return " ✗"
+    powerless = row["epsilon"] is not None and row.get("audit_ceiling", math.inf) <= row["epsilon"]
+    return " ○" if powerless else ""
+
+
+def headings_of(rows: list[Row]) -> list[str]:
+    return [*HEADINGS, *([AUDIT_HEADING] if any("verdict" in row for row in rows) else [])]
+
+
+def notes_of(rows: list[Row]) -> list[str]:
+    notes = [line for line in (headline_of(rows),) if line]
+    notes += [STANDINGS[name] for name in STANDINGS if any(r.get("standing") == name for r in rows)]
+    reasons = dict.fromkeys(str(row["not_tested"]) for row in rows if row.get("not_tested"))
+    notes += [reason for reason in reasons if "tuned" not in {r.get("standing") for r in rows}]
+    if any(row.get("tuned") == "retrained" for row in rows):
+        notes.append(RETRAINED)
+    if any(row.get("epoch") == RULES["best"] for row in rows):
+        notes.append(BEST_EPOCH)
+    notes.append(LEGEND)
+    if any(row.get("guarantee") == "nominal" for row in rows):
+        notes.append(NOMINAL)
+    if any(row.get("verdict") == "refuted" for row in rows):
+        notes.append(REFUTED)
+    if any(audit_mark(row) == " ○" for row in rows):
+        notes.append(POWERLESS)
+    return notes
+
+
+def headline_of(rows: list[Row]) -> str:
+    """Who is best at which ε, or that nobody is."""
+    said = []
+    for epsilon in dict.fromkeys(row["epsilon"] for row in rows if row["epsilon"] is not None):
+        here = [row for row in rows if row["epsilon"] == epsilon and row.get("runs")]
+        best = next((row["method"] for row in here if row.get("standing") == "best"), None)
+        ties = [row["method"] for row in here if row.get("standing") == "tie"]
+        if best:
+            said.append(f"ε = {epsilon:g}: {best} is best")
+        elif len(ties) > 1:
+            said.append(f"ε = {epsilon:g}: {' and '.join(ties)} tie")
+        elif len(here) > 1:
+            said.append(f"ε = {epsilon:g}: no winner")
+    return "; ".join(said)
+
+
+def pair_lines(rows: list[Row]) -> list[str]:
+    """Every tested pair once, in points, with what the test calls it."""
+    lines, seen = [], set()
+    for row in rows:
+        for pair in row.get("pairs", ()):
+            names = (frozenset((row["method"], pair["against"])), row["epsilon"])
+            if names in seen or row["epsilon"] is None:
+                continue
+            seen.add(names)
+            low, high = (100 * end for end in pair["interval"])
+            why = f" ({pair['reason']})" if pair["reason"] else ""
+            lines.append(
+                f"ε = {row['epsilon']:g}: {row['method']} − {pair['against']} "
+                f"{100 * pair['difference']:+.2f} points [{low:+.2f}, {high:+.2f}], "
+                f"p {pair['p_holm']:.3g}: {pair['call']}{why}"
+            )
+    return lines
+
+
+def majority_entries(rows: list[Row]) -> list[str] | None:
+    """The line that every method must beat: always answering the most frequent class."""
+    shares = [row["majority_accuracy"] for row in rows if row.get("majority_accuracy") is not None]
+    if not shares:
+        return None
+    line = ["majority class", "—", f"{shares[0]:.4f}"]
+    return line + ["—"] * (len(HEADINGS) + 1 - len(line))
+
+
+def entries(row: Row) -> list[str]:
+    """One text for each heading, the audit's last."""
+
+    def number(key: str, form: str) -> str:
+        value = row.get(key)
+        return "—" if value is None else format(float(value), form)
+
+    mark = "†" if row.get("guarantee") == "nominal" else ""
+    spread = f" ± {row['accuracy_sd']:.4f}" if row.get("accuracy_sd") is not None else ""
+    budget = "—" if row["epsilon"] is None else f"{row['epsilon']:g}{mark}"
+    spent = [number(f"epsilon_{name}", ".2f") for name in ("gdp", "rdp", "pld")]
+    interval = row.get("accuracy_interval")
+    column, name = TASK_METRICS.get(str(row.get("task")), ("", ""))
+    metric = f" ({name} {number(column, '.4f')})" if row.get(column) is not None else ""
+    return [
+        row["method"],
+        budget,
+        number("accuracy", ".4f") + spread + metric if row["runs"] else "failed",
+        f"{interval[0]:.3f}–{interval[1]:.3f}" if interval else "—",
+        row.get("standing") or "—",
+        number("gap", "+.4f"),
+        *(f"{value}{mark if value != '—' else ''}" for value in spent),
+        number("sigma", ".3f"),
+        number("noise_coordinates", ",.0f"),
+        number("batch_size", ".0f"),
+        number("epochs", "g"),
+        _speed(row),
+        number("relative_memory", ".2f"),
+        _clock(row.get("prepare_seconds")),
+        _clock(row.get("seconds")),
+        number("audit_epsilon", ".2f") + audit_mark(row),
+    ]
+
+
+def _speed(row: Row) -> str:
+    """Relative to non-private, with its own spread over seeds."""
+    speed, rate = row.get("relative_speed"), row.get("examples_per_second")
+    if speed is None or not rate:
+        return "—"
+    spread = row.get("examples_per_second_sd")
+    return f"{speed:.2f}" + ("" if spread is None else f" ± {speed * spread / rate:.2f}")
+
+
+def table_lines(rows: list[Row]) -> list[list[str]]:
+    """The rows as texts, the majority class last."""
+    majority = majority_entries(rows)
+    return [*(entries(row) for row in rows), *([majority] if majority else [])]
+
+
+def print_comparison(rows: list[Row], records: list[dict[str, Any]]) -> None:
+    """The table, what its marks mean, and each method's privacy in a line or two."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    headings = headings_of(rows)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)
+    for texts in table_lines(rows):
+        table.add_row(*texts[: len(headings)])
+    # At its natural width (about 160 columns) also where rich, not seeing a terminal, assumes 80.
+    print_table(table, max(stdout.width, 190))
+    for note in notes_of(rows):
+        stdout.print(note, markup=False)
+    for line in pair_lines(rows):
+        stdout.print(f"  {line}", markup=False)
+    stdout.print("\nprivacy")
+    for line in privacy_lines(records):
+        stdout.print(f"  {line}", markup=False)
+
+
+def privacy_lines(records: list[dict[str, Any]]) -> list[str]:
+    """One line for each (method, ε): its statement in short."""
+    lines = {}
+    for run in sorted(read_runs(records), key=lambda run: place(run.key)):
+        if "statement" in run.record:
+            budget = "" if run.key.epsilon is None else f" at ε = {run.key.epsilon:g}"
+            lines[f"{run.method}{budget}"] = one_line(run.record["statement"])
+    return [f"{name}: {line}" for name, line in lines.items()]
+
+
+def markdown(rows: list[Row]) -> str:
+    headings = headings_of(rows)
+    lines = [f"| {' | '.join(headings)} |", f"|{' --- |' * len(headings)}"]
+    lines += [f"| {' | '.join(line[: len(headings)])} |" for line in table_lines(rows)]
+    pairs = [f"- {line}" for line in pair_lines(rows)]
+    return "\n".join([*lines, "", *notes_of(rows), *(["", *pairs] if pairs else [])]) + "\n"
+
+
+def _clock(seconds: float | None) -> str:
+    if seconds is None or math.isnan(seconds):
+        return "—"
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
