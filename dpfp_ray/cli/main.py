@@ -17,6 +17,9 @@ from dpfp_ray.plan.errors import UserError
 VERBS = {
     "calibrate": "the noise that a privacy budget asks for, without any data",
     "train": "one run: one method, one budget, one task",
+    "predict": "labels and probabilities from a finished run, for a text, a file or stdin",
+    "export": "a finished run as a model that plain transformers loads, with its model card",
+    "statement": "what a run promises about its records, in the forms that others ask for",
     "compare": "several methods at equal ε on one task, and one table",
     "results": "query the records of runs, comparisons and sweeps",
     "report": "tables, figures and one page to publish, from any number of results",
