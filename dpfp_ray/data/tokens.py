@@ -101,7 +101,9 @@ def tokenise(split: Split, tokenizer: Any, max_length: int, name: str = "") -> T
 
 def tokenise_once(split: Split, tokenizer: Any, max_length: int) -> TokenTable:
     """As `tokenise`, but kept nowhere: rows that somebody asks about are not ours to store."""
-    return _encode(split, tokenizer, token_limit(tokenizer, max_length, split.pairs is not None), "")
+    return _encode(
+        split, tokenizer, token_limit(tokenizer, max_length, split.pairs is not None), ""
+    )
 
 
 def token_limit(tokenizer: Any, max_length: int, paired: bool) -> int:

@@ -101,7 +101,9 @@ def test_a_label_that_the_model_does_not_know_names_its_line(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "new.csv").write_text("text,label\na great film,positive\nodd,purple\n")
-    assert "line 3: 'label' is 'purple'" in fails(["predict", run, str(tmp_path / "new.csv")], capsys)
+    assert "line 3: 'label' is 'purple'" in fails(
+        ["predict", run, str(tmp_path / "new.csv")], capsys
+    )
 
 
 def test_evaluation_needs_labels(run: str, capsys: pytest.CaptureFixture[str]) -> None:
