@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from dpfp_ray import __version__
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.errors import Guess, UserError
 
 VERBS = {
     "calibrate": "the noise that a privacy budget asks for, without any data",
@@ -73,7 +73,8 @@ def build_parser() -> Parser:
 
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """One line, without the file and line of our code that Python would show."""
-    print(f"dpfp: warning: {message}", file=sys.stderr)
+    mark = "" if isinstance(message, Guess) else "warning: "
+    print(f"dpfp: {mark}{message}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

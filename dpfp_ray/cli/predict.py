@@ -51,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--text-column", metavar="NAME", help="column of the text")
     group.add_argument("--pair-column", metavar="NAME", help="column of the second text")
     group.add_argument("--label-column", metavar="NAME", help="column of the label")
+    group.add_argument(
+        "--no-header", dest="header", action="store_const", const="none", help="columns are 1, 2, …"
+    )
     group.add_argument("--bad-rows", choices=("error", "skip"), help="default: as in training")
     group.add_argument(
         "--batch", type=int, default=256, metavar="N", help="rows at a time (default: 256)"
@@ -114,9 +117,12 @@ def rows_asked(
         return False, stdin_rows()
     from dpfp_ray.data.columns import open_split, read_asked
     from dpfp_ray.data.glue import GLUE
+    from dpfp_ray.data.readers import CSV, TSV
 
     glue = GLUE.get(plan.task)
-    table = open_split(Path(arguments.file).expanduser(), glue)
+    path = Path(arguments.file).expanduser()
+    own = path.suffix.lower() in (*TSV, *CSV)  # others name their columns, whatever training read
+    table = open_split(path, glue, plan.header if own else "first_line")
     return read_asked(table, plan, glue, labels)
 
 

@@ -1,6 +1,7 @@
 """From a table to a split: columns found, labels read, every row checked."""
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -9,8 +10,17 @@ import numpy as np
 
 from dpfp_ray.data import Split
 from dpfp_ray.data.glue import Glue
-from dpfp_ray.data.readers import BadRows, Table, find_column, open_table, shorten, text_problem
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.data.readers import (
+    CSV,
+    TSV,
+    BadRows,
+    Table,
+    find_column,
+    open_table,
+    shorten,
+    text_problem,
+)
+from dpfp_ray.plan.errors import Guess, UserError
 
 # Column names in use, best first. A GLUE task takes the best that is there; for the user's own
 # files two candidates are a question only the user can answer.
@@ -48,10 +58,17 @@ class DataChoice(Protocol):
     def max_dev(self) -> int | None: ...
     @property
     def bad_rows(self) -> str: ...
+    @property
+    def header(self) -> str: ...
 
 
-def open_split(path: Path, glue: Glue | None) -> Table:
+def open_split(path: Path, glue: Glue | None, header: str = "first_line") -> Table:
+    """The file with its columns named by its header; by GLUE, or by number, where it has none."""
     table = open_table(path)
+    if header == "none":
+        if path.suffix.lower() not in (*TSV, *CSV):
+            raise UserError(f"{path} names its own columns; drop --no-header")
+        return open_table(path, names=tuple(str(n + 1) for n in range(len(table.columns))))
     if glue and len(table.columns) == len(glue.headerless) and table.columns[1] in ("0", "1"):
         return open_table(path, names=glue.headerless)
     return table
@@ -166,11 +183,26 @@ def _choose_columns(
     if pair is None and paired:
         pair = the_one("pair", None, [i for i in seconds if i != text])
     texts = [text] if pair is None else [text, pair]
+    label: int | None
     if label_needed:
-        return texts, the_one("label", plan.label_column, present(LABEL))
-    named = [i for i, name in enumerate(table.columns) if name == plan.label_column]
-    labels = named if plan.label_column else present(LABEL)
-    return texts, labels[0] if len(labels) == 1 or (labels and glue) else None
+        label = the_one("label", plan.label_column, present(LABEL))
+    else:
+        named = [i for i, name in enumerate(table.columns) if name == plan.label_column]
+        labels = named if plan.label_column else present(LABEL)
+        label = labels[0] if len(labels) == 1 or (labels and glue) else None
+    if not glue and table.path.suffix:  # data in memory have no suffix, and names of their own
+        found = {"text": text, "pair": pair, "label": label}
+        _say_guesses(table, {r: i for r, i in found.items() if not getattr(plan, f"{r}_column")})
+    return texts, label
+
+
+def _say_guesses(table: Table, guessed: Mapping[str, int | None]) -> None:
+    """Nobody should find out from a score that another column was read than the one meant."""
+    roles = {role: table.columns[i] for role, i in guessed.items() if i is not None}
+    if roles:
+        shown = ", ".join(f"{role} from column {shorten(name)}" for role, name in roles.items())
+        flags = ", ".join(f"--{role}-column" for role in roles)
+        warnings.warn(Guess(f"{table.path}: {shown} (by its name; {flags} to change it)"))  # noqa: B028
 
 
 def _label_text(value: object) -> str:

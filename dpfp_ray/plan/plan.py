@@ -36,6 +36,8 @@ CARRIERS = ("weight", "history")
 ACCOUNTANTS = ("gdp", "rdp", "pld")
 # Where the data lie and how a step is cut for memory do not change what is computed.
 NOT_HASHED = frozenset({"data_dir", "max_physical_batch", "classes"})  # classes follow from data
+# Younger than the first hashes: they count where given, so that older plans keep their names.
+HASHED_IF_GIVEN = {"header": "first_line"}
 
 
 def option(default: Any, help: str, choices: Sequence[str] | None = None) -> Any:
@@ -63,6 +65,11 @@ class Plan:
     max_train: int | None = option(None, "use a fixed subset of N training records (D = N)")
     max_dev: int | None = option(None, "use a fixed subset of N dev records")
     bad_rows: str = option("error", "what to do with malformed rows", ("error", "skip"))
+    header: str = option(
+        "first_line",
+        "none: your own TSV and CSV files have no names in line 1; columns are then 1, 2, …",
+        ("first_line", "none"),
+    )
 
     model: str = option("minilm", "minilm, mpnet, a local folder or a hub id")
     representation: str = option(
@@ -248,7 +255,11 @@ class Plan:
     @property
     def hash(self) -> str:
         """16 hex digits; equal for equal runs on any machine."""
-        facts = {key: value for key, value in self.to_dict().items() if key not in NOT_HASHED}
+        facts = {
+            key: value
+            for key, value in self.to_dict().items()
+            if key not in NOT_HASHED and (key, value) not in HASHED_IF_GIVEN.items()
+        }
         text = json.dumps(facts, sort_keys=True, ensure_ascii=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

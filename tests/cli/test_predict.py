@@ -147,3 +147,12 @@ def test_a_sweep_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_a_missing_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no such folder" in fails(["predict", str(tmp_path / "no"), "--text=x"], capsys)
+
+
+def test_a_file_without_header_is_read_by_number(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "new.tsv").write_text("positive\ta great film\nnegative\ta dull plot\n")
+    flags = ["--no-header", "--text-column=2", "--label-column=1", "--evaluate", "--json"]
+    scores = json.loads(printed(["predict", run, str(tmp_path / "new.tsv"), *flags], capsys))
+    assert scores["rows"] == 2
