@@ -199,6 +199,7 @@ def _choose_columns(
 def _say_guesses(table: Table, guessed: Mapping[str, int | None]) -> None:
     """Nobody should find out from a score that another column was read than the one meant."""
     roles = {role: table.columns[i] for role, i in guessed.items() if i is not None}
+    roles = {role: name for role, name in roles.items() if name.casefold() != role}
     if roles:
         shown = ", ".join(f"{role} from column {shorten(name)}" for role, name in roles.items())
         flags = ", ".join(f"--{role}-column" for role in roles)
