@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
-from transformers.pipelines import TextClassificationPipeline
+from transformers.pipelines.text_classification import TextClassificationPipeline
 
 
 class DpfpConfig(PreTrainedConfig):
@@ -47,7 +47,7 @@ class DpfpForSequenceClassification(PreTrainedModel):
         inner = dict(config.encoder)
         encoder = AutoConfig.for_model(inner.pop("model_type"), **inner)
         self.encoder = AutoModel.from_config(encoder, **config.encoder_options)
-        self.head = nn.Linear(config.width, config.num_labels)
+        self.head = nn.Linear(config.width, len(config.id2label or {}))
         self.accepted = set(inspect.signature(self.encoder.forward).parameters)
         if getattr(encoder, "type_vocab_size", None) in (0, 1):
             self.accepted.discard("token_type_ids")  # tokenizers may number what has no place
@@ -68,7 +68,7 @@ class DpfpForSequenceClassification(PreTrainedModel):
         with torch.autocast(input_ids.device.type, torch.bfloat16, enabled=bf16):
             output = self.encoder(**inputs)
         logits = self.head(self.bound(self.pool(output, mask)).to(self.head.weight.dtype))
-        loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
+        loss: Any = None if labels is None else nn.functional.cross_entropy(logits, labels)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
     def pool(self, output: Any, mask: Tensor) -> Tensor:
@@ -91,12 +91,14 @@ class DpfpForSequenceClassification(PreTrainedModel):
         return h * (length / norms.clamp(min=length if how == "clip" else 1e-38))
 
 
-class DpfpPipeline(TextClassificationPipeline):  # type: ignore[misc]
+class DpfpPipeline(TextClassificationPipeline):
     """`pipeline("text-classification")` that cuts long texts to where training cut them."""
 
     def check_model_type(self, supported_models: Any) -> None:
         """The model above is the one for this pipeline; there is nothing to look up."""
 
-    def _sanitize_parameters(self, **given: Any) -> Any:
-        before, during, after = super()._sanitize_parameters(**given)
+    def _sanitize_parameters(
+        self, function_to_apply: Any = None, top_k: Any = "", **given: Any
+    ) -> Any:
+        before, during, after = super()._sanitize_parameters(function_to_apply, top_k, **given)
         return {"truncation": "longest_first", **before}, during, after
