@@ -1,10 +1,11 @@
 """dpfp-ray: a Ray-distributed harness for differentially private fine-tuning.
 
-    from dpfp_ray import Plan, calibrate, load_results, train
+    from dpfp_ray import Plan, calibrate, load_model, load_results, train
 
     plan = Plan(task="demo", method="dpfp", mode="moments", epsilon=3)
     calibrate(plan, records=9_568).sigma
     run = train(plan, output="runs/one")
+    load_model("runs/one").predict(["a warm and funny film"])
     load_results("runs")
 
 Names are imported when they are first used, so that `import dpfp_ray` costs nothing.
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from dpfp_ray.results.load import load_results as load_results
     from dpfp_ray.sweeps.explore import sweep as sweep
     from dpfp_ray.sweeps.run_compare import compare as compare
+    from dpfp_ray.training.load_model import load_model as load_model
     from dpfp_ray.training.train import train as train
 
 _MODULES = {
@@ -32,6 +34,7 @@ _MODULES = {
     "audit": "audit.audit",
     "calibrate": "privacy.calibrate",
     "compare": "sweeps.run_compare",
+    "load_model": "training.load_model",
     "load_results": "results.load",
     "report": "report.make",
     "sweep": "sweeps.explore",

@@ -12,11 +12,14 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from dpfp_ray import __version__
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.errors import Guess, UserError
 
 VERBS = {
     "calibrate": "the noise that a privacy budget asks for, without any data",
     "train": "one run: one method, one budget, one task",
+    "predict": "labels and probabilities from a finished run, for a text, a file or stdin",
+    "export": "a finished run as a model that plain transformers loads, with its model card",
+    "statement": "what a run promises about its records, in the forms that others ask for",
     "compare": "several methods at equal ε on one task, and one table",
     "results": "query the records of runs, comparisons and sweeps",
     "report": "tables, figures and one page to publish, from any number of results",
@@ -71,7 +74,8 @@ def build_parser() -> Parser:
 
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """One line, without the file and line of our code that Python would show."""
-    print(f"dpfp: warning: {message}", file=sys.stderr)
+    mark = "" if isinstance(message, Guess) else "warning: "
+    print(f"dpfp: {mark}{message}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dpfp_ray.sweeps.selection import Charge
 
 GROUPS = {
-    "data": ("task", "bad_rows"),
+    "data": ("task", "header"),
     "model": ("model", "dropout"),
     "method": ("method", "epochs"),
     "budget": ("epsilon", "adjacency"),
@@ -33,6 +33,8 @@ def add_plan_flags(parser: argparse.ArgumentParser, skip: tuple[str, ...] = ()) 
         for name in names[names.index(first) : names.index(last) + 1]:
             if name not in skip:
                 add_flag(group, name)
+            if name == "header" and name not in skip:
+                add_no_header(group)
 
 
 def add_flag(group: Any, name: str) -> None:
@@ -51,6 +53,17 @@ def add_flag(group: Any, name: str) -> None:
         default=argparse.SUPPRESS,
         metavar="|".join(choices) if choices else (symbol or name.split("_")[-1]).upper(),
         help=help_text.replace("%", "%%"),
+    )
+
+
+def add_no_header(group: Any) -> None:
+    group.add_argument(
+        "--no-header",
+        dest="header",
+        action="store_const",
+        const="none",
+        default=argparse.SUPPRESS,
+        help="the same as --header none: --text-column 1 --label-column 2",
     )
 
 

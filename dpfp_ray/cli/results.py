@@ -3,6 +3,7 @@
 Examples:
 
   dpfp results runs
+  dpfp results runs --wide
   dpfp results runs/sweep --where "method == 'dpfp' and epsilon <= 3" --sort accuracy --limit 10
   dpfp results runs --where "task in ['sst2', 'demo'] and not (accuracy < 0.6 or scope == 'head')"
   dpfp results s3://bucket/sweep --where "error is not None" --columns id,node,error
@@ -33,8 +34,10 @@ from dpfp_ray.results import query
 from dpfp_ray.results import rows as results
 from dpfp_ray.results.load import load_rows
 
+NARROW = ("id", "status", "method", "mode", "task", "model", "scope", "epsilon", "accuracy")
+IF_THEY_DIFFER = ("model", "scope")
 SHOWN = (
-    *("id", "status", "method", "mode", "task", "epsilon", "accuracy"),
+    *NARROW,
     *("batch_size", "micro_batches", "clip", "learning_rate", "examples_per_second"),
 )
 HEADERS = {
@@ -50,10 +53,10 @@ HEADERS = {
     "sigma": "σ",
     "noise_multiplier": "σ/C",
 }
-WIDTH, NARROWEST = 100, 80  # of a page: in a file or pipe, and on the smallest terminal
+WIDTH = 80  # of a page: what every terminal has
 NOMINAL = (
-    "† nominal ε: what the paper's accounting says; it is no guarantee for this mode "
-    "(docs/privacy.md)"
+    "† nominal ε: what the paper's accounting says; it is no guarantee for this mode\n"
+    "  (docs/privacy.md)"
 )
 
 
@@ -73,6 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sort", metavar="COLUMNS", help="e.g. accuracy, or task,-epsilon")
     parser.add_argument("--columns", metavar="COLUMNS", help="e.g. id,accuracy,lr")
     parser.add_argument("--limit", metavar="N", help="at most N trials")
+    parser.add_argument(
+        "--wide", action="store_true", help="more columns than fit 80 characters: B, M, C, lr, ex/s"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print a list, one object per trial")
     form.add_argument("--csv", action="store_true", help="print comma-separated values")
@@ -104,7 +110,7 @@ def command(arguments: argparse.Namespace) -> int:
     elif arguments.csv:
         print(results.to_csv(found, chosen or known), end="")
     elif found:
-        show(found, chosen)
+        show(found, chosen, wide=arguments.wide)
     if total == 0:
         print("no trial matches", file=sys.stderr)
     elif len(found) < total:
@@ -112,17 +118,15 @@ def command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def show(rows: list[results.Row], chosen: list[str] | None) -> None:
-    """One table; it never grows beyond the page unless the columns were asked for by name."""
+def show(rows: list[results.Row], chosen: list[str] | None, *, wide: bool = False) -> None:
+    """One table; it never grows beyond the page unless more columns were asked for."""
     from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
     from dpfp_ray.data.terminal import print_table, stdout
 
-    names = chosen or [
-        n for n in SHOWN if any(row.get(n) not in (None, "finished") for row in rows)
-    ]
+    names = chosen or [n for n in (SHOWN if wide else NARROW) if _worth_showing(rows, n)]
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for name in names:
         number = results.COLUMNS.get(name, float) is not str
@@ -140,10 +144,17 @@ def show(rows: list[results.Row], chosen: list[str] | None) -> None:
     # Columns asked for by name are never cut off, whatever the width; the default ones fit a page.
     everything = stdout.options.update(width=10_000)
     needed = Measurement.get(stdout, everything, table).maximum
-    page = max(stdout.width, NARROWEST) if stdout.is_terminal else WIDTH
-    print_table(table, max(needed, page) if chosen else page)
+    page = max(stdout.width, WIDTH) if stdout.is_terminal else WIDTH
+    print_table(table, max(needed, page) if chosen or wide else page)
     if any("†" in _cell(row, name) for row in rows for name in names):
         stdout.print(NOMINAL)
+
+
+def _worth_showing(rows: list[results.Row], name: str) -> bool:
+    values = {row.get(name) for row in rows}
+    if name in IF_THEY_DIFFER:
+        return len(values - {None}) > 1
+    return not values <= {None, "finished"}
 
 
 def _cell(row: results.Row, name: str) -> str:

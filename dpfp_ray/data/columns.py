@@ -1,7 +1,8 @@
 """From a table to a split: columns found, labels read, every row checked."""
 
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -9,8 +10,17 @@ import numpy as np
 
 from dpfp_ray.data import Split
 from dpfp_ray.data.glue import Glue
-from dpfp_ray.data.readers import BadRows, Table, find_column, open_table, shorten, text_problem
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.data.readers import (
+    CSV,
+    TSV,
+    BadRows,
+    Table,
+    find_column,
+    open_table,
+    shorten,
+    text_problem,
+)
+from dpfp_ray.plan.errors import Guess, UserError
 
 # Column names in use, best first. A GLUE task takes the best that is there; for the user's own
 # files two candidates are a question only the user can answer.
@@ -48,10 +58,17 @@ class DataChoice(Protocol):
     def max_dev(self) -> int | None: ...
     @property
     def bad_rows(self) -> str: ...
+    @property
+    def header(self) -> str: ...
 
 
-def open_split(path: Path, glue: Glue | None) -> Table:
+def open_split(path: Path, glue: Glue | None, header: str = "first_line") -> Table:
+    """The file with its columns named by its header; by GLUE, or by number, where it has none."""
     table = open_table(path)
+    if header == "none":
+        if path.suffix.lower() not in (*TSV, *CSV):
+            raise UserError(f"{path} names its own columns; drop --no-header")
+        return open_table(path, names=tuple(str(n + 1) for n in range(len(table.columns))))
     if glue and len(table.columns) == len(glue.headerless) and table.columns[1] in ("0", "1"):
         return open_table(path, names=glue.headerless)
     return table
@@ -65,13 +82,14 @@ def read_split(
     skip: bool = False,
 ) -> tuple[Split, tuple[str, ...]]:
     """The table's records and the class names (those given, else those found in it)."""
-    wanted = _choose_columns(table, plan, glue)
-    *text_columns, label_column = [table.columns[i] for i in wanted]
+    texts_at, label_at = _choose_columns(table, plan, glue)
+    assert label_at is not None
+    text_columns, label_column = [table.columns[i] for i in texts_at], table.columns[label_at]
     numbers = _label_numbers(names, glue) if names else None
     bad = BadRows(table, skip or plan.bad_rows == "skip")
     texts: list[list[str]] = []
     found: list[str] = []
-    for row in table.rows(wanted):
+    for row in table.rows([*texts_at, label_at]):
         *values, raw = row.fields or [None]
         label = _label_text(raw)
         problem = row.problem or next(
@@ -97,8 +115,45 @@ def read_split(
     return Split([values[0] for values in texts], pairs, labels), names
 
 
-def _choose_columns(table: Table, plan: DataChoice, glue: Glue | None) -> list[int]:
-    """Positions of the text, the second text if there is one, and the label."""
+def read_asked(
+    table: Table, plan: DataChoice, glue: Glue | None, names: tuple[str, ...]
+) -> tuple[bool, Iterator[tuple[tuple[str, ...], int | None]]]:
+    """Rows to predict: whether they have labels, and (texts, class number) one after the other.
+
+    Columns are those of the plan, or found as training finds them; a label may be missing.
+    """
+    texts_at, label_at = _choose_columns(table, plan, glue, label_needed=False)
+    names_of = [table.columns[i] for i in texts_at]
+    numbers = _label_numbers(names, glue)
+    bad = BadRows(table, plan.bad_rows == "skip")
+
+    def rows() -> Iterator[tuple[tuple[str, ...], int | None]]:
+        kept = 0
+        for row in table.rows([*texts_at] if label_at is None else [*texts_at, label_at]):
+            values = row.fields[: len(texts_at)]
+            problem = row.problem or next(filter(None, map(text_problem, values, names_of)), "")
+            label = None
+            if not problem and label_at is not None:
+                label = _number_of(_label_text(row.fields[-1]), numbers)
+                if label is None:
+                    classes = ", ".join(shorten(name) for name in names[:12])
+                    found = shorten(row.fields[-1])
+                    where = f"{table.columns[label_at]!r}"
+                    problem = f"{where} is {found}, expected one of {classes}"
+            if problem:
+                bad.add(row.line, problem)
+            else:
+                kept += 1
+                yield tuple(values), label
+        bad.warn(kept)
+
+    return label_at is not None, rows()
+
+
+def _choose_columns(
+    table: Table, plan: DataChoice, glue: Glue | None, *, label_needed: bool = True
+) -> tuple[list[int], int | None]:
+    """Positions of the text (and the second text if there is one), and of the label."""
     lowered = [name.casefold() for name in table.columns]
 
     def present(aliases: Sequence[str], but: Sequence[int] = ()) -> list[int]:
@@ -127,8 +182,28 @@ def _choose_columns(table: Table, plan: DataChoice, glue: Glue | None) -> list[i
     text = the_one("text", plan.text_column, choice)
     if pair is None and paired:
         pair = the_one("pair", None, [i for i in seconds if i != text])
-    label = the_one("label", plan.label_column, present(LABEL))
-    return [text, label] if pair is None else [text, pair, label]
+    texts = [text] if pair is None else [text, pair]
+    label: int | None
+    if label_needed:
+        label = the_one("label", plan.label_column, present(LABEL))
+    else:
+        named = [i for i, name in enumerate(table.columns) if name == plan.label_column]
+        labels = named if plan.label_column else present(LABEL)
+        label = labels[0] if len(labels) == 1 or (labels and glue) else None
+    if not glue and table.path.suffix:  # data in memory have no suffix, and names of their own
+        found = {"text": text, "pair": pair, "label": label}
+        _say_guesses(table, {r: i for r, i in found.items() if not getattr(plan, f"{r}_column")})
+    return texts, label
+
+
+def _say_guesses(table: Table, guessed: Mapping[str, int | None]) -> None:
+    """Nobody should find out from a score that another column was read than the one meant."""
+    roles = {role: table.columns[i] for role, i in guessed.items() if i is not None}
+    roles = {role: name for role, name in roles.items() if name.casefold() != role}
+    if roles:
+        shown = ", ".join(f"{role} from column {shorten(name)}" for role, name in roles.items())
+        flags = ", ".join(f"--{role}-column" for role in roles)
+        warnings.warn(Guess(f"{table.path}: {shown} (by its name; {flags} to change it)"))  # noqa: B028
 
 
 def _label_text(value: object) -> str:

@@ -119,6 +119,8 @@ def find_column(table: Table, wanted: str, flag: str) -> int:
             )
     nearest = difflib.get_close_matches(wanted, table.columns, n=1)
     hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+    if wanted.isdigit() and not hint:
+        hint = " (columns have numbers with --no-header only)"
     raise UserError(
         f"{table.header}: no column {wanted!r}{hint}; {table.listed()}; give another {flag}"
     )

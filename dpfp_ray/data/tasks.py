@@ -85,10 +85,10 @@ def _demo() -> Task:
 def _open_files(plan: DataChoice, glue: Glue | None) -> Tables:
     if str(plan.train_file).startswith(MEMORY):
         raise UserError(f"train_file {plan.train_file} names data in memory; give them as data=")
-    train = open_split(Path(str(plan.train_file)).expanduser(), glue)
+    train = open_split(Path(str(plan.train_file)).expanduser(), glue, plan.header)
     if not plan.dev_file:
         return train, None
-    return train, open_split(Path(plan.dev_file).expanduser(), glue)
+    return train, open_split(Path(plan.dev_file).expanduser(), glue, plan.header)
 
 
 def _from_tables(name: str, plan: DataChoice, glue: Glue | None, tables: Tables) -> Task:

@@ -83,7 +83,7 @@ def tokenise(split: Split, tokenizer: Any, max_length: int, name: str = "") -> T
     Rows are cut to `max_length` (or the tokenizer's own limit, if that is smaller); of a pair the
     longer text is cut first. `name` is only for the progress bar.
     """
-    limit = _limit(tokenizer, max_length, paired=split.pairs is not None)
+    limit = token_limit(tokenizer, max_length, paired=split.pairs is not None)
     if not len(split):
         return _encode(split, tokenizer, limit, name)  # an empty file cannot be memory-mapped
     key = _key(split, tokenizer, limit)
@@ -102,7 +102,15 @@ def tokenise(split: Split, tokenizer: Any, max_length: int, name: str = "") -> T
     return _load(entry, pad) or table
 
 
-def _limit(tokenizer: Any, max_length: int, paired: bool) -> int:
+def tokenise_once(split: Split, tokenizer: Any, max_length: int) -> TokenTable:
+    """As `tokenise`, but kept nowhere: rows that somebody asks about are not ours to store."""
+    return _encode(
+        split, tokenizer, token_limit(tokenizer, max_length, split.pairs is not None), ""
+    )
+
+
+def token_limit(tokenizer: Any, max_length: int, paired: bool) -> int:
+    """Tokens that a row is cut to: `max_length`, or the tokenizer's own limit if that is less."""
     # Tokenizers without a limit of their own say 10^30.
     limit = min(max_length, int(tokenizer.model_max_length))
     special = tokenizer.num_special_tokens_to_add(pair=paired)

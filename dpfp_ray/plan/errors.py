@@ -1,4 +1,4 @@
-"""The one exception that means "the user can fix this"."""
+"""What the user can fix, and what the user should know."""
 
 import difflib
 from collections.abc import Sequence
@@ -9,6 +9,10 @@ class UserError(Exception):
 
     The command line prints the message and exits with 2; no traceback is shown.
     """
+
+
+class Guess(UserWarning):
+    """What was decided for the user, who may want to know; nothing is wrong."""
 
 
 def unknown(kind: str, value: str, valid: Sequence[str]) -> str:

@@ -39,7 +39,7 @@ ACCOUNTANTS = ("gdp", "rdp", "pld")
 LORA_RANK, LORA_ALPHA = 8, 16.0  # where Hu et al. 2022 and peft start
 # Fields younger than the first hashes are hashed only where they say something: plans that do not
 # use them keep the hash that they have in stores.
-UNSAID = {**dict.fromkeys(LORA_FIELDS), "clip_style": "abadi"}
+UNSAID = {**dict.fromkeys(LORA_FIELDS), "clip_style": "abadi", "header": "first_line"}
 # Where the data lie and how a step is cut for memory do not change what is computed.
 NOT_HASHED = frozenset({"data_dir", "max_physical_batch", "classes"})  # classes follow from data
 
@@ -69,6 +69,11 @@ class Plan:
     max_train: int | None = option(None, "use a fixed subset of N training records (D = N)")
     max_dev: int | None = option(None, "use a fixed subset of N dev records")
     bad_rows: str = option("error", "what to do with malformed rows", ("error", "skip"))
+    header: str = option(
+        "first_line",
+        "none: your own TSV and CSV files have no names in line 1; columns are then 1, 2, …",
+        ("first_line", "none"),
+    )
 
     model: str = option("minilm", "minilm, mpnet, a local folder or a hub id")
     representation: str = option(

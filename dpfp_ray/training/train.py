@@ -8,8 +8,8 @@ from typing import Any
 
 from dpfp_ray.data import Task
 from dpfp_ray.data.memory import in_memory
-from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.own_encoder import OwnEncoder
+from dpfp_ray.models.predictor import Predictor
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
@@ -19,6 +19,7 @@ from dpfp_ray.training import run
 from dpfp_ray.training.charged import charged, enter_past, register
 from dpfp_ray.training.checkpoints import load_state
 from dpfp_ray.training.console import choose_reporter
+from dpfp_ray.training.load_model import predictor_of
 from dpfp_ray.training.loop import State
 from dpfp_ray.training.machine import use_threads
 
@@ -27,13 +28,13 @@ from dpfp_ray.training.machine import use_threads
 class Run:
     """A finished run. `record` holds all facts, as in result.json; there is no secret in it.
 
-    `folder` is where it was written, None if it was not. `model` is the trained classifier, None if
-    the result was found finished in `folder`.
+    `folder` is where it was written, None if it was not. `model.predict(texts)` asks the trained
+    model; None if the result was found finished in `folder`, which `load_model` reads.
     """
 
     record: dict[str, Any]
     folder: Path | None = None
-    model: Classifier | None = field(default=None, compare=False)
+    model: Predictor | None = field(default=None, compare=False)
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -167,7 +168,8 @@ def train(
     record["ledger_entry"] = charge.entry_id
     if folder is not None:
         run.write_result(folder, record, model if weights else None, prepared.plan)
-    return Run(record, folder, model)
+    answers = predictor_of(prepared.plan, prepared.inputs.label_names, model, own)
+    return Run(record, folder, answers)
 
 
 def own_encoder(encoder: Any, tokenizer: Any) -> OwnEncoder | None:

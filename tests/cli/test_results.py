@@ -38,11 +38,31 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_the_table_fits_a_hundred_columns(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_fits_eighty_columns(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert max(len(line) for line in lines) <= 100
-    assert {"id", "ε", "accuracy", "B", "M", "C", "lr"} <= set(lines[0].split())
+    assert max(len(line) for line in lines) <= 80
+    assert {"id", "method", "ε", "accuracy"} <= set(lines[0].split())
+
+
+def test_a_wide_table_has_the_hyperparameters(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(folder, "--wide") == 0
+    header = capsys.readouterr().out.splitlines()[0].split()
+    assert {"id", "ε", "accuracy", "B", "M", "C", "lr"} <= set(header)
+
+
+def test_model_and_scope_are_shown_where_they_differ(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(folder)
+    assert "model" not in capsys.readouterr().out.splitlines()[0].split()
+    record = make_record("main-00000000deadbeef-0", accuracy=0.9)
+    record["plan"] |= {"model": "mpnet", "scope": "head"}
+    Store(folder).put(record)
+    run(folder)
+    assert {"model", "scope"} <= set(capsys.readouterr().out.splitlines()[0].split())
 
 
 def test_status_is_shown_only_if_some_trial_is_not_finished(

@@ -59,7 +59,7 @@ def test_an_encoder_of_ones_own_is_trained(method: str, own: dict[str, Any]) -> 
     assert run.plan["model"] == "custom:Words"
     assert run.plan["representation"] == "mean"
     assert run.model is not None
-    trained = run.model.encoder.inner.state_dict()
+    trained = run.model.classifier.encoder.inner.state_dict()
     assert all(not torch.equal(trained[name], before[name]) for name in before)
     assert all(torch.equal(own["encoder"].state_dict()[name], before[name]) for name in before)
 
@@ -112,8 +112,9 @@ def test_a_run_on_data_in_memory_is_continued(unfinished: Path, own: dict[str, A
     whole = train(quick_plan(), data=rows(), **own, **QUICK)
     assert run.model is not None
     assert whole.model is not None
-    theirs = whole.model.state_dict()
-    assert all(torch.equal(value, theirs[name]) for name, value in run.model.state_dict().items())
+    theirs = whole.model.classifier.state_dict()
+    ours = run.model.classifier.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
 def test_a_run_is_not_continued_on_other_data_of_the_same_size(

@@ -1,0 +1,121 @@
+"""A trained model as a folder that `transformers.pipeline` loads where dpfp-ray is not installed.
+
+    config.json, model.safetensors   the whole model: a frozen encoder is in it too
+    modeling_dpfp.py                 its class, which `auto_map` names
+    tokenizer.json …                 the tokenizer, cutting where training cut
+
+Stock classes do not fit: they have other heads, know no mean pooling and bound nothing. Loaded as
+one of them, a model would start with a random head and no error; so the folder has a model type of
+its own, and transformers asks for trust_remote_code instead.
+"""
+
+import inspect
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from dpfp_ray.data.tokens import token_limit
+from dpfp_ray.data.whole_files import whole_folder
+from dpfp_ray.models import modeling_dpfp
+from dpfp_ray.models.modeling_dpfp import DpfpConfig
+from dpfp_ray.models.predictor import Predictor
+from dpfp_ray.plan.errors import UserError
+
+CODE = "modeling_dpfp"
+WEIGHTS = "model.safetensors"
+
+
+def export_model(
+    predictor: Predictor, folder: Path, finish: Callable[[Path], None], *, overwrite: bool = False
+) -> None:
+    """Write the folder, whole or not at all; `finish` adds the card and what else belongs there."""
+    check_free(folder, overwrite=overwrite)
+    classifier = predictor.classifier
+    encoder = classifier.encoder
+    if not isinstance(encoder, PreTrainedModel):
+        raise UserError(
+            f"the encoder is a {type(encoder).__name__} of your own, which transformers cannot "
+            f"load; train with --model FOLDER of a transformers encoder to export"
+        )
+    with whole_folder(folder, keep=lambda _: not overwrite) as built:
+        model_config(predictor).save_pretrained(built)
+        weights = {
+            name: value.detach().cpu().clone().contiguous()
+            for name, value in classifier.state_dict().items()
+        }
+        from safetensors.torch import save_file
+
+        save_file(weights, built / WEIGHTS, metadata={"format": "pt"})
+        (built / WEIGHTS).chmod((built / "config.json").stat().st_mode)  # it makes owner-only files
+        _save_tokenizer(predictor, built)
+        shutil.copy(Path(modeling_dpfp.__file__), built / f"{CODE}.py")
+        finish(built)
+
+
+def check_free(folder: Path, *, overwrite: bool) -> None:
+    """Refuse what is not ours to replace."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise UserError(f"{folder} is a file; give a folder")
+    if any(folder.iterdir()):
+        ours = (folder / f"{CODE}.py").is_file()
+        if not ours:
+            raise UserError(f"{folder} holds other files; give a new folder")
+        if not overwrite:
+            raise UserError(f"{folder} already holds an export; give a new folder, or --overwrite")
+    elif not overwrite:
+        folder.rmdir()  # an empty one is as good as none
+
+
+def model_config(predictor: Predictor) -> DpfpConfig:
+    """All that the exported class needs to build itself, with transformers' own label names."""
+    classifier = predictor.classifier
+    encoder: Any = classifier.encoder
+    inner = encoder.config.to_dict()
+    for name in ("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype"):
+        inner.pop(name, None)
+    options: dict[str, Any] = {"attn_implementation": encoder.config._attn_implementation}
+    if "add_pooling_layer" in inspect.signature(type(encoder).__init__).parameters:
+        options["add_pooling_layer"] = getattr(encoder, "pooler", None) is not None
+    return DpfpConfig(
+        encoder=inner,
+        encoder_options=options,
+        representation=classifier.representation,
+        width=classifier.width,
+        bounded=classifier.bounded,
+        precision=predictor.precision,
+        id2label=dict(enumerate(predictor.labels)),
+        label2id={label: number for number, label in enumerate(predictor.labels)},
+        architectures=["DpfpForSequenceClassification"],
+        problem_type="single_label_classification",
+        pad_token_id=predictor.tokenizer.pad_token_id,
+        dtype=torch.float32,
+        auto_map={
+            "AutoConfig": f"{CODE}.DpfpConfig",
+            "AutoModelForSequenceClassification": f"{CODE}.DpfpForSequenceClassification",
+        },
+        custom_pipelines={
+            "text-classification": {
+                "impl": f"{CODE}.DpfpPipeline",
+                "pt": ["AutoModelForSequenceClassification"],
+                "type": "text",
+            }
+        },
+    )
+
+
+def _save_tokenizer(predictor: Predictor, folder: Path) -> None:
+    """On a copy's files: the limit of rows as in training, padding on the right."""
+    tokenizer = predictor.tokenizer
+    kept = tokenizer.model_max_length, tokenizer.padding_side
+    tokenizer.model_max_length = token_limit(tokenizer, predictor.max_length, paired=False)
+    tokenizer.padding_side = "right"
+    try:
+        tokenizer.save_pretrained(folder)
+    finally:
+        tokenizer.model_max_length, tokenizer.padding_side = kept

@@ -1,0 +1,158 @@
+"""From a finished run back to a model that answers: `load_model("runs/one").predict(texts)`."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpfp_ray.data.whole_files import read_json
+from dpfp_ray.models.classifier import Classifier, trainable_parameters
+from dpfp_ray.models.own_encoder import CUSTOM, OwnEncoder
+from dpfp_ray.models.predictor import Predictor
+from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
+from dpfp_ray.models.representations import HeadClassifier
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.values import make_plan
+from dpfp_ray.training.checkpoints import RESUME
+from dpfp_ray.training.run import RESULT, WEIGHTS
+
+
+def load_model(run: Any, *, encoder: Any = None, tokenizer: Any = None) -> Predictor:
+    """The model of a finished run, of any method and scope.
+
+    run        what `train` gave, or the folder that it wrote
+    encoder    the module that the run was given, with its tokenizer, if it was given one
+    """
+    own = OwnEncoder(encoder, tokenizer) if encoder is not None and tokenizer is not None else None
+    if getattr(run, "model", None) is not None:
+        found: Predictor = run.model
+        return found
+    folder = getattr(run, "folder", run)
+    if folder is None:
+        raise UserError("this run was not written anywhere; give output= to train()")
+    record = read_run(folder)
+    weights = read_weights(Path(folder).expanduser(), record)
+    return predictor(plan_of(record), record["labels"], weights, own)
+
+
+def read_run(folder: str | Path) -> dict[str, Any]:
+    """The record of the finished run in `folder`; anything else is refused in a line."""
+    if "://" in str(folder):
+        raise UserError(f"{folder} is not on this machine; copy the run's folder here and name it")
+    path = Path(folder).expanduser()
+    if not (path / RESULT).is_file():
+        if (path / RESUME).exists():
+            raise UserError(f"{path} holds an unfinished run; the same dpfp train command ends it")
+        if (path / "records").is_dir():
+            raise UserError(
+                f"{path} holds a sweep or a comparison, which keeps no weights; run the trial that "
+                f"you want with dpfp train"
+            )
+        what = f"no {RESULT}" if path.is_dir() else "there is no such folder"
+        raise UserError(f"{path}: {what}; give the --output of a finished dpfp train")
+    record = read_json(path / RESULT)
+    if not isinstance(record, dict) or not isinstance(record.get("plan"), dict):
+        raise UserError(f"{path / RESULT} is no result of dpfp train; give another folder")
+    if "audit" in record:
+        raise UserError(
+            f"{path} holds an audit: its model learnt canaries and was not kept; give the folder "
+            f"of a run"
+        )
+    if not record.get("finished"):
+        raise UserError(f"{path} holds an unfinished run; the same dpfp train command ends it")
+    return record
+
+
+def plan_of(record: Mapping[str, Any]) -> Plan:
+    """The plan that a record was made by, as it was bound to its data."""
+    return make_plan({key: value for key, value in record["plan"].items() if value is not None})
+
+
+def read_weights(folder: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What training changed, by name; refused if it belongs to another result."""
+    from safetensors import SafetensorError, safe_open
+
+    path = folder / WEIGHTS
+    if not path.is_file():
+        raise UserError(f"{folder} has no {WEIGHTS}; run again without --no-weights")
+    try:
+        with safe_open(path, framework="pt") as file:
+            plan_hash = (file.metadata() or {}).get("plan_hash")
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read ({error}); run again with --overwrite") from None
+    if plan_hash != record.get("plan_hash"):
+        raise UserError(
+            f"{path} belongs to plan {plan_hash}, {RESULT} to {record.get('plan_hash')}; run again "
+            f"with --overwrite"
+        )
+    return weights
+
+
+def predictor(
+    plan: Plan, labels: Sequence[str], weights: Mapping[str, Tensor], own: OwnEncoder | None = None
+) -> Predictor:
+    """The plan's encoder, as it was before training, with the weights that training gave."""
+    if own is None and plan.model.startswith(CUSTOM):
+        raise UserError(
+            f"model {plan.model} was a module in memory; give encoder= and tokenizer= to load_model"
+        )
+
+    def build() -> Classifier:
+        model = _untrained(plan, len(labels), own)
+        model.bounded = (plan.scaling, plan.C) if plan.one_release else None
+        put_weights(model, weights)
+        return model
+
+    return Predictor(
+        build,
+        own.tokenizer if own else load_tokenizer(plan.model),
+        labels,
+        max_length=plan.max_length,
+        precision=plan.precision,
+    )
+
+
+def predictor_of(
+    plan: Plan, labels: Sequence[str], trained: Classifier, own: OwnEncoder | None
+) -> Predictor:
+    """For a model in memory; a head that was trained on representations gets its encoder back."""
+    if isinstance(trained, HeadClassifier):
+        weights = {name: p.detach() for name, p in trainable_parameters(trained)}
+        return predictor(plan, labels, weights, own)
+    return Predictor(
+        lambda: trained,
+        own.tokenizer if own else load_tokenizer(plan.model),
+        labels,
+        max_length=plan.max_length,
+        precision=plan.precision,
+    )
+
+
+def _untrained(plan: Plan, classes: int, own: OwnEncoder | None) -> Classifier:
+    """Seed 0 is the one that frozen encoders were run with (`representations.represent`): what a
+    checkpoint lacks is the same here. Whatever else is random here, training has saved."""
+    head = plan.scope == "head"
+    if own is not None:
+        return own.classifier(plan.representation, classes, dropout=0.0, head_seed=0, frozen=head)
+    with warnings.catch_warnings():  # training has said what the checkpoint lacks
+        warnings.simplefilter("ignore")
+        return build_classifier(plan.model, plan.representation, classes, scope=plan.scope)
+
+
+@torch.no_grad()
+def put_weights(model: Classifier, weights: Mapping[str, Tensor]) -> None:
+    """Every saved weight into its place; a head is always among them."""
+    places = dict(model.named_parameters())
+    for name in ("head.weight", "head.bias", *weights):
+        if name not in weights or name not in places or places[name].shape != weights[name].shape:
+            raise UserError(
+                f"the saved weights do not fit the model at {name!r}; is the encoder still the one "
+                f"that was trained? run again with --overwrite"
+            )
+    for name, value in weights.items():
+        places[name].copy_(value)

@@ -1,0 +1,134 @@
+"""`dpfp export` and `dpfp statement`: what they write and print, and what they refuse."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dpfp_ray.cli.main import main
+from dpfp_ray.training.run import RESULT
+from tests.cli.test_main import fails
+from tests.support.finished_runs import finished
+
+
+@pytest.fixture(scope="module")
+def run(tiny_task: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("run")
+    finished(tiny_task, "moments", folder)
+    return str(folder)
+
+
+def audit_of(run: str, folder: Path, **plan: Any) -> str:
+    """What `dpfp audit` of the same plan leaves, as far as these verbs read it."""
+    record = json.loads((Path(run) / RESULT).read_text())
+    record["plan"] |= plan
+    record["audit"] = {"verdict": "refuted", "epsilon": 12.5, "confidence": 0.95}
+    folder.mkdir()
+    (folder / RESULT).write_text(json.dumps(record))
+    return str(folder)
+
+
+def test_the_folder_has_a_model_and_its_card(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    assert main(["export", run, str(folder), "--name", "Ours"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == str(folder)
+    assert {"README.md", "config.json", "model.safetensors", "modeling_dpfp.py"} <= {
+        path.name for path in folder.iterdir()
+    }
+    assert "# Ours" in (folder / "README.md").read_text()
+
+
+def test_an_audit_goes_into_the_card(run: str, tmp_path: Path) -> None:
+    audit = audit_of(run, tmp_path / "audit")
+    assert main(["export", run, str(tmp_path / "model"), "--audit", audit]) == 0
+    assert "ε ≥ 12.5" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_an_audit_of_another_plan_is_refused(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit = audit_of(run, tmp_path / "audit", epsilon=1.0)
+    said = fails(["export", run, str(tmp_path / "model"), "--audit", audit], capsys)
+    assert "audits another plan: its epsilon is 1.0" in said
+
+
+def test_a_push_without_a_token_is_one_line_and_keeps_the_folder(
+    run: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token"))
+    folder = tmp_path / "model"
+    assert main(["export", run, str(folder), "--push-to-hub", "me/ours"]) == 2
+    assert "cannot upload to me/ours: no token; set HF_TOKEN" in capsys.readouterr().err
+    assert (folder / "README.md").exists()
+
+
+def test_a_push_creates_a_private_repository_and_uploads_the_folder(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hub's own client, with the three calls that need the network recorded."""
+    import huggingface_hub
+    from huggingface_hub import RepoUrl
+
+    calls: list[Any] = []
+
+    def create(self: Any, name: str, **options: Any) -> RepoUrl:
+        calls.append((name, options["private"]))
+        return RepoUrl(f"https://huggingface.co/{name}")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "whoami", lambda self: {"name": "me"})
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create)
+    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", lambda self, **o: calls.append(o))
+    assert main(["export", run, str(tmp_path / "model"), "--push-to-hub", "me/ours"]) == 0
+    assert calls[0] == ("me/ours", True)
+    assert calls[1]["repo_id"] == "me/ours"
+    assert (calls[1]["folder_path"] / "README.md").exists()
+    assert "huggingface.co/me/ours" in capsys.readouterr().out
+
+
+def test_a_run_without_weights_cannot_be_exported(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / RESULT).write_text((Path(run) / RESULT).read_text())
+    said = fails(["export", str(tmp_path), str(tmp_path / "model")], capsys)
+    assert "run again without --no-weights" in said
+
+
+def test_a_statement_starts_with_what_it_is_worth(
+    run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["statement", run]) == 0
+    assert capsys.readouterr().out.startswith("Differentially private with a proof: ε = 8")
+
+
+def test_the_registry_entry_is_yaml(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["statement", run, "--format", "registry", "--name", "Ours"]) == 0
+    entry = yaml.safe_load(capsys.readouterr().out)
+    assert entry["deployment"]["product"]["name"] == "Ours"
+
+
+def test_the_reporting_list_is_json(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["statement", run, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["guarantee"] == "proved"
+
+
+def test_the_questions_of_nist_are_answered(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["statement", run, "--format", "nist"]) == 0
+    assert "[trust model]" in capsys.readouterr().out
+
+
+def test_a_statement_needs_no_weights(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / RESULT).write_text((Path(run) / RESULT).read_text())
+    assert main(["statement", str(tmp_path)]) == 0
+    assert "unit: one training record" in capsys.readouterr().out

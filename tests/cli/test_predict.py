@@ -1,0 +1,158 @@
+"""`dpfp predict`: what it reads, what it prints where, and what it refuses."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfp_ray.cli.main import main
+from dpfp_ray.training.checkpoints import RESUME
+from dpfp_ray.training.run import RESULT
+from tests.cli.test_main import fails
+from tests.support.finished_runs import finished
+
+
+@pytest.fixture(scope="module")
+def run(tiny_task: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("run")
+    finished(tiny_task, "moments", folder)
+    return str(folder)
+
+
+def printed(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(argv) == 0
+    return capsys.readouterr().out
+
+
+def test_a_text_gets_a_label_and_a_probability(
+    run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    label, share, text = printed(["predict", run, "--text", "a great film"], capsys).split("\t")
+    assert label in ("negative", "positive")
+    assert 0.5 <= float(share) <= 1
+    assert text == "a great film\n"
+
+
+def test_json_is_an_object_a_line_with_all_classes(
+    run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = printed(["predict", run, "--json", "--text=great", "--text=dull"], capsys).splitlines()
+    first, second = map(json.loads, lines)
+    assert (first["text"], second["text"]) == ("great", "dull")
+    assert set(first["probabilities"]) == {"negative", "positive"}
+
+
+def test_standard_input_is_a_text_a_line(
+    run: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("a great film\n\na dull plot\n"))
+    lines = printed(["predict", run, "-", "--batch", "1"], capsys).splitlines()
+    assert [line.split("\t")[2] for line in lines] == ["a great film", "a dull plot"]
+
+
+def test_the_dev_set_scores_as_the_run_did(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = json.loads(printed(["predict", run, "--dev", "--evaluate", "--json"], capsys))
+    record = json.loads((Path(run) / RESULT).read_text())
+    assert scores["accuracy"] == record["metrics"]["accuracy"]
+    low, high = scores["accuracy_interval"]
+    assert low < scores["accuracy"] < high
+
+
+def test_a_file_with_labels_is_answered_and_scored(
+    run: str, tiny_task: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", run, tiny_task["dev_file"], "--batch", "7"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 40
+    assert "accuracy" in err
+    assert "rows: the right class; columns: the answer" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("new.csv", 'text\n"a great, clever film"\na dull plot\n'),
+        ("new.tsv", "id\tsentence\n1\ta great film\n2\ta dull plot\n"),
+        ("new.jsonl", '{"text": "a great film"}\n{"text": "a dull plot"}\n'),
+    ],
+)
+def test_a_file_without_labels_is_answered(
+    run: str, tmp_path: Path, name: str, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(content)
+    assert main(["predict", run, str(tmp_path / name)]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 2
+    assert "accuracy" not in err
+
+
+def test_columns_can_differ_from_those_of_training(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "new.csv").write_text("words,stars\na great film,positive\na dull plot,negative\n")
+    flags = ["--text-column", "words", "--label-column", "stars", "--evaluate", "--json"]
+    scores = json.loads(printed(["predict", run, str(tmp_path / "new.csv"), *flags], capsys))
+    assert scores["rows"] == 2
+
+
+def test_a_label_that_the_model_does_not_know_names_its_line(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "new.csv").write_text("text,label\na great film,positive\nodd,purple\n")
+    assert "line 3: 'label' is 'purple'" in fails(
+        ["predict", run, str(tmp_path / "new.csv")], capsys
+    )
+
+
+def test_evaluation_needs_labels(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--evaluate needs labels" in fails(["predict", run, "--text=x", "--evaluate"], capsys)
+
+
+@pytest.mark.parametrize("argv", [[], ["-", "--dev"], ["x.csv", "--text", "great"]])
+def test_one_source_of_rows_is_needed(
+    run: str, argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "give one of" in fails(["predict", run, *argv], capsys)
+
+
+def test_a_run_without_weights_says_how_to_get_them(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / RESULT).write_text((Path(run) / RESULT).read_text())
+    said = fails(["predict", str(tmp_path), "--text=x"], capsys)
+    assert "run again without --no-weights" in said
+
+
+def test_an_unfinished_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / RESUME).touch()
+    assert "unfinished run" in fails(["predict", str(tmp_path), "--text=x"], capsys)
+
+
+def test_an_audit_is_refused(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = json.loads((Path(run) / RESULT).read_text()) | {"audit": {"epsilon": 1.0}}
+    (tmp_path / RESULT).write_text(json.dumps(record))
+    assert "holds an audit" in fails(["predict", str(tmp_path), "--text=x"], capsys)
+
+
+def test_a_store_far_away_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "copy the run's folder here" in fails(["predict", "s3://b/run", "--text=x"], capsys)
+
+
+def test_a_sweep_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "records").mkdir()
+    assert "keeps no weights" in fails(["predict", str(tmp_path), "--text=x"], capsys)
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no such folder" in fails(["predict", str(tmp_path / "no"), "--text=x"], capsys)
+
+
+def test_a_file_without_header_is_read_by_number(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "new.tsv").write_text("positive\ta great film\nnegative\ta dull plot\n")
+    flags = ["--no-header", "--text-column=2", "--label-column=1", "--evaluate", "--json"]
+    scores = json.loads(printed(["predict", run, str(tmp_path / "new.tsv"), *flags], capsys))
+    assert scores["rows"] == 2

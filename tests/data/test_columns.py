@@ -1,0 +1,62 @@
+"""Files without a header, and columns that were guessed."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfp_ray.data import Task
+from dpfp_ray.data.tasks import load_task
+from dpfp_ray.plan.errors import Guess, UserError
+from dpfp_ray.plan.plan import Plan
+
+ROWS = [("a great film", "good"), ("a dull plot", "bad"), ("so boring", "bad"), ("fine", "good")]
+
+
+def write(path: Path, header: str = "", separator: str = "\t") -> str:
+    lines = [separator.join(row) for row in ROWS]
+    path.write_text("\n".join([header, *lines] if header else lines) + "\n")
+    return str(path)
+
+
+def load(train: str, **fields: Any) -> Task:
+    return load_task(Plan(train_file=train, dev_file=train, **fields))
+
+
+@pytest.mark.parametrize(("name", "separator"), [("a.tsv", "\t"), ("a.csv", ",")])
+def test_without_a_header_columns_have_numbers(tmp_path: Path, name: str, separator: str) -> None:
+    path = write(tmp_path / name, separator=separator)
+    task = load(path, header="none", text_column="1", label_column="2")
+    assert task.train.texts == [text for text, _ in ROWS]
+    assert task.label_names == ("bad", "good")
+
+
+def test_a_number_without_no_header_says_which_flag_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="numbers with --no-header only"):
+        load(write(tmp_path / "a.tsv"), text_column="1", label_column="2")
+
+
+def test_files_that_name_their_columns_have_a_header(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "x", "label": "y"}\n')
+    with pytest.raises(UserError, match="drop --no-header"):
+        load(str(tmp_path / "a.jsonl"), header="none", text_column="1", label_column="2")
+
+
+def test_plans_of_before_keep_their_hash() -> None:
+    assert Plan(task="sst2", method="dpsgd").hash == "1a0c7781982df64b"
+    assert Plan(train_file="a.tsv").hash != Plan(train_file="a.tsv", header="none").hash
+
+
+def test_guessed_columns_are_said(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "review\tsentiment")
+    said = r"text from column 'review', label from column 'sentiment' \(by its name; --text-column"
+    with pytest.warns(Guess, match=said):
+        load(path)
+
+
+def test_columns_that_were_named_are_not_said_again(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "review\tsentiment")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(path, text_column="review", label_column="sentiment")

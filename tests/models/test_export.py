@@ -1,0 +1,146 @@
+"""An exported folder answers as `dpfp predict` does, in a process that has no dpfp-ray."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpfp_ray import UserError, load_model
+from dpfp_ray.models.export import export_model
+from dpfp_ray.models.predictor import Predictor
+from tests.support.finished_runs import KINDS, finished
+from tests.support.tiny_runs import tiny_split
+
+TEXTS = [*tiny_split(8, seed=4).texts, "great " * 100, "?"]
+# Loads every folder named after it, and prints the probabilities of the texts on stdin.
+STRANGER = """
+import json, sys
+sys.modules["dpfp_ray"] = None  # importing it, or any part of it, fails from here on
+import transformers
+transformers.utils.logging.disable_progress_bar()
+texts, found = json.load(sys.stdin), {}
+for folder in sys.argv[1:]:
+    ask = transformers.pipeline("text-classification", folder, trust_remote_code=True)
+    inputs = [text if isinstance(text, str) else {"text": text[0], "text_pair": text[1]}
+              for text in texts]
+    answers = [ask(one, top_k=None) for one in inputs]
+    rows = [one[0] if isinstance(one[0], list) else one for one in answers]
+    found[folder] = [{each["label"]: each["score"] for each in row} for row in rows]
+print(json.dumps(found))
+"""
+
+
+def ask_stranger(texts: list[Any], *folders: Path) -> dict[str, list[dict[str, float]]]:
+    done = subprocess.run(
+        [sys.executable, "-c", STRANGER, *map(str, folders)],
+        input=json.dumps(texts),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        cwd=folders[0].parent,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, list[dict[str, float]]] = json.loads(done.stdout)
+    return found
+
+
+def same(model: Predictor, theirs: list[dict[str, float]], texts: list[Any]) -> None:
+    shares = [[row[label] for label in model.labels] for row in theirs]
+    np.testing.assert_allclose(shares, model.probabilities(texts), atol=1e-5)
+
+
+def export(model: Predictor, folder: Path, **options: Any) -> None:
+    export_model(model, folder, lambda _: None, **options)
+
+
+def test_every_method_answers_elsewhere_as_it_does_here(
+    tiny_task: dict[str, Any], tmp_path: Path
+) -> None:
+    models = {}
+    for number, kind in enumerate(KINDS):
+        finished(tiny_task, kind, tmp_path / f"run{number}")
+        models[kind] = load_model(tmp_path / f"run{number}")
+        export(models[kind], tmp_path / f"model{number}")
+    folders = [tmp_path / f"model{number}" for number in range(len(KINDS))]
+    answers = ask_stranger(TEXTS, *folders)
+    for folder, model in zip(folders, models.values(), strict=True):
+        same(model, answers[str(folder)], TEXTS)
+
+
+def test_every_family_answers_elsewhere_as_it_does_here(
+    tiny_task: dict[str, Any], zoo: Path, tmp_path: Path
+) -> None:
+    models = {}
+    for family in ("roberta", "mpnet", "distilbert", "electra", "albert", "deberta-v2", "gpt2"):
+        for kind in ("non_private", "moments"):
+            name = f"{family} {kind}"
+            changes = {"model": str(zoo / family), "representation": "auto", "max_length": 16}
+            finished(tiny_task, kind, tmp_path / f"run {name}", **changes)
+            models[name] = load_model(tmp_path / f"run {name}")
+            export(models[name], tmp_path / name)
+    answers = ask_stranger(TEXTS, *(tmp_path / name for name in models))
+    for name, model in models.items():
+        same(model, answers[str(tmp_path / name)], TEXTS)
+
+
+def test_pairs_are_asked_as_pairs(tiny_task: dict[str, Any], tmp_path: Path) -> None:
+    pairs = [["great " * 30, "dull"], ["dull", "great " * 30], ["a", "b"]]
+    finished(tiny_task, "moments", tmp_path / "run", max_length=20)
+    model = load_model(tmp_path / "run")
+    export(model, tmp_path / "model")
+    answers = ask_stranger(pairs, tmp_path / "model")
+    same(model, answers[str(tmp_path / "model")], [tuple(pair) for pair in pairs])
+
+
+@pytest.mark.slow
+def test_minilm_answers_elsewhere_as_it_does_here(
+    tiny_task: dict[str, Any], tmp_path: Path
+) -> None:
+    finished(tiny_task, "release_once", tmp_path / "run", model="minilm", max_length=128)
+    model = load_model(tmp_path / "run")
+    export(model, tmp_path / "model")
+    same(model, ask_stranger(TEXTS, tmp_path / "model")[str(tmp_path / "model")], TEXTS)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_task: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Predictor:
+    folder = tmp_path_factory.mktemp("run")
+    finished(tiny_task, "moments", folder)
+    return load_model(folder)
+
+
+def test_without_trust_there_is_an_error_and_no_random_head(
+    model: Predictor, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    export(model, tmp_path / "model")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        AutoModelForSequenceClassification.from_pretrained(
+            tmp_path / "model", trust_remote_code=False
+        )
+
+
+def test_an_export_is_not_replaced_unasked(model: Predictor, tmp_path: Path) -> None:
+    export(model, tmp_path / "model")
+    with pytest.raises(UserError, match="already holds an export"):
+        export(model, tmp_path / "model")
+    (tmp_path / "model" / "old.txt").touch()
+    export(model, tmp_path / "model", overwrite=True)
+    assert not (tmp_path / "model" / "old.txt").exists()
+
+
+def test_other_files_are_never_replaced(model: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UserError, match="holds other files"):
+        export(model, tmp_path, overwrite=True)
+
+
+def test_the_tokenizer_in_memory_stays_as_it_was(model: Predictor, tmp_path: Path) -> None:
+    before = model.tokenizer.model_max_length
+    export(model, tmp_path / "model")
+    assert model.tokenizer.model_max_length == before

@@ -1,0 +1,33 @@
+"""Small finished runs of every method and scope, for tests of what comes after training."""
+
+from pathlib import Path
+from typing import Any
+
+from dpfp_ray.plan.values import make_plan
+from dpfp_ray.training.train import Run, train
+
+KINDS: dict[str, dict[str, Any]] = {
+    "non_private": {"method": "non_private", "epsilon": None},
+    "non_private head": {"method": "non_private", "epsilon": None, "scope": "head"},
+    "dpfp": {"micro_batches": 2},
+    "dpfp head": {"micro_batches": 2, "scope": "head"},
+    "dpsgd": {"method": "dpsgd"},
+    "dpsgd head": {"method": "dpsgd", "scope": "head"},
+    "rgp": {"method": "rgp"},
+    "moments": {"mode": "moments"},
+    "release_once": {"mode": "release_once"},
+    "release_once clip": {"mode": "release_once", "scaling": "clip", "clip": 0.5},
+    "objpert": {"method": "objpert", "accountant": "pld"},
+}
+STEPS = ("batch_size", "epochs", "learning_rate")
+
+
+def finished(task: dict[str, Any], kind: str, folder: Path, **changes: Any) -> Run:
+    """A run of `kind` on the tiny task, written to `folder`."""
+    values = {key: value for key, value in task.items() if key not in ("method", "micro_batches")}
+    values |= {"method": "dpfp"} | KINDS[kind] | changes
+    if values.get("mode") or values["method"] == "objpert":  # one release: nothing has steps
+        values = {key: value for key, value in values.items() if key not in STEPS}
+    if values["method"] == "non_private":
+        values = {k: v for k, v in values.items() if k not in ("epsilon", "accountant")}
+    return train(make_plan(values), output=folder, seed=5, threads=1, reporter="silent")
