@@ -37,7 +37,11 @@ SUMMARY = ("people", "epsilon", "private_epsilon", "delta", "guarantee", "total"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("show", "set", "export"))
+    parser.add_argument(
+        "action",
+        choices=("show", "set", "export"),
+        help="show what was spent, set a total once, or export tables and a figure",
+    )
     parser.add_argument(
         "--ledger",
         metavar="PATH_OR_URI",

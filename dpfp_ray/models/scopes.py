@@ -103,6 +103,15 @@ def woken(model: Module) -> Iterator[None]:
             parameter.data.zero_()
 
 
+def merge_lora(model: Module) -> None:
+    """W + BA in place of W and its adapters: the same answers from the encoder's own layers."""
+    for name, module in list(model.named_modules()):
+        if hasattr(module, "lora_A") and hasattr(module, "base_layer"):
+            module.merge()
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, module.base_layer)
+
+
 def _lora_pairs(model: Module) -> Iterator[tuple[str, Parameter, Parameter]]:
     for name, module in model.named_modules():
         if hasattr(module, "lora_A") and hasattr(module, "lora_B"):

@@ -14,6 +14,7 @@ from dpfp_ray.models.own_encoder import CUSTOM, OwnEncoder
 from dpfp_ray.models.predictor import Predictor
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.models.representations import HeadClassifier
+from dpfp_ray.models.scopes import Lora, merge_lora
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
@@ -106,6 +107,7 @@ def predictor(
         model = _untrained(plan, len(labels), own)
         model.bounded = (plan.scaling, plan.C) if plan.one_release else None
         put_weights(model, weights)
+        merge_lora(model)
         return model
 
     return Predictor(
@@ -136,12 +138,12 @@ def predictor_of(
 def _untrained(plan: Plan, classes: int, own: OwnEncoder | None) -> Classifier:
     """Seed 0 is the one that frozen encoders were run with (`representations.represent`): what a
     checkpoint lacks is the same here. Whatever else is random here, training has saved."""
-    head = plan.scope == "head"
+    parts: dict[str, Any] = {"scope": plan.scope, "lora": Lora.of(plan)}
     if own is not None:
-        return own.classifier(plan.representation, classes, dropout=0.0, head_seed=0, frozen=head)
+        return own.classifier(plan.representation, classes, dropout=0.0, head_seed=0, **parts)
     with warnings.catch_warnings():  # training has said what the checkpoint lacks
         warnings.simplefilter("ignore")
-        return build_classifier(plan.model, plan.representation, classes, scope=plan.scope)
+        return build_classifier(plan.model, plan.representation, classes, **parts)
 
 
 @torch.no_grad()

@@ -135,6 +135,7 @@ def test_the_audit_score_finds_canaries_when_there_is_little_noise(classes: int)
     plan = make_plan(56, classes, epsilon=300.0)
     sigma = noise_multiplier(plan)
     places = np.arange(40, 40 + members.sum())
-    seen = Seen(plan, sigma, 1, classes, table, places, canaries, None, others)
+    released = objpert.release(plan, sigma, table, classes, 1)
+    seen = Seen(plan, sigma, classes, released, table, places, canaries, None, others)
     scores = objpert.released_gradient(seen)
     assert np.mean(scores[members][:, None] > scores[~members]) > 0.9

@@ -40,7 +40,8 @@ def test_seeds_differ_between_trials_and_sweeps() -> None:
 
 
 def test_config_holds_no_seed() -> None:
-    assert set(make().to_config()) == {"plan", "noise_multiplier", "seed_index", "group", "name"}
+    public = {"plan", "noise_multiplier", "seed_index", "group", "name", "entry"}
+    assert set(make().to_config()) == public
 
 
 @pytest.mark.parametrize("value", [3, 3.0])
