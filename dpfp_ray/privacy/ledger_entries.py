@@ -16,15 +16,19 @@ from typing import Any
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.ledger_cost import (
+    WIDE_ORDERS,
     Gaussian,
     Part,
     Pure,
+    RdpCurve,
     count_parts,
     part_from_json,
     part_to_json,
 )
 
 SCHEMA = 1
+# Of a mechanism with a theorem of its own; many, because a total fixes orders by its ε.
+CURVE_ORDERS = tuple(sorted({*WIDE_ORDERS, *(1 + 2.0 ** (k / 8) for k in range(-32, 73))}))
 GUARANTEES = ("proved", "nominal", "none")  # from best to worst
 PURPOSES = ("train", "trial", "audit")
 ENDS = ("finished", "failed", "stopped", "refused")
@@ -199,14 +203,17 @@ def use_of(
     parts: list[Part] = []
     if plan.private:
         whole = accounting.mechanism(plan, noise_multiplier)
-        parts.append(Gaussian(whole.p, whole.noise_multiplier, plan.M))
+        if whole.own is not None:
+            curve = tuple(whole.own.rdp(order) for order in CURVE_ORDERS)
+            parts.append(RdpCurve(CURVE_ORDERS, curve))
+        else:
+            parts.append(Gaussian(whole.p, whole.noise_multiplier, plan.M))
         if whole.label_epsilon:
             parts.append(Pure(whole.label_epsilon))
-    nominal = plan.method == "dpfp" and not plan.one_release
     return Use(
         purpose=purpose,
         plan_hash=plan.hash,
-        method=f"{plan.method} {plan.mode}" if plan.method == "dpfp" else plan.method,
+        method=plan.spec.title,
         people=people,
         records=plan.D,
         steps=plan.steps,
@@ -214,7 +221,7 @@ def use_of(
         adjacency=str(plan.adjacency),
         labels_protected=plan.private
         and (plan.adjacency == "add_remove" or bool(plan.label_epsilon)),
-        guarantee="none" if not plan.private else "nominal" if nominal else "proved",
+        guarantee=plan.spec.guarantee,  # of the method: the sum is the ledger's own, not a budget's
         delta=plan.delta if plan.private else None,
         run=run,
         release=release,

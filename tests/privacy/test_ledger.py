@@ -16,6 +16,7 @@ from dpfp_ray.data.storage import RemoteFiles
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting
+from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.ledger import Ledger, default_place
 from dpfp_ray.privacy.ledger_cost import Gaussian, Pure, composed_epsilon
 from dpfp_ray.privacy.ledger_entries import Use, use_of
@@ -520,3 +521,16 @@ def test_ends_that_mean_nothing_are_refused(ledger: Ledger, done: int, status: s
     entry = ledger.begin(use(ledger))
     with pytest.raises(ValueError, match=r"done|status"):
         ledger.end(entry.id, done, status)
+
+
+def test_a_mechanism_with_a_theorem_of_its_own_is_charged_by_it(tmp_path: Path) -> None:
+    """Objective perturbation costs more than a plain Gaussian with its σ would."""
+    plan = Plan(method="objpert", epsilon=3.0).bind(records=1_000, classes=2)
+    book = Ledger(tmp_path)
+    people = book.register([f"text {i}" for i in range(1_000)], None).id
+    entry = book.begin(use_of(plan, noise_multiplier(plan), people=people, run="one"))
+    book.end(entry.id, 1, "finished")
+    assert plan.delta is not None
+    found = Ledger(tmp_path, delta=plan.delta).spent(people)
+    assert 3.0 <= found.epsilon < 3.6
+    assert found.guarantee == "proved"
