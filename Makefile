@@ -4,8 +4,8 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 # Three at a time on two cores: one of them has all tests that use Ray, which mostly wait; of the
-# others, a file's tests share fixtures, so they stay together (tests/conftest.py makes the groups).
-PARALLEL ?= -n 3 --dist loadgroup --no-loadscope-reorder
+# others, a file's tests share fixtures, so they stay together (tests/support/one_ray.py).
+PARALLEL ?= -n 3 --no-loadscope-reorder
 
 .PHONY: demo check quick-tests test lint install clean
 
@@ -22,7 +22,7 @@ check: install  ## style, types, and the tests without Ray, a browser or much ti
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint quick-tests
 
 quick-tests: install
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not ray and not browser and not slow"
+	$(BIN)/pytest -n 2 -m "not ray and not browser and not slow"
 
 test: lint  ## style, types and the whole test suite
 	$(BIN)/pytest $(PARALLEL)

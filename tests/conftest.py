@@ -1,7 +1,7 @@
 """One cache for the test session, and no surprises from the machine: network, threads, leftovers.
 
-Tests that use Ray are marked `ray`. They run one after the other in one process (an xdist group),
-beside the others, and share one Ray where they can.
+Tests that use Ray are marked `ray`. They run one after the other in one process, beside the others
+(`tests/support/one_ray.py`), and share one Ray where they can.
 """
 
 import logging
@@ -22,6 +22,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 import pytest
 
 from tests.support import scratch
+from tests.support.one_ray import OneRay, uses_ray
 from tests.support.ray_logs import ray_logs
 from tests.support.ray_start import start_patiently
 
@@ -45,16 +46,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         scratch.end()
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Markers by what a test asks for."""
+    for fixture, marker in (("ray_turn", "ray"), ("browser", "browser")):
+        if fixture in getattr(item, "fixturenames", ()):
+            item.add_marker(marker)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ray tests first, since they take longest, as one group; of the others, each file is one."""
-    for item in items:
-        for fixture, marker in (("ray_turn", "ray"), ("browser", "browser")):
-            if fixture in getattr(item, "fixturenames", ()):
-                item.add_marker(marker)
-        uses_ray = item.get_closest_marker("ray") is not None
-        item.add_marker(pytest.mark.xdist_group("ray" if uses_ray else str(item.path)))
-    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
+    """Files that use Ray first, since they take longest."""
+    items.sort(key=lambda item: not uses_ray(item.nodeid.partition("::")[0]))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return OneRay(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
