@@ -47,8 +47,12 @@ def main(folder: Path, space: Path) -> None:
 def observe(folder: Path, space: Path, session: Path) -> dict[str, object]:
     import ray
 
+    from dpfp_ray.privacy.ledger import Ledger
     from tests.support.ray_runs import PATIENCE, sweep_here, wait_for
 
+    # A ledger of its own, with a total: what is spent of it is shown only where there is one.
+    os.environ["DPFP_LEDGER"] = str(folder / "ledger")
+    Ledger().set_total(1000.0, 1e-6)
     discovery = session / "prom_metrics_service_discovery.json"
     wait_for(discovery.exists, "Ray to list its nodes")
     command = [sys.executable, "-m", "dashboards.check", "--json"]
@@ -57,7 +61,7 @@ def observe(folder: Path, space: Path, session: Path) -> dict[str, object]:
     page = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as check:
         try:
-            sweep_here(space, folder / "sweep")
+            sweep_here(space, folder / "sweep", show_training_loss=True)
             with urlopen(page) as response:
                 lines = response.read().decode().splitlines()
             output, _ = check.communicate()

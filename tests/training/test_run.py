@@ -98,8 +98,10 @@ def strict(text: str) -> Any:
 
 
 def without_clock(result: dict[str, Any]) -> dict[str, Any]:
+    """And without the ledger's name for it: every folder's run has its own."""
     history = [{k: v for k, v in r.items() if k != "train_seconds"} for r in result["history"]]
-    return {k: v for k, v in result.items() if k != "cost"} | {"history": history}
+    own = ("cost", "ledger_entry")
+    return {k: v for k, v in result.items() if k not in own} | {"history": history}
 
 
 # Real processes, really killed -------------------------------------------------------------------
