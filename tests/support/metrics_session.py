@@ -52,7 +52,7 @@ def observe(folder: Path, space: Path, session: Path) -> dict[str, object]:
 
     # A ledger of its own, with a total: what is spent of it is shown only where there is one.
     os.environ["DPFP_LEDGER"] = str(folder / "ledger")
-    Ledger().set_total(1000.0, 1e-6)
+    Ledger().set_total(20.0, 1e-3)
     discovery = session / "prom_metrics_service_discovery.json"
     wait_for(discovery.exists, "Ray to list its nodes")
     command = [sys.executable, "-m", "dashboards.check", "--json"]
