@@ -412,7 +412,7 @@ def selected(
 def test_repeats_run_again_with_noise_of_their_own(selected: Selected) -> None:
     assert len(selected.sealed) == 4
     assert len({record["plan_hash"] for record in selected.sealed}) < 4
-    losses = {to_json([e["train_loss"] for e in r["history"]]) for r in selected.sealed}
+    losses = {to_json([e["dev"]["dev"]["loss"] for e in r["history"]]) for r in selected.sealed}
     assert len(losses) == 4
 
 
