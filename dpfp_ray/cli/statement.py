@@ -8,7 +8,7 @@ Examples:
   dpfp statement runs/demo --format registry > demo.yaml
 
   text       for people: guarantee, ε by each accountant, what is not protected, assumptions
-  json       the reporting list of Ponomareva et al. 2023, "How to DP-fy ML", section 5.3
+  json       the reporting list of Ponomareva et al. 2023, "How to DP-fy ML"
   nist       the questions that NIST SP 800-226 has evaluators ask, answered
   registry   YAML for a pull request to the OpenDP deployments registry
 

@@ -118,7 +118,7 @@ SPEC = MethodSpec(
         "bias": {"learning_rate": 5e-3},
         # Yu et al. 2022: huseyinatahaninan/Differentially-Private-Fine-tuning-of-Language-Models,
         # bert_lora/README.md. Its 50 epochs are cut to 20 here, for their cost, and its C = 10 is
-        # for half precision with scaled losses.
+        # not used: C stays that of the other scopes, which is our choice and was not tuned.
         "lora": {
             "learning_rate": 1e-3,
             "batch_size": 2000,

@@ -39,7 +39,7 @@ SPEC = MethodSpec(
         "head": {"learning_rate": 2e-3},  # measured: benchmarks/frozen.md
         # Bu et al. 2022: awslabs/fast-differential-privacy, examples/text_classification/
         "bias": {"learning_rate": 1e-3},
-        "lora": {"learning_rate": 5e-4},  # Hu et al. 2022, appendix D: RoBERTa-base on GLUE
+        "lora": {"learning_rate": 5e-4},  # the usual size for LoRA; not tuned here
     },
     token_score="row_movement",  # without noise a word's row moves only if its canary was drawn
 )

@@ -1,6 +1,6 @@
 """A run's privacy statement in the forms that others ask for.
 
-    json      the reporting list of Ponomareva et al. 2023, "How to DP-fy ML", section 5.3
+    json      the reporting list of Ponomareva et al. 2023, "How to DP-fy ML"
     nist      what NIST SP 800-226 (Near et al. 2025) tells evaluators to ask, with answers
     registry  an entry of the OpenDP deployments registry (opendp/deployments-registry-data)
 
@@ -18,7 +18,7 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.wording import number, promised
 
 FILL = "TO BE FILLED IN"
-DP_FY_ML = "Ponomareva et al. 2023, How to DP-fy ML, section 5.3 (arXiv:2303.00654)"
+DP_FY_ML = "Ponomareva et al. 2023, How to DP-fy ML (arXiv:2303.00654)"
 NIST = "Near et al. 2025, NIST SP 800-226, Guidelines for Evaluating DP Guarantees"
 Facts = Mapping[str, Any]
 
