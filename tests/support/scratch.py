@@ -29,6 +29,10 @@ def folder() -> Path:
 
 def end() -> None:
     """End what still runs after a while, say what it was, and remove the folder."""
+    if server := sys.modules.get("multiprocessing.forkserver"):  # it and its kin have folders here
+        server._forkserver._stop()
+        sys.modules["multiprocessing.resource_tracker"]._resource_tracker._stop()  # type: ignore[attr-defined]
+        sys.modules["multiprocessing.util"]._run_finalizers()  # type: ignore[attr-defined]
     give_up = time.monotonic() + PATIENCE
     while left_running() and time.monotonic() < give_up:
         time.sleep(0.1)

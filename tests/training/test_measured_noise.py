@@ -108,13 +108,13 @@ def degrees(plan: Plan, name: str, shape: torch.Size) -> float:
 def test_empty_steps_of_a_run_are_the_planned_noise(
     model_folder: str, name: str, epsilon: float
 ) -> None:
-    epochs = 4 if "head" in name else 1  # few weights: more steps for as many numbers
+    epochs = 8 if "head" in name else 4  # few weights: more steps for as many numbers
     prepared, model = prepared_run(
         model_folder, batch_size=1, epsilon=epsilon, **{"epochs": epochs, **STEPS[name]}
     )
     with empty_steps(model) as found:
         run(prepared, Listener(), seed=SEED, model=model)
-    assert len(found) >= 5
+    assert len(found) >= 15  # of 120 steps or more, 0.36 each
     plan = prepared.plan
     squares = {n: sum(float(step[n].double().square().sum()) for step in found) for n in found[0]}
     total = sum(degrees(plan, n, found[0][n].shape) for n in found[0]) * len(found)
@@ -153,7 +153,7 @@ def test_rows_of_a_dpfp_run_get_the_planned_noise(
     found = torch.cat(noise).double()
     assert len(found) > 500
     assert float(found.square().mean().sqrt()) == pytest.approx(needed(prepared), rel=0.08)
-    assert abs(float(found.mean())) < 4 * needed(prepared) / len(found) ** 0.5
+    assert abs(float(found.mean())) < 6 * needed(prepared) / len(found) ** 0.5
 
 
 # One release ---------------------------------------------------------------------------------
