@@ -9,8 +9,7 @@ What differs from dp-accounting, which took seconds to minutes at the paper's n 
 see a δ below the FFT's rounding error, about 1e-16 n:
 
 * curves are evaluated as arrays, and each tail from its own side, so nothing cancels;
-* losses are tilted, q(l) → q(l) e^{θl} / E e^{θl}, so that the convolution is centred at ε, not at
-  the mean. Rounding is then relative to δ, and the FFT spans only the neighbourhood of ε.
+* losses are tilted before they are convolved, so that rounding is relative to δ (`convolution.py`).
 """
 
 import math
@@ -18,19 +17,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import fft
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-# Share of δ that is given away to keep grids short; it is charged, so ε stays an upper bound.
-TAIL_SHARE = 1e-6
+from dpfp_ray.privacy.convolution import TAIL_SHARE, Floats, Losses, composed_epsilon, grid
+
 # Relative error allowed to the discretisation (on the safe side), and the finest grid we can
 # afford: an evaluation at this limit takes about a second and 300 MB.
 TOLERANCE = 5e-4
 MOST_POINTS = 1_000_000
-
-Floats = NDArray[np.float64]
 
 
 def epsilon(
@@ -74,8 +69,8 @@ def epsilon_at(
     """ε at `delta` with privacy losses kept as multiples of `interval`."""
     release = Release(p, noise_multiplier, adjacency)
     forward, backward = connect_dots(release, TAIL_SHARE * delta / n, interval)
-    found = composed_epsilon(forward, n, delta)
-    return found if release.symmetric else composed_epsilon(backward, n, delta, at_least=found)
+    found = composed_epsilon([(forward, n)], delta)
+    return found if release.symmetric else composed_epsilon([(backward, n)], delta, found)
 
 
 @dataclass(frozen=True)
@@ -113,16 +108,6 @@ class Release:
         return self.top(mass) + self.bottom(mass)
 
 
-@dataclass(frozen=True)
-class Losses:
-    """A discrete privacy loss: `masses[i]` at (`first` + i) `interval`, `infinite` at infinity."""
-
-    interval: float
-    first: int
-    masses: Floats
-    infinite: float
-
-
 def connect_dots(release: Release, tail: float, interval: float) -> tuple[Losses, Losses]:
     """The loss of P against Q and of Q against P, on multiples of `interval`, rounded up.
 
@@ -131,8 +116,8 @@ def connect_dots(release: Release, tail: float, interval: float) -> tuple[Losses
     Losses above 0 are taken from the forward curve, those below from the backward one, where
     each is small; the masses of the two directions are those of one pair (P, Q) of distributions.
     """
-    up_losses = _grid(0, math.ceil(release.top(tail) / interval) + 2, interval)
-    down_losses = _grid(0, math.ceil(release.bottom(tail) / interval) + 2, interval)
+    up_losses = grid(0, math.ceil(release.top(tail) / interval) + 2, interval)
+    down_losses = grid(0, math.ceil(release.bottom(tail) / interval) + 2, interval)
     up, down = release.forward(up_losses), release.backward(down_losses)
     up_drops, down_drops = -np.diff(up), -np.diff(down)
     centre = 1 - up[0] - (up_drops[0] + down_drops[0]) / math.expm1(interval)
@@ -147,100 +132,10 @@ def connect_dots(release: Release, tail: float, interval: float) -> tuple[Losses
     )
 
 
-def _grid(first: int, count: int, interval: float) -> Floats:
-    return interval * np.arange(first, first + count, dtype=np.float64)
-
-
 def _dots(drops: Floats, interval: float) -> Floats:
     masses = drops / -math.expm1(-interval)
     masses[:-1] -= drops[1:] / math.expm1(interval)
     return np.maximum(0.0, masses)
-
-
-def composed_epsilon(losses: Losses, n: int, delta: float, at_least: float = 0.0) -> float:
-    """ε at `delta` of the sum of n independent `losses`, or `at_least` if that is larger.
-
-    The convolution is circular, modulo `width`. What it folds into the window from outside can only
-    add to δ, and `width` is chosen so that it adds less than `TAIL_SHARE`: mass from below the
-    window arrives e^{θ width} times smaller than it was, mass from above as much larger.
-    """
-    values = _grid(losses.first, len(losses.masses), losses.interval)
-    lost = -math.expm1(n * math.log1p(-losses.infinite))
-    negligible = math.log(1 / (TAIL_SHARE * delta))
-    reach = max(values[-1], losses.interval)
-
-    def cumulant(theta: float) -> float:
-        return n * math.log(losses.masses @ np.exp(theta * values))
-
-    def chernoff(log_mass: float) -> tuple[float, float]:
-        """(x, θ): the sum exceeds x with probability at most e^−log_mass, shown by θ."""
-        best = minimize_scalar(
-            lambda x: (cumulant(math.exp(x)) + log_mass) * math.exp(-x),
-            # From where n losses matter only as a sum, up to where e^{θl} is still a double.
-            bounds=(-math.log(reach * math.sqrt(n)), math.log(600 / reach)),
-            method="bounded",
-            options={"xatol": 0.2},  # any θ is valid, a near one nearly best
-        )
-        return float(best.fun), math.exp(best.x)
-
-    left = delta - lost - TAIL_SHARE * delta
-    above_epsilon, steepest = chernoff(math.log(1 / left))
-    if above_epsilon <= at_least:
-        return at_least
-    # That θ centres the sum at ε; half of it rounds nearly as well and needs half the window.
-    theta = steepest / 2
-    width = negligible / theta
-    while True:
-        points = fft.next_fast_len(math.ceil(width / losses.interval), real=True)
-        width = points * losses.interval
-        window_top, _ = chernoff(theta * width + negligible)
-        first = math.floor(window_top / losses.interval) - points + 1
-        if first * losses.interval < max(0.0, above_epsilon - 1 / theta):
-            sums = _tilted_power(losses, values, theta, n, first, points)
-            found = _solve(sums, first, losses.interval, left)
-            if found is not None:
-                return max(found, at_least)
-        width *= 1.5  # the window's top rises by less than half of this, so its bottom falls
-
-
-def _tilted_power(
-    losses: Losses, values: Floats, theta: float, n: int, first: int, points: int
-) -> Floats:
-    """Masses of the n-fold sum at the `points` multiples of the interval from `first` on."""
-    tilted = losses.masses * np.exp(theta * values)
-    total = float(tilted.sum())
-    places = np.arange(losses.first, losses.first + len(tilted)) % points
-    folded = np.bincount(places, weights=tilted / total, minlength=points)
-    spectrum = fft.rfft(folded)
-    # Powers are dear, and most frequencies vanish: |f|^n < 1e-30 is far below rounding.
-    alive = np.abs(spectrum) > math.exp(math.log(1e-30) / n)
-    spectrum[alive] **= n
-    spectrum[~alive] = 0.0
-    power = np.roll(fft.irfft(spectrum, points), -(first % points))
-    back = n * math.log(total) - theta * _grid(first, points, losses.interval)
-    # Where the factor would overflow, far below ε, a δ of 1 is all that need be known.
-    return np.maximum(0.0, power) * np.exp(np.minimum(back, 300.0))
-
-
-def _solve(masses: Floats, first: int, interval: float, delta: float) -> float | None:
-    """The smallest ε ≥ 0 with Σ_{l > ε} (1 − e^{ε−l}) mass(l) ≤ `delta`; None if below `first`."""
-    weights = -np.expm1(-interval * np.arange(1, len(masses)))
-
-    def left_at(index: int) -> float:
-        rest = masses[index + 1 :]
-        return float(rest @ weights[: len(rest)])
-
-    low, high = max(0, -first), len(masses) - 1
-    if left_at(low) <= delta:
-        return 0.0 if first <= 0 else None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if left_at(middle) > delta else (low, middle)
-    # Between two grid points δ(ε) = A − e^ε B: solve it there.
-    rest = masses[low + 1 :]
-    total = float(rest.sum())
-    discounted = float(rest @ (1 - weights[: len(rest)]))
-    return (first + low) * interval + math.log((total - delta) / discounted)
 
 
 def remove_curve(eps: Floats, p: float, noise_multiplier: float) -> Floats:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant, pld_pmf
 
-from dpfp_ray.privacy import accounting, pld
+from dpfp_ray.privacy import accounting, convolution, pld
 from dpfp_ray.privacy.accounting import Mechanism
+from dpfp_ray.privacy.convolution import Floats, Losses, composed_epsilon
 
 SST2 = 67_349
 RELATIONS = {
@@ -92,7 +93,7 @@ def test_connected_dots_are_dp_accountings() -> None:
 # The composition, against a slow twin
 
 
-def slow_epsilon(losses: pld.Losses, n: int, delta: float) -> float:
+def slow_epsilon(losses: Losses, n: int, delta: float) -> float:
     """The same by plain convolution, and bisection of the definition."""
     masses = losses.masses
     for _ in range(n - 1):
@@ -113,7 +114,7 @@ def slow_epsilon(losses: pld.Losses, n: int, delta: float) -> float:
 def test_composition_is_convolution(n: int, delta: float) -> None:
     release = pld.Release(0.2, 0.8, "add_remove")
     for losses in pld.connect_dots(release, 1e-7 * delta / n, 0.02):
-        found = pld.composed_epsilon(losses, n, delta)
+        found = composed_epsilon([(losses, n)], delta)
         assert found == pytest.approx(slow_epsilon(losses, n, delta), rel=1e-5, abs=1e-9)
         assert found >= slow_epsilon(losses, n, delta) * (1 - 1e-9)
 
@@ -154,7 +155,7 @@ def integral(eps: float, p: float, sigma: float, kind: str) -> float:
     """∫ max(0, P − e^ε Q), as a fine sum."""
     x, width = np.linspace(-2 - 12 * sigma, 2 + 12 * sigma, 1_000_001, retstep=True)
 
-    def density(at: float) -> pld.Floats:
+    def density(at: float) -> Floats:
         return np.exp(-((x - at) ** 2) / (2 * sigma**2)) / (sigma * math.sqrt(2 * math.pi))
 
     without, mixture = density(0), (1 - p) * density(0) + p * density(1)
@@ -230,14 +231,14 @@ def test_corners(p: float, n: int, sigma: float, delta: float, adjacency: str) -
 
 def test_grids_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    power = pld._tilted_power
+    power = convolution._tilted_product
 
-    def watched(*args: object) -> pld.Floats:
+    def watched(*args: object) -> Floats:
         sizes.append(int(args[-1]))  # type: ignore[call-overload]
         return power(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(pld, "MOST_POINTS", 20_000)
-    monkeypatch.setattr(pld, "_tilted_power", watched)
+    monkeypatch.setattr(convolution, "_tilted_product", watched)
     p, n, sigma, delta = 1 / SST2, 6_000_000, 0.45, 7.4e-6
     found = pld.epsilon(p, n, sigma, delta, scale=0.1)
     assert max(sizes) < 10 * 20_000
