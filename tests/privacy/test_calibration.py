@@ -1,7 +1,6 @@
 """The smallest noise that meets the budget: golden numbers, and the same promise everywhere."""
 
 import math
-import time
 from typing import Any
 
 import pytest
@@ -97,9 +96,7 @@ def test_noise_is_on_budget_and_hardly_more(
     case: tuple[float, int, str, float, float, str],
 ) -> None:
     p, n, adjacency, budget, delta, accountant = case
-    begin = time.process_time()
     sigma = calibrate(*case)
-    assert time.process_time() - begin < 15
 
     def spent(noise: float) -> float:
         found = epsilon(Mechanism(p, n, noise, adjacency), delta, accountant)
@@ -191,12 +188,15 @@ def test_a_budget_that_any_noise_meets_gets_the_smallest() -> None:
 # Speed
 
 
-def test_calibration_is_quick_when_cold(fresh_cache: object) -> None:
-    import dp_accounting.rdp  # noqa: F401  (the bar is without imports)
-
-    begin = time.process_time()
+def test_calibration_needs_few_compositions(
+    fresh_cache: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes about 20 ms at B = M = 32; benchmarks measure the seconds."""
+    sizes: list[float] = []
+    compose = pld.epsilon_at
+    monkeypatch.setattr(pld, "epsilon_at", lambda *a, **k: sizes.append(1) or compose(*a, **k))
     noise_multiplier(sst2(32, 32))
-    assert time.process_time() - begin < 1.5
+    assert 1 <= len(sizes) <= 40
 
 
 def test_calibration_is_remembered(fresh_cache: object, monkeypatch: pytest.MonkeyPatch) -> None:

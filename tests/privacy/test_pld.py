@@ -1,7 +1,6 @@
 """Our privacy loss distributions: against dp-accounting, against integrals, and at the corners."""
 
 import math
-import time
 import warnings
 
 import dp_accounting
@@ -200,7 +199,7 @@ def test_curves_fall_from_at_most_one_to_nothing(kind: str, p: float, sigma: flo
     assert (np.diff(curve) <= 1e-12 * curve[:-1] + 1e-15).all()
 
 
-# Corners: quick, small, and no worse than rdp
+# Corners: small, and no worse than rdp
 
 
 @pytest.mark.parametrize(
@@ -218,7 +217,6 @@ def test_curves_fall_from_at_most_one_to_nothing(kind: str, p: float, sigma: flo
 )
 @pytest.mark.parametrize("adjacency", RELATIONS)
 def test_corners(p: float, n: int, sigma: float, delta: float, adjacency: str) -> None:
-    begin = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         mech = Mechanism(p, n, sigma, adjacency)
@@ -226,7 +224,6 @@ def test_corners(p: float, n: int, sigma: float, delta: float, adjacency: str) -
     assert found >= 0
     if adjacency == "add_remove":
         assert found <= accounting.rdp_epsilon(mech, delta) * 1.001
-    assert time.process_time() - begin < 8
 
 
 def test_grids_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

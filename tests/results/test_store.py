@@ -260,20 +260,6 @@ def test_the_result_file_of_a_trial_is_no_second_row(tmp_path: Path) -> None:
     assert identities(Store(tmp_path)) == ["t1"]
 
 
-@pytest.mark.parametrize("local", [True, False])
-def test_a_thousand_records_load_in_less_than_two_seconds(
-    tmp_path: Path, local: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # only reading is measured
-    store = Store(tmp_path) if local else memory_store()
-    for n in range(1_000):
-        store.put(make_record(f"t{n:04d}", accuracy=n / 1_000))
-    started = time.perf_counter()
-    rows = store.rows()
-    assert time.perf_counter() - started < 2
-    assert len(rows) == 1_000
-
-
 def test_export_writes_the_same_table_three_times(store: Store) -> None:
     store.put(make_record("a", accuracy=0.5))
     store.put(make_record("b", method="non_private"))

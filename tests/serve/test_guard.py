@@ -35,35 +35,35 @@ def url(storage: Path) -> Iterator[str]:
 @pytest.mark.parametrize("header", [None, "Bearer wrong-token-0123456789", f"Basic {TOKEN}"])
 def test_without_the_token_there_is_nothing(url: str, path: str, header: str | None) -> None:
     headers = {"Authorization": header} if header else {}
-    answer = requests.get(f"{url}{path}", headers=headers, timeout=30)
+    answer = requests.get(f"{url}{path}", headers=headers, timeout=120)
     assert answer.status_code == 401
     assert answer.headers["WWW-Authenticate"] == "Bearer"
     assert "refused-1" not in answer.text
 
 
 def test_the_header_opens(url: str) -> None:
-    answer = requests.get(f"{url}/api/results", headers=tokens.header(TOKEN), timeout=30)
+    answer = requests.get(f"{url}/api/results", headers=tokens.header(TOKEN), timeout=120)
     assert answer.json()["total"] == 86
 
 
 def test_a_token_in_the_url_opens_nothing(url: str) -> None:
-    answer = requests.get(f"{url}/api/results?token={TOKEN}", timeout=30)
+    answer = requests.get(f"{url}/api/results?token={TOKEN}", timeout=120)
     assert answer.status_code == 401
 
 
 def test_what_answers_here_is_no_secret(url: str) -> None:
-    assert requests.get(f"{url}/api/about", timeout=30).json()["service"] == "dpfp-results"
+    assert requests.get(f"{url}/api/about", timeout=120).json()["service"] == "dpfp-results"
 
 
 def test_a_browser_is_asked_for_the_token_and_gets_a_cookie_that_is_not_it(url: str) -> None:
     with requests.Session() as browser:
         browser.headers["Accept"] = "text/html"
-        form = browser.get(f"{url}/", timeout=30)
+        form = browser.get(f"{url}/", timeout=120)
         assert form.url == f"{url}/login"
         assert 'type="password"' in form.text
-        wrong = browser.post(f"{url}/login", {"token": "wrong"}, timeout=30)
+        wrong = browser.post(f"{url}/login", {"token": "wrong"}, timeout=120)
         assert wrong.status_code == 401
-        inside = browser.post(f"{url}/login", {"token": TOKEN}, timeout=30)
+        inside = browser.post(f"{url}/login", {"token": TOKEN}, timeout=120)
         assert inside.url == f"{url}/"
         assert "Trials" in inside.text
         (cookie,) = browser.cookies
@@ -74,12 +74,12 @@ def test_a_browser_is_asked_for_the_token_and_gets_a_cookie_that_is_not_it(url: 
 
 def test_a_forged_cookie_opens_nothing(url: str) -> None:
     for value in ("9999999999.00", tokens.session(tokens.digest("other"), 9_999_999_999), "x"):
-        answer = requests.get(f"{url}/api/results", cookies={"dpfp_session": value}, timeout=30)
+        answer = requests.get(f"{url}/api/results", cookies={"dpfp_session": value}, timeout=120)
         assert answer.status_code == 401
 
 
 def test_a_form_that_is_too_long_is_refused(url: str) -> None:
-    answer = requests.post(f"{url}/login", data={"token": "x" * 100_000}, timeout=30)
+    answer = requests.post(f"{url}/login", data={"token": "x" * 100_000}, timeout=120)
     assert answer.status_code == 400
 
 

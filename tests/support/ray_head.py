@@ -92,7 +92,9 @@ def has_run_a_job(head: Head) -> bool:
 
 def ask(head: Head, verb: str, path: str, **options: Any) -> requests.Response:
     headers = {"Authorization": f"Bearer {head.token}"}
-    return requests.request(verb, f"{head.dashboard}{path}", headers=headers, timeout=30, **options)
+    return requests.request(
+        verb, f"{head.dashboard}{path}", headers=headers, timeout=120, **options
+    )
 
 
 def end(head: Head) -> None:

@@ -97,7 +97,7 @@ def run(
     options = replace(options, address=cluster.address, cpus_per_worker=CPUS)
     with Runner("nodes", str(storage), options, InputsOnce()) as runner:
         runner.run(trials, varied=["learning_rate"])
-    thread.join(timeout=10)
+    thread.join(timeout=120)
 
 
 def saved_trials(storage: Path, count: int) -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ def submit(head: Head, *arguments: str) -> int:
 
 def jobs(head: Head) -> dict[str, Any]:
     answer = requests.get(
-        f"{head.dashboard}/api/jobs/", headers=tokens.header(TOKEN), timeout=30
+        f"{head.dashboard}/api/jobs/", headers=tokens.header(TOKEN), timeout=120
     ).json()
     return {job["submission_id"]: job for job in answer if job["submission_id"]}
 
@@ -87,7 +87,7 @@ def test_a_sweep_runs_as_a_job_and_its_table_is_in_the_jobs_log(
         "epsilon": "8",
     }
     log = requests.get(
-        f"{head.dashboard}/api/jobs/{identity}/logs", headers=tokens.header(TOKEN), timeout=30
+        f"{head.dashboard}/api/jobs/{identity}/logs", headers=tokens.header(TOKEN), timeout=120
     ).json()["logs"]
     assert log.replace("\u00a0", " ") == out
     for row in rows:
@@ -163,7 +163,7 @@ def test_ctrl_c_detaches_says_how_to_come_back_and_stop_stops(head: Head, cluste
         wait_for(lambda: "started" in (process.stdout.readline() or "started"), "its log")
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=240)
     assert process.returncode == 130
     assert "goes on without us" in errors
     assert f"dpfp submit --address {head.dashboard} --attach long" in errors
@@ -228,7 +228,7 @@ def test_results_finds_the_service_through_the_dashboard(
     rows = json.loads(capsys.readouterr().out)
     assert [row["id"] for row in rows] == sorted(row["id"] for row in store.rows())
     applications = requests.get(
-        f"{head.dashboard}/api/serve/applications/", headers=tokens.header(TOKEN), timeout=30
+        f"{head.dashboard}/api/serve/applications/", headers=tokens.header(TOKEN), timeout=120
     ).text
     assert "dpfp-results" in applications
     assert ours not in applications
