@@ -1,6 +1,6 @@
 """Several tasks: average ranks, the critical-difference figure, wins, ties and losses."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ from dpfp_ray.report.plots import Drawing, canvas, clean, finish, method_label
 from dpfp_ray.report.table import Column, Row, Table, number, text
 from dpfp_ray.results.contests import Contest
 from dpfp_ray.results.ranks import Ranking, Record, rank_methods, wins_ties_losses
-from dpfp_ray.results.summary import Budget
+from dpfp_ray.results.summary import NOMINAL, REFUTED, Budget
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,10 @@ class Ranks:
     budget: Budget
     ranking: Ranking
     records: tuple[Record, ...]
+    marks: Mapping[str, str]  # †, ‡ of a method that has it on any of the tasks
+
+    def label(self, method: str) -> str:
+        return method_label(method) + self.marks.get(method, "")
 
 
 def ranks_of(contests: Sequence[Contest]) -> list[Ranks]:
@@ -38,7 +42,9 @@ def ranks_of(contests: Sequence[Contest]) -> list[Ranks]:
             continue
         tested = {c.task: c.statistics for c in members if c.statistics is not None}
         names = list(dict.fromkeys(s.name for one in tested.values() for s in one.methods))
-        found.append(Ranks(model, budget, rank_methods(scores), wins_ties_losses(tested, names)))
+        records = wins_ties_losses(tested, names)
+        marks = {cell.key.method: cell.mark for c in members for cell in c.ranked if cell.mark}
+        found.append(Ranks(model, budget, rank_methods(scores), records, marks))
     return found
 
 
@@ -54,7 +60,7 @@ def rank_tables(contests: Sequence[Contest]) -> list[Table]:
             same = any({method, following} <= set(group) for group in ranking.groups)
             apart = None if following is None else "no" if same else "yes"
             entries = [
-                *(text(one.model), text(one.budget), text(method_label(method))),
+                *(text(one.model), text(one.budget), text(one.label(method))),
                 number(ranking.average_ranks[at], ".2f"),
                 number(len(ranking.tasks), ",d"),
                 text(apart),
@@ -71,7 +77,7 @@ def rank_tables(contests: Sequence[Contest]) -> list[Table]:
         Row(
             [
                 *(text(one.model), text(one.budget)),
-                *(text(method_label(r.method)), text(method_label(r.baseline))),
+                *(text(one.label(r.method)), text(one.label(r.baseline))),
                 *(number(n, ",d") for n in (r.wins, r.ties, r.losses, r.undecided)),
             ]
         )
@@ -86,7 +92,7 @@ def rank_figures(contests: Sequence[Contest], command: str) -> Iterator[Drawing]
     for number_, one in enumerate(ranks_of(contests), start=1):
         ranking = one.ranking
         with canvas(height=1.6 + 0.42 * len(ranking.methods)) as (figure, axes):
-            _draw(axes, ranking)
+            _draw(axes, one)
             title = f"Average ranks at {one.budget}: {len(ranking.tasks)} tasks, {one.model}"
             said = "bars join" if ranking.groups else "no bar: all are told apart;"
             caption = (
@@ -94,16 +100,19 @@ def rank_figures(contests: Sequence[Contest], command: str) -> Iterator[Drawing]
                 f"(Friedman p = {ranking.friedman_p:.3f}, Nemenyi). "
                 f"Tasks: {', '.join(ranking.tasks)}."
             )
+            if one.marks:
+                caption += f" {NOMINAL} nominal ε, no guarantee; {REFUTED} refuted by an audit."
             yield finish(figure, f"ranks-{number_}", title, caption, command)
 
 
-def _draw(axes: Any, ranking: Ranking) -> None:
+def _draw(axes: Any, one: Ranks) -> None:
+    ranking = one.ranking
     count = len(ranking.methods)
     for at, (method, rank) in enumerate(zip(ranking.methods, ranking.average_ranks, strict=True)):
         axes.plot([rank, rank], [0, at + 1], color="#888888", linewidth=0.8)
         axes.plot([rank], [at + 1], marker="o", color="#222222")
         axes.annotate(
-            clean(f"{method_label(method)}  {rank:.2f}", 50),
+            clean(f"{one.label(method)}  {rank:.2f}", 50),
             (rank, at + 1),
             xytext=(8, 0),
             textcoords="offset points",

@@ -63,7 +63,8 @@ def test_several_tasks_have_a_figure_of_ranks() -> None:
     drawn = draw(samples.comparison(tasks=tasks, budgets=(3.0,), seeds=2))
     ranks = next(d for d in drawn if d.name == "ranks-1")
     assert "critical difference" in words(ranks)
-    assert "DP-FP  1.00" in words(ranks)
+    assert "DP-FP†  1.00" in words(ranks)
+    assert "† nominal ε, no guarantee" in ranks.caption
 
 
 def test_without_data_nothing_is_drawn() -> None:
