@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 # others, a file's tests share fixtures, so they stay together (tests/support/one_ray.py).
 PARALLEL ?= -n 3 --no-loadscope-reorder
 
-.PHONY: demo check quick-tests test lint install clean
+.PHONY: demo study check quick-tests test lint install clean
 
 demo: install  ## a sweep, a comparison at equal ε with audits, and a report, on real reviews
 	$(BIN)/dpfp sweep search_spaces/demo.yaml --storage runs/demo/sweep --ledger runs/demo/ledger
@@ -17,6 +17,10 @@ demo: install  ## a sweep, a comparison at equal ε with audits, and a report, o
 	  --output runs/demo/compare --ledger runs/demo/ledger
 	$(BIN)/dpfp report runs/demo --output runs/demo/report --ledger runs/demo/ledger
 	$(BIN)/dpfp ledger show --ledger runs/demo/ledger
+
+study: install  ## benchmarks/study: hours or days on 2 cores; stopped, it goes on where it was
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/study/run.py --workers 2 --threads 1
+	$(BIN)/python benchmarks/study/write_report.py
 
 check: install  ## style, types, and the tests without Ray, a browser or much time; two minutes
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint quick-tests
