@@ -16,6 +16,7 @@ import numpy as np
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.training import run
 from dpfp_ray.training.machine import use_threads
+from dpfp_ray.training.prepare import load_inputs, prepare
 
 EPSILONS = (0.1, 1.0, 3.0, 8.0)
 METHODS: dict[str, dict[str, Any]] = {
@@ -45,11 +46,11 @@ def main() -> None:
     arguments = parser.parse_args()
     use_threads(arguments.threads)
     common = {"task": arguments.task, "data_dir": arguments.data_dir, "model": arguments.model}
-    inputs = run.load_inputs(make_plan({**common, "scope": "head"}))
+    inputs = load_inputs(make_plan({**common, "scope": "head"}))
 
     def score(values: dict[str, Any]) -> str:
         """Seeds are fixed, so that the table can be made again: nothing here is for release."""
-        prepared = run.prepare(make_plan({**common, **values}), inputs)
+        prepared = prepare(make_plan({**common, **values}), inputs)
         found, started = [], time.perf_counter()
         for seed in range(arguments.seeds):
             record, _ = run.run(prepared, Silent(), seed=seed)

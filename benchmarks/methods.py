@@ -25,7 +25,7 @@ def measure(model_name: str, cell: str, batch_size: int, steps: int) -> dict[str
 
     from dpfp_ray.plan.values import make_plan
     from dpfp_ray.training import machine
-    from dpfp_ray.training.run import build_model, prepare
+    from dpfp_ray.training.prepare import build_model, prepare
 
     torch.set_num_threads(2)
     name, _, clipping = cell.partition(" ")

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from dpfp_ray.privacy.calibrate import calibrate as calibrate
     from dpfp_ray.report.make import report as report
     from dpfp_ray.results.load import load_results as load_results
-    from dpfp_ray.sweeps.explore import sweep as sweep
     from dpfp_ray.sweeps.run_compare import compare as compare
+    from dpfp_ray.sweeps.run_sweep import sweep as sweep
     from dpfp_ray.training.load_model import load_model as load_model
     from dpfp_ray.training.train import train as train
 
@@ -37,7 +37,7 @@ _MODULES = {
     "load_model": "training.load_model",
     "load_results": "results.load",
     "report": "report.make",
-    "sweep": "sweeps.explore",
+    "sweep": "sweeps.run_sweep",
     "train": "training.train",
 }
 _ROOMS = ("audit", "report")  # packages of the same name: see `Room`

@@ -17,7 +17,7 @@ from dpfp_ray.plan.values import make_plan
 from dpfp_ray.training import console
 from dpfp_ray.training.checkpoints import RESUME
 from dpfp_ray.training.console import Interrupted, SilentReporter
-from dpfp_ray.training.run import RESULT, WEIGHTS
+from dpfp_ray.training.run_folder import RESULT, WEIGHTS
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ from dpfp_ray.data.whole_files import read_json, to_json
 from dpfp_ray.plan.errors import unknown
 from dpfp_ray.plan.plan import NOT_HASHED
 from dpfp_ray.plan.values import field_name, make_plan, read_plan_file
-from dpfp_ray.results.summary import TASK_NAMES, label
-from dpfp_ray.sweeps.cells import check_budgets, check_methods, plan_cells
-from dpfp_ray.training.run import RESULT
+from dpfp_ray.results.runs import TASK_NAMES, label
+from dpfp_ray.sweeps.compare_cells import check_budgets, check_methods, plan_cells
+from dpfp_ray.training.run_folder import RESULT
 
 HERE = Path(__file__).parent
 PLANS = HERE / "plans"

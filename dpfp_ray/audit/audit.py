@@ -8,10 +8,11 @@ from dpfp_ray.data import Task
 from dpfp_ray.data.memory import in_memory
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
-from dpfp_ray.training import run
+from dpfp_ray.training import run_folder
 from dpfp_ray.training.checkpoints import load_state
 from dpfp_ray.training.console import Interrupted, SilentReporter, choose_reporter
 from dpfp_ray.training.machine import use_threads
+from dpfp_ray.training.prepare import Prepared
 from dpfp_ray.training.train import Run, refuse_other_data
 
 
@@ -80,15 +81,15 @@ def audit(
     settings = audited_run.Settings(canaries, family, access, confidence)
     use_threads(threads)
     book = open_ledger(ledger, total_epsilon, total_delta)
-    folder = run.make_folder(output)
+    folder = run_folder.make_folder(output)
     if overwrite:
         audited_run.discard(folder)
     task: Task | None = None
     if data is not None:
         plan, task = in_memory(plan, data, dev=dev, text=text, pair=pair, label=label)
 
-    def listen(prepared: run.Prepared, seed: int, scratch: Path) -> SilentReporter:
-        mark = None if task is None else run.data_mark(prepared.data, None, seed)
+    def listen(prepared: Prepared, seed: int, scratch: Path) -> SilentReporter:
+        mark = None if task is None else run_folder.data_mark(prepared.data, None, seed)
         state = load_state(scratch, prepared.plan)
         if state is not None:
             refuse_other_data(state, mark, folder)

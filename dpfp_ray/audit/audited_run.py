@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from dpfp_ray.audit.canaries import FAMILIES, Bools, Canaries, flip_coins, make_canaries
+from dpfp_ray.audit.insertion import hide_empty, insert
 from dpfp_ray.audit.outcome import judge
 from dpfp_ray.audit.scores import (
     ACCESS,
@@ -30,7 +31,6 @@ from dpfp_ray.audit.scores import (
     snapshot,
     strongest_family,
 )
-from dpfp_ray.audit.tables import hide_empty, insert
 from dpfp_ray.audit.watch import Watcher
 from dpfp_ray.data import Table, Task
 from dpfp_ray.data.tasks import load_task
@@ -43,15 +43,16 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.sampling import fresh_seed, keyed_generator
-from dpfp_ray.training import run
+from dpfp_ray.training import run, run_folder
 from dpfp_ray.training.charged import Charge, charged, enter_past, register
 from dpfp_ray.training.checkpoints import load_state
 from dpfp_ray.training.loop import Data, Reporter, State
+from dpfp_ray.training.prepare import Prepared, build_model, load_inputs
 
 AUDIT, UNFINISHED = "audit.json", "unfinished"
 Record = dict[str, Any]
 # Who listens to the run of a plan with a seed, and saves its state in a folder.
-Listen = Callable[[run.Prepared, int, Path], AbstractContextManager[Reporter]]
+Listen = Callable[[Prepared, int, Path], AbstractContextManager[Reporter]]
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Audit:
     """A plan bound to data in which each canary is in or out; ready to be trained."""
 
     settings: Settings
-    prepared: run.Prepared
+    prepared: Prepared
     real: Table
     canaries: Canaries
     members: Bools
@@ -95,7 +96,7 @@ def set_up(plan: Plan, settings: Settings, membership_seed: int, task: Task | No
     """Load the plan's data, put the canaries in, calibrate. D is the plan's own."""
     settings = settings.for_plan(plan)
     task = task or load_task(plan)
-    inputs = run.load_inputs(plan, task)
+    inputs = load_inputs(plan, task)
     real = inputs.data.train
     bound = plan.bind(
         records=len(real),
@@ -112,7 +113,7 @@ def set_up(plan: Plan, settings: Settings, membership_seed: int, task: Task | No
     members = flip_coins(len(canaries), membership_seed)
     train = insert(real, canaries, members, absence(bound))
     inputs = replace(inputs, data=Data(train, inputs.data.dev))
-    prepared = run.Prepared(bound, inputs, noise_multiplier(bound))
+    prepared = Prepared(bound, inputs, noise_multiplier(bound))
     return Audit(settings, prepared, real, canaries, members, membership_seed)
 
 
@@ -134,7 +135,7 @@ def conduct(
     """Train by the ordinary loop, score, judge: the record with its `audit`, and the scores."""
     prepared, plan = audit.prepared, audit.prepared.plan
     device = run.default_device()
-    model = hide_empty(run.build_model(prepared, seed, device))
+    model = hide_empty(build_model(prepared, seed, device))
     initial = snapshot(model)
     watched = np.zeros(0)
     if audit.score_name == WATCHED:
@@ -205,7 +206,7 @@ def audit_in(
     asked = {"plan_hash": prepared.plan.hash, "settings": asdict(audit.settings)}
     if begun and {key: begun.get(key) for key in asked} != asked:
         raise UserError(f"{folder} holds another audit; use another --output, or --overwrite")
-    known = run.finished_result(folder, prepared.plan, with_audit=True)
+    known = run_folder.finished_result(folder, prepared.plan, with_audit=True)
     if known is not None and not begun:
         raise UserError(f"{folder} holds a run without canaries; use another --output")
     if known is not None:
@@ -213,7 +214,7 @@ def audit_in(
         if ledger is not None:
             enter_past(ledger, known, register(ledger, prepared.inputs))
         return known
-    scratch = run.make_folder(str(folder / UNFINISHED))
+    scratch = run_folder.make_folder(str(folder / UNFINISHED))
     state = load_state(scratch, prepared.plan)
     if state is not None:
         say(f"continuing after step {state['progress']['step']:,} of {prepared.plan.steps:,}")
@@ -238,7 +239,7 @@ def audit_in(
     if charge is not None:
         record["ledger_entry"] = charge.entry_id
     keep(folder, {**record["audit"], **asked, **seeds, **evidence(audit, scores)})
-    run.write_result(folder, record, None, prepared.plan)
+    run_folder.write_result(folder, record, None, prepared.plan)
     shutil.rmtree(scratch)
     return record
 
@@ -258,6 +259,6 @@ def keep(folder: Path, facts: Record) -> None:
 
 
 def discard(folder: Path) -> None:
-    run.discard(folder)
+    run_folder.discard(folder)
     shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
     (folder / AUDIT).unlink(missing_ok=True)

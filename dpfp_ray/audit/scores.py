@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dpfp_ray.audit.canaries import Canaries
-from dpfp_ray.audit.tables import neighbours, select
+from dpfp_ray.audit.insertion import neighbours, select
 from dpfp_ray.data import Table
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.methods.parts.one_release import Seen
@@ -33,7 +33,7 @@ from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.training.run import Prepared
+from dpfp_ray.training.prepare import Prepared
 
 ACCESS = ("black_box", "white_box")
 WATCHED = "row_releases"  # the one score that is gathered while training goes on

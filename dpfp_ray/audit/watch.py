@@ -16,7 +16,7 @@ from dpfp_ray.audit.canaries import Canaries
 from dpfp_ray.audit.scores import Floats, forward, own_tokens, row_gradients, word_embedding
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.training.loop import Reporter, State
-from dpfp_ray.training.run import Prepared
+from dpfp_ray.training.prepare import Prepared
 
 SAMPLE = 8  # canaries whose whole gradient is computed; they differ in one token only
 KEY = "canary_evidence"

@@ -32,7 +32,7 @@ from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.method_spec import METHODS
 from dpfp_ray.plan.plan import FIELDS
 from dpfp_ray.plan.values import field_name
-from dpfp_ray.sweeps.cells import check_budgets, check_methods, plan_cells
+from dpfp_ray.sweeps.compare_cells import check_budgets, check_methods, plan_cells
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,7 +132,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def show_preview(arguments: argparse.Namespace, cells: list[dict[str, Any]]) -> None:
-    from dpfp_ray.sweeps.foresight import preview
+    from dpfp_ray.sweeps.preview import preview
 
     lines = preview(
         cells,

@@ -39,7 +39,7 @@ def command(arguments: argparse.Namespace) -> int:
     from dpfp_ray.cli.statement import record_with_audit
     from dpfp_ray.data.whole_files import write_text
     from dpfp_ray.models.export import check_free, export_model
-    from dpfp_ray.privacy.reporting import first_line
+    from dpfp_ray.privacy.statement_forms import first_line
     from dpfp_ray.report.model_card import model_card
     from dpfp_ray.training.load_model import plan_of, predictor, read_weights
 

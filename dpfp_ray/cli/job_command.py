@@ -54,7 +54,7 @@ def describe(command: Sequence[str]) -> Description:
 
 def _sweep(arguments: argparse.Namespace) -> dict[str, Any]:
     from dpfp_ray.cli.options import split_change
-    from dpfp_ray.sweeps.spaces import read_search_space
+    from dpfp_ray.sweeps.space_files import read_search_space
 
     changes = dict(split_change(text) for text in arguments.changes)
     if arguments.samples is not None:

@@ -168,7 +168,7 @@ def export(
 ) -> None:
     from dpfp_ray.report import formats
     from dpfp_ray.report.ledger import ledger_figure, uses_table
-    from dpfp_ray.training.run import make_folder
+    from dpfp_ray.training.run_folder import make_folder
 
     if output is None:
         raise UserError("give --output DIR, the folder to write to")

@@ -11,7 +11,7 @@ from dpfp_ray.plan.values import ALIASES, field_name, make_plan, read_plan_file
 
 if TYPE_CHECKING:
     from dpfp_ray.privacy.ledger_sum import Spent
-    from dpfp_ray.sweeps.selection import Charge
+    from dpfp_ray.sweeps.selection_cost import SelectionCost
 
 GROUPS = {
     "data": ("task", "header"),
@@ -178,7 +178,7 @@ def split_change(text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
-def show_costs(costs: "Sequence[Charge | Spent]", as_json: bool) -> None:
+def show_costs(costs: "Sequence[SelectionCost | Spent]", as_json: bool) -> None:
     """What the whole costs, beyond one trial's ε."""
     from dpfp_ray.data.terminal import stderr, stdout
 

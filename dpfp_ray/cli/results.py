@@ -90,9 +90,9 @@ def command(arguments: argparse.Namespace) -> int:
         raise UserError("give either a folder or URI, or --address of a running service")
     if arguments.address is not None:
         from dpfp_ray.serve import client
-        from dpfp_ray.sweeps import tokens
+        from dpfp_ray.sweeps import access_tokens
 
-        token = tokens.read_token(arguments.token_file)
+        token = access_tokens.read_token(arguments.token_file)
         where, sort = arguments.where, arguments.sort
         found, known, total = client.ask(arguments.address, token, where, sort, limit)
     else:

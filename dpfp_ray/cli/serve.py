@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(arguments: argparse.Namespace) -> int:
     from dpfp_ray.data.terminal import stderr
     from dpfp_ray.serve import deploy
-    from dpfp_ray.sweeps import tokens
+    from dpfp_ray.sweeps import access_tokens
     from dpfp_ray.sweeps.cluster import connected, default_address, settings
 
     address = arguments.address or default_address()
@@ -67,8 +67,8 @@ def command(arguments: argparse.Namespace) -> int:
                 found = deploy.remove()
             stderr.print("stopped" if found else "dpfp-results was not running")
             return 0
-        token = tokens.read_token(arguments.token_file)
-        digest = None if token is None else tokens.digest(token)
+        token = access_tokens.read_token(arguments.token_file)
+        digest = None if token is None else access_tokens.digest(token)
         deploy.check_exposure(arguments.host, digest)
         storage = find_storage(arguments.storage)
         place = deploy.Place(arguments.host, arguments.port, arguments.route_prefix)
@@ -131,7 +131,7 @@ def wait(address: str) -> None:
     """Until Ctrl-C or a polite kill; then the application goes. A Ray of ours goes with us."""
     from dpfp_ray.data.terminal import stderr
     from dpfp_ray.serve import deploy
-    from dpfp_ray.sweeps.runner import handling, ignoring_ctrl_c
+    from dpfp_ray.sweeps.signals import handling, ignoring_ctrl_c
 
     ended = threading.Event()
 

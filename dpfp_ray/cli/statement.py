@@ -33,23 +33,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(arguments: argparse.Namespace) -> int:
-    from dpfp_ray.privacy import reporting
-    from dpfp_ray.privacy.wording import render
+    from dpfp_ray.privacy import statement_forms
+    from dpfp_ray.privacy.statement_text import render
     from dpfp_ray.training.load_model import plan_of
 
     record = record_with_audit(arguments.run, arguments.audit)
     facts, plan, privacy = record["statement"], plan_of(record), record["privacy"]
     if arguments.format == "json":
-        print(to_json(reporting.reporting_list(facts, plan, privacy), indent=2))
+        print(to_json(statement_forms.reporting_list(facts, plan, privacy), indent=2))
     elif arguments.format == "nist":
-        print(reporting.NIST)
-        for asked in reporting.nist_questions(facts, plan, privacy):
+        print(statement_forms.NIST)
+        for asked in statement_forms.nist_questions(facts, plan, privacy):
             print(f"\n[{asked['layer']}] {asked['question']}\n  {asked['answer']}")
     elif arguments.format == "registry":
-        entry = reporting.registry_entry(facts, plan, privacy, arguments.name)
+        entry = statement_forms.registry_entry(facts, plan, privacy, arguments.name)
         print(as_yaml(entry), end="")
     else:
-        print(f"{reporting.first_line(facts)}\n\n{render(facts)}")
+        print(f"{statement_forms.first_line(facts)}\n\n{render(facts)}")
     return 0
 
 
@@ -75,7 +75,7 @@ def record_with_audit(run: str, audit: str | None) -> dict[str, Any]:
 
     from dpfp_ray.data.whole_files import read_json
     from dpfp_ray.training.load_model import read_run
-    from dpfp_ray.training.run import RESULT
+    from dpfp_ray.training.run_folder import RESULT
 
     record = read_run(run)
     if not isinstance(record.get("statement"), dict):

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(arguments: argparse.Namespace) -> int:
     from dpfp_ray.cli.job_command import describe, variables
-    from dpfp_ray.sweeps import tokens
+    from dpfp_ray.sweeps import access_tokens
 
     address = arguments.address or os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT
     words = arguments.job[1:] if arguments.job[:1] == ["--"] else arguments.job
@@ -79,7 +79,7 @@ def command(arguments: argparse.Namespace) -> int:
     def say(line: str) -> None:
         stderr.print(line, markup=False)
 
-    token = tokens.ray_token(tokens.check_http(address), arguments.token_file)
+    token = access_tokens.ray_token(access_tokens.check_http(address), arguments.token_file)
     cluster = Cluster(address, token, say)
     if arguments.stop:
         stopped = cluster.stop(arguments.stop)

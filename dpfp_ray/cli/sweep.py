@@ -24,7 +24,7 @@ from dpfp_ray.cli.options import (
 from dpfp_ray.data.whole_files import to_json
 
 if TYPE_CHECKING:
-    from dpfp_ray.sweeps.explore import Results
+    from dpfp_ray.sweeps.run_sweep import Results
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -78,6 +78,6 @@ def show(record: dict[str, Any], as_json: bool) -> None:
         f"peak memory {cost['peak_memory_bytes'] / 2**20:,.0f} MiB"
     )
     if "statement" in record:
-        from dpfp_ray.privacy.wording import brief
+        from dpfp_ray.privacy.statement_text import brief
 
         stdout.print(brief(record["statement"]), markup=False)

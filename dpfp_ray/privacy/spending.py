@@ -12,7 +12,7 @@ MILESTONES = 10
 
 
 @dataclass(frozen=True)
-class Ledger:
+class Spending:
     plan: Plan
     noise_multiplier: float
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dpfp_ray.report.plots import COLOURS, Drawing, canvas, clean, finish, method_label, short
-from dpfp_ray.results.summary import NOMINAL, Run
+from dpfp_ray.results.runs import NOMINAL, Run
 
 _FIELDS = {
     "method": "method",

@@ -6,8 +6,9 @@ from statistics import mean
 from typing import Any
 
 from dpfp_ray.report.plots import Drawing, canvas, cell_label, clean, finish, styles
+from dpfp_ray.results.cells import Cell
 from dpfp_ray.results.rows import scalar, section
-from dpfp_ray.results.summary import ACCOUNTANT_NAMES, NOMINAL, Budget, Cell, Run
+from dpfp_ray.results.runs import ACCOUNTANT_NAMES, NOMINAL, Budget, Run
 
 Point = tuple[float, float, float | None]  # epochs done, accuracy, ε spent
 

@@ -18,8 +18,9 @@ from dpfp_ray.report.plots import (
     plain_ticks,
     styles,
 )
+from dpfp_ray.results.cells import Cell, budgets_of
 from dpfp_ray.results.contests import Contest
-from dpfp_ray.results.summary import ACCOUNTANT_NAMES, Cell, budgets_of
+from dpfp_ray.results.runs import ACCOUNTANT_NAMES
 
 WORTH = (
     "Filled, solid: proved ε. Open, dashed: nominal (†), no guarantee. Crossed, dotted: "

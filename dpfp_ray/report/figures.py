@@ -24,8 +24,9 @@ from dpfp_ray.report.plots import (
     styles,
 )
 from dpfp_ray.report.ranks import rank_figures
+from dpfp_ray.results.cells import Cell
 from dpfp_ray.results.contests import Contest, contests_of
-from dpfp_ray.results.summary import LEAST_SECONDS, Cell, Run
+from dpfp_ray.results.runs import LEAST_SECONDS, Run
 
 
 def all_figures(

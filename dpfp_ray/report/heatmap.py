@@ -5,7 +5,7 @@ from statistics import mean
 from typing import Any
 
 from dpfp_ray.report.plots import COLOURS, Drawing, canvas, clean, finish, method_label, short
-from dpfp_ray.results.summary import NOMINAL, Budget, Run
+from dpfp_ray.results.runs import NOMINAL, Budget, Run
 
 # What makes two settings differ; a map varies two of these and holds the rest.
 _FIELDS = ("batch_size", "micro_batches", "clip", "learning_rate", "epochs")

@@ -8,8 +8,8 @@ from typing import Any
 from dpfp_ray.models.download import PRETRAINING_OVERLAP
 from dpfp_ray.plan.method_spec import find_spec
 from dpfp_ray.plan.plan import FIELDS, NOT_HASHED, Plan
-from dpfp_ray.privacy.reporting import first_line, seed_fate
-from dpfp_ray.privacy.wording import number, promised
+from dpfp_ray.privacy.statement_forms import first_line, seed_fate
+from dpfp_ray.privacy.statement_text import number, promised
 from dpfp_ray.results.evaluation import CONFIDENCE, wilson
 from dpfp_ray.training.load_model import plan_of
 

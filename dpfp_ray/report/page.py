@@ -21,6 +21,7 @@ from dpfp_ray.models.download import PRETRAINING_OVERLAP
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.report import formats, winners
+from dpfp_ray.report.cost_tables import accounting_table, cost_table, guarantee_text, noise_table
 from dpfp_ray.report.ledger import spent_of_total
 from dpfp_ray.report.main_table import main_table
 from dpfp_ray.report.paper import paper_table
@@ -30,9 +31,9 @@ from dpfp_ray.report.run_tables import audit_table, runs_table
 from dpfp_ray.report.score_tables import pairs_table, scores_table
 from dpfp_ray.report.statements import statement_text
 from dpfp_ray.report.table import Table
-from dpfp_ray.report.tables import accounting_table, cost_table, guarantee_text, noise_table
+from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.contests import Contest, contests_of
-from dpfp_ray.results.summary import Cell, Run, cells_of, read_runs
+from dpfp_ray.results.runs import Run, read_runs
 from dpfp_ray.training.dev_scores import Select
 
 MANIFEST = "report.json"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpfp_ray.plan.method_spec import FIRST_MODE, all_specs
-from dpfp_ray.results.summary import Cell
+from dpfp_ray.results.cells import Cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ class Look(NamedTuple):
 
 @functools.cache
 def known_looks() -> dict[str, Look]:
-    """What the methods' specs say, by the names of `results.summary.label`."""
+    """What the methods' specs say, by the names of `results.runs.label`."""
     looks = {}
     for spec in all_specs().values():
         name = spec.method if spec.mode == FIRST_MODE else f"{spec.method} {spec.mode}"

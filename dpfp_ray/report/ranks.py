@@ -8,7 +8,7 @@ from dpfp_ray.report.plots import Drawing, canvas, clean, finish, method_label
 from dpfp_ray.report.table import Column, Row, Table, number, text
 from dpfp_ray.results.contests import Contest
 from dpfp_ray.results.ranks import Ranking, Record, rank_methods, wins_ties_losses
-from dpfp_ray.results.summary import NOMINAL, REFUTED, Budget
+from dpfp_ray.results.runs import NOMINAL, REFUTED, Budget
 
 
 @dataclass(frozen=True)

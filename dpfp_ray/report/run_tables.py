@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from dpfp_ray.report.cost_tables import MARKS, columns_of
 from dpfp_ray.report.plots import method_label
 from dpfp_ray.report.table import Row, Table, duration, number, percent, text
-from dpfp_ray.report.tables import MARKS, columns_of
 from dpfp_ray.results.rows import scalar
-from dpfp_ray.results.summary import Run
+from dpfp_ray.results.runs import Run
 
 
 def audit_table(runs: Sequence[Run]) -> Table:

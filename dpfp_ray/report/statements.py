@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.results.rows import scalar, section
-from dpfp_ray.results.summary import Run
+from dpfp_ray.results.runs import Run
 
 
 def statement_text(run: Run) -> str | None:
@@ -13,7 +13,7 @@ def statement_text(run: Run) -> str | None:
     if not isinstance(facts, Mapping):
         return None
     try:
-        from dpfp_ray.privacy.wording import render
+        from dpfp_ray.privacy.statement_text import render
 
         return render(facts)
     except Exception:  # a statement of another version must not cost the whole report

@@ -7,12 +7,13 @@ why nothing can be said.
 from collections import Counter
 from collections.abc import Sequence
 
+from dpfp_ray.report.cost_tables import MARKS, guarantee_text
 from dpfp_ray.report.plots import cell_label
 from dpfp_ray.report.table import Column, Entry, Row, Table, duration, number, percent, text
-from dpfp_ray.report.tables import MARKS, guarantee_text
+from dpfp_ray.results.cells import Cell
 from dpfp_ray.results.contests import Contest, Outcome
+from dpfp_ray.results.runs import ACCOUNTANT_NAMES, LEAST_SECONDS, Run
 from dpfp_ray.results.statistics import Pair
-from dpfp_ray.results.summary import ACCOUNTANT_NAMES, LEAST_SECONDS, Cell, Run
 
 MORE_SEEDS = "run with --seeds 5"
 _WORDS: dict[Outcome, str] = {

@@ -13,8 +13,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.results.cells import Cell, Tuning, budgets_of
+from dpfp_ray.results.runs import Budget, correct_answers
 from dpfp_ray.results.statistics import Comparison, MethodScore, Pair, compare_predictions
-from dpfp_ray.results.summary import Budget, Cell, Tuning, budgets_of, correct_answers
 
 Outcome = Literal["won", "tie", "one seed", "one class", "alone", "tuned", "untested"]
 # How a table calls the outcome for one method.

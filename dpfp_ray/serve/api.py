@@ -10,10 +10,10 @@ from starlette.responses import Response
 from dpfp_ray import __version__
 from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.report.cost_tables import MARKS
 from dpfp_ray.report.statements import statement_text
-from dpfp_ray.report.tables import MARKS
 from dpfp_ray.results import query
-from dpfp_ray.results.summary import Run
+from dpfp_ray.results.runs import Run
 from dpfp_ray.serve import SERVICE
 from dpfp_ray.serve.figures import Figures
 from dpfp_ray.serve.parameters import LARGEST, PAGE, check_names, matching, read_request

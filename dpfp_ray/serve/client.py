@@ -8,8 +8,8 @@ import requests
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.rows import COLUMNS, SPLIT, Row
 from dpfp_ray.serve import SERVICE
-from dpfp_ray.sweeps import tokens
-from dpfp_ray.sweeps.tokens import LOOPBACK
+from dpfp_ray.sweeps import access_tokens
+from dpfp_ray.sweeps.access_tokens import LOOPBACK
 
 TIMEOUT = 30.0
 PAGE = 1000  # rows; what the service gives at most
@@ -24,13 +24,13 @@ class Bearer(requests.auth.AuthBase):
 
     def __call__(self, request: Any) -> Any:
         if self.token:
-            request.headers.update(tokens.header(self.token))
+            request.headers.update(access_tokens.header(self.token))
         return request
 
 
 def find_service(address: str) -> str:
     """The service's own address, if `address` is it or a dashboard that knows it."""
-    address = tokens.check_http(address)
+    address = access_tokens.check_http(address)
     about = get(f"{address}/api/about", None)
     if about.status_code in (401, 403) or not _is_service(about):
         return _from_dashboard(address)
@@ -81,7 +81,7 @@ def _is_service(answer: Any) -> bool:
 
 def _from_dashboard(address: str) -> str:
     """Where the Serve REST API of a dashboard says that the service listens."""
-    answer = get(f"{address}/api/serve/applications/", tokens.ray_token(address, None))
+    answer = get(f"{address}/api/serve/applications/", access_tokens.ray_token(address, None))
     if answer.status_code in (401, 403):
         raise UserError(f"Ray at {address} wants its token; set RAY_AUTH_TOKEN")
     try:
@@ -95,7 +95,7 @@ def _from_dashboard(address: str) -> str:
             f"{SERVICE} does not run on the cluster of {address}; start it there with: "
             "dpfp serve --address auto --storage PATH_OR_URI --detach"
         )
-    head, host = tokens.host_of(address), str(options.get("host") or "127.0.0.1")
+    head, host = access_tokens.host_of(address), str(options.get("host") or "127.0.0.1")
     port, prefix = options.get("port", 8000), (application.get("route_prefix") or "/").rstrip("/")
     if host in LOOPBACK and head not in LOOPBACK:
         raise UserError(

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.serve import SERVICE
-from dpfp_ray.sweeps.tokens import LOOPBACK
+from dpfp_ray.sweeps.access_tokens import LOOPBACK
 
 START_SECONDS = 120.0
 TRIES = 3

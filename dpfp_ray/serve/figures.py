@@ -12,7 +12,7 @@ from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.report.curves import curve_of
 from dpfp_ray.report.figures import all_figures
 from dpfp_ray.report.plots import Drawing, canvas, clean, finish, method_label, styles
-from dpfp_ray.results.summary import ACCOUNTANT_NAMES, Run
+from dpfp_ray.results.runs import ACCOUNTANT_NAMES, Run
 from dpfp_ray.serve.snapshot import Snapshot
 
 # Drawing takes at most one part in so many of the time, however fast trials end.

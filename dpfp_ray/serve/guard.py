@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from dpfp_ray.sweeps import tokens
-from dpfp_ray.sweeps.tokens import LOOPBACK
+from dpfp_ray.sweeps import access_tokens
+from dpfp_ray.sweeps.access_tokens import LOOPBACK
 
 COOKIE = "dpfp_session"
 SESSION_SECONDS = 12 * 3600
@@ -71,9 +71,11 @@ class Guard:
             )
         if path in PUBLIC or path.startswith("/static/"):
             return None
-        if tokens.is_authorised(headers.get("authorization"), self.digest):
+        if access_tokens.is_authorised(headers.get("authorization"), self.digest):
             return None
-        if tokens.session_holds(_cookie(headers.get("cookie", "")), self.digest, time.time()):
+        if access_tokens.session_holds(
+            _cookie(headers.get("cookie", "")), self.digest, time.time()
+        ):
             return None
         if "text/html" in headers.get("accept", "") and not path.startswith("/api/"):
             return RedirectResponse(f"{base}/login", 303)

@@ -17,10 +17,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from dpfp_ray import __version__
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.report import winners
+from dpfp_ray.report.cost_tables import MARKS
 from dpfp_ray.report.ledger import spent_of_total
 from dpfp_ray.report.page import shown_contests
 from dpfp_ray.report.plots import cell_label, method_label
-from dpfp_ray.report.tables import MARKS
 from dpfp_ray.serve.api import NotThere, find, version_facts
 from dpfp_ray.serve.figures import Figures, TrialCurves
 from dpfp_ray.serve.guard import COOKIE, SESSION_SECONDS
@@ -28,7 +28,7 @@ from dpfp_ray.serve.parameters import PAGE, Selection, check_names, matching, re
 from dpfp_ray.serve.payments import Payments
 from dpfp_ray.serve.snapshot import LiveRecords, Snapshot
 from dpfp_ray.serve.trials import CHOICES, QUERY_NAMES, choices, trial_facts, trials_table
-from dpfp_ray.sweeps import tokens
+from dpfp_ray.sweeps import access_tokens
 
 FOLDER = Path(__file__).parent
 STATIC = {
@@ -145,12 +145,12 @@ def page_routes(
             if len(body) > LONGEST_FORM:
                 raise UserError("the form is too long")
         given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip()
-        if digest is None or not tokens.is_authorised(f"Bearer {given}", digest):
+        if digest is None or not access_tokens.is_authorised(f"Bearer {given}", digest):
             return page(request, "login.html", 401, wrong=True)
         response = RedirectResponse(f"{_base(request)}/", 303)
         response.set_cookie(
             COOKIE,
-            tokens.session(digest, int(time.time()) + SESSION_SECONDS),
+            access_tokens.session(digest, int(time.time()) + SESSION_SECONDS),
             max_age=SESSION_SECONDS,
             path=f"{_base(request)}/",
             httponly=True,

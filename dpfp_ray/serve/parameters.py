@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results import query
-from dpfp_ray.results.summary import Run
+from dpfp_ray.results.runs import Run
 from dpfp_ray.serve.snapshot import Snapshot
 
 PAGE, LARGEST = 100, 1000

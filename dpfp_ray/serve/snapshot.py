@@ -10,8 +10,9 @@ from uuid import uuid4
 
 from dpfp_ray.data.storage import Found
 from dpfp_ray.results import rows, store
+from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.contests import Contest, contests_of
-from dpfp_ray.results.summary import Cell, Run, cells_of, read_runs
+from dpfp_ray.results.runs import Run, read_runs
 
 # Object stores tell times in seconds: a file that is as young as this may change and look the same.
 YOUNG = 3.0

@@ -8,7 +8,7 @@ from dpfp_ray.report.run_tables import runs_table
 from dpfp_ray.report.statements import statement_text
 from dpfp_ray.report.table import Column, Entry, Row, Table, duration, number, percent, text
 from dpfp_ray.results.rows import scalar, section
-from dpfp_ray.results.summary import ACCOUNTANT_NAMES, Run
+from dpfp_ray.results.runs import ACCOUNTANT_NAMES, Run
 from dpfp_ray.serve.snapshot import Snapshot
 
 # Titles of the report's table of runs, in the order of the live page, and what they are called in

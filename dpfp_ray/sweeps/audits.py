@@ -1,7 +1,7 @@
 """Audits of many plans on Ray, one task each: what `dpfp compare --audit` does.
 
 An audited run has canaries in its data, so it is a run of its own, never a row's own result. Its
-record goes into the same store under the id audit-PLAN, and its verdict stands beside the row.
+record goes into the same store under the id audit-PLAN, and its outcome stands beside the row.
 """
 
 import tempfile
@@ -15,8 +15,8 @@ from dpfp_ray.audit.audited_run import Settings, audit_in
 from dpfp_ray.data import Task
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.results.runs import label
 from dpfp_ray.results.store import Store
-from dpfp_ray.results.summary import label
 from dpfp_ray.sweeps.charges import AUDIT, audit_seeds
 from dpfp_ray.sweeps.cluster import connected, settings
 from dpfp_ray.sweeps.runner import Runner
@@ -24,7 +24,8 @@ from dpfp_ray.sweeps.trial import Trial
 from dpfp_ray.training.checkpoints import Saver, save_state
 from dpfp_ray.training.loop import Reporter
 from dpfp_ray.training.machine import use_threads
-from dpfp_ray.training.run import Prepared, make_folder
+from dpfp_ray.training.prepare import Prepared
+from dpfp_ray.training.run_folder import make_folder
 
 Record = dict[str, Any]
 
@@ -106,8 +107,8 @@ def say(record: Record) -> None:
     )
 
 
-def with_verdicts(rows: list[Record], audits: Iterable[Record]) -> list[Record]:
-    """The rows of a comparison, each with the bound and the verdict of its method's audit."""
+def with_outcomes(rows: list[Record], audits: Iterable[Record]) -> list[Record]:
+    """The rows of a comparison, each with the bound and the outcome of its method's audit."""
     known = {(label(a["plan"]), a["plan"]["epsilon"]): a["audit"] for a in audits}
     for row in rows:
         audit = known.get((row["method"], row["epsilon"]))
@@ -120,7 +121,7 @@ def with_verdicts(rows: list[Record], audits: Iterable[Record]) -> list[Record]:
     return rows
 
 
-def write_verdicts(store: Store, audits: Iterable[Record]) -> None:
+def write_outcomes(store: Store, audits: Iterable[Record]) -> None:
     """Into the statement of every run of an audited plan."""
     known = {audit["plan_hash"]: audit["audit"] for audit in audits}
     for record in store.records():

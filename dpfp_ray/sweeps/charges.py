@@ -27,7 +27,8 @@ from dpfp_ray.training.charged import (
     steps_done,
     use_for,
 )
-from dpfp_ray.training.run import Inputs, Prepared, data_mark
+from dpfp_ray.training.prepare import Inputs, Prepared
+from dpfp_ray.training.run_folder import data_mark
 
 AUDIT = "audit"  # the group of trials that are audits
 # Plans that agree on these read the same records.

@@ -4,9 +4,9 @@ import math
 from typing import Any
 
 from dpfp_ray.data.terminal import print_table, stdout
-from dpfp_ray.privacy.wording import one_line
-from dpfp_ray.results.summary import read_runs
-from dpfp_ray.sweeps.compare import Row, place
+from dpfp_ray.privacy.statement_text import one_line
+from dpfp_ray.results.runs import read_runs
+from dpfp_ray.sweeps.compare_rows import Row, place
 from dpfp_ray.training.dev_scores import RULES
 
 HEADINGS = (

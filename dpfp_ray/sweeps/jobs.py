@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.sweeps import tokens
+from dpfp_ray.sweeps import access_tokens
 
 TIMEOUT = 30.0  # seconds for one answer
 QUIET = 60.0  # seconds without a line after which we connect again: the connection may be dead
@@ -38,10 +38,10 @@ class Cluster:
     def __init__(
         self, address: str, token: str | None = None, say: Callable[[str], None] = lambda _: None
     ) -> None:
-        self.address = tokens.check_http(address)
+        self.address = access_tokens.check_http(address)
         self.say = say
         self.patience = PATIENCE
-        headers = tokens.header(token) if token else None
+        headers = access_tokens.header(token) if token else None
         try:
             with translated(self.address):
                 self.client = make_client(self.address, headers)

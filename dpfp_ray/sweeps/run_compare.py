@@ -18,16 +18,18 @@ from dpfp_ray.plan.values import field_name, make_plan
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.results.store import Record, Store
-from dpfp_ray.sweeps import compare as parts
-from dpfp_ray.sweeps.audits import audit_trials, audits_left, with_verdicts, write_verdicts
-from dpfp_ray.sweeps.cells import check_budgets, check_methods, plan_cells
+from dpfp_ray.sweeps.audits import audit_trials, audits_left, with_outcomes, write_outcomes
+from dpfp_ray.sweeps.compare_cells import check_budgets, check_methods, plan_cells
+from dpfp_ray.sweeps.compare_rows import summarise, with_candidates
 from dpfp_ray.sweeps.compare_table import markdown
-from dpfp_ray.sweeps.explore import RayChoices, close, ray_options, refuse_encoder, stopped
+from dpfp_ray.sweeps.compare_tuning import announce, bind_cells, differing, tuned_cells
+from dpfp_ray.sweeps.ray_options import RayChoices, ray_options
+from dpfp_ray.sweeps.run_sweep import close, refuse_encoder, stopped
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.state import resolve_storage
-from dpfp_ray.sweeps.sweep import InputsOnce
+from dpfp_ray.sweeps.sweep_trials import InputsOnce
 from dpfp_ray.training.dev_scores import Select
-from dpfp_ray.training.run import load_inputs
+from dpfp_ray.training.prepare import load_inputs
 
 if TYPE_CHECKING:
     import pandas
@@ -91,7 +93,7 @@ def compare(
     ledger, total_epsilon, total_delta   as in `train`; all runs and audits are entered as one list
 
     Any other keyword is a plan field that all methods share (task, model, epochs, …), or one of
-    `explore.RayChoices`.
+    `ray_options.RayChoices`.
     """
     refuse_encoder(encoder)
     ray: Any = {name: fields.pop(name) for name in RayChoices.__annotations__ if name in fields}
@@ -109,26 +111,26 @@ def compare(
 
     storage, options = resolve_storage(str(output)), ray_options(ray)
     inputs_of = InputsOnce(partial(load_inputs, task=task))
-    trials = parts.bind_cells(cells, seeds, inputs_of)
+    trials = bind_cells(cells, seeds, inputs_of)
     book = open_ledger(ledger, total_epsilon, total_delta)
-    parts.announce(trials, seeds, inputs_of)
+    announce(trials, seeds, inputs_of)
     try:
         with Runner(Path(storage).name, storage, options, inputs_of, book) as runner:
             if tune:
-                cells = parts.tuned_cells(cells, runner, tune)
-                trials = parts.bind_cells(cells, seeds, inputs_of)
+                cells = tuned_cells(cells, runner, tune)
+                trials = bind_cells(cells, seeds, inputs_of)
             open_audits = audits_left(trials, storage) if canaries else []
-            runner.run(trials, varied=parts.differing(trials), audits=open_audits)
+            runner.run(trials, varied=differing(trials), audits=open_audits)
             audits = audit_trials(trials, runner, canaries, task)
     except KeyboardInterrupt:
         raise stopped(storage) from None
     store = Store(storage)
-    write_verdicts(store, audits)
+    write_outcomes(store, audits)
     records = close(storage)
     chosen = {trial.id for trial in trials}
     shown = [record for record in records if record["trial"]["id"] in chosen]
     # With what was tried for tuning: it tells how the settings of a row were chosen.
-    rows = with_verdicts(parts.summarise(parts.with_candidates(shown, records), select), audits)
+    rows = with_outcomes(summarise(with_candidates(shown, records), select), audits)
     store.files.write("table.md", markdown(rows).encode())
     return Comparison(storage, rows, shown, runner.charges.spent())
 

@@ -5,15 +5,11 @@ same Tuner. Interrupted or killed, the same call continues: finished trials are 
 running ones go on from what they saved (`state.py`).
 """
 
-import os
 import shutil
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -30,33 +26,15 @@ from dpfp_ray.sweeps.cluster import (
     plan_resources,
     settings,
 )
+from dpfp_ray.sweeps.ray_options import RayOptions
+from dpfp_ray.sweeps.signals import ignoring_ctrl_c, stopped_by_sigterm
 from dpfp_ray.sweeps.state import SweepState
 from dpfp_ray.sweeps.trial import SETTLED, Trial
-from dpfp_ray.training.run import Inputs
+from dpfp_ray.training.prepare import Inputs
 
 if TYPE_CHECKING:
     from dpfp_ray.sweeps.tpe import Tpe
     from dpfp_ray.sweeps.trial_process import Shared, Sweep
-
-
-def save_seconds() -> float:
-    """How often trials are saved; the variable is for tests and for machines that often fail."""
-    return float(os.environ.get("DPFP_SAVE_SECONDS") or 30.0)
-
-
-@dataclass(frozen=True)
-class RayOptions:
-    """Where to run and with how much; what the command line's Ray flags say."""
-
-    address: str = "local"
-    workers: int = 1
-    cpus_per_worker: int | None = None
-    gpus_per_worker: float = 0.0
-    concurrency: int | None = None
-    seed: int | None = None
-    save_every_seconds: float = field(default_factory=save_seconds)
-    tracker: str | None = None
-    show_training_loss: bool = False
 
 
 class Runner:
@@ -317,32 +295,3 @@ def forget_artifacts(experiment: str) -> None:
 def short_name(trial: Any) -> str:
     """Tune's folder for a trial: without a name of ours it makes one of the whole config."""
     return str(trial.trial_id)
-
-
-@contextmanager
-def stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends a sweep as Ctrl-C does."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with handling(signal.SIGTERM, stop):
-        yield
-
-
-def ignoring_ctrl_c() -> AbstractContextManager[None]:
-    """A second Ctrl-C during the clean-up must not leave half of Ray running."""
-    return handling(signal.SIGINT, signal.SIG_IGN)
-
-
-@contextmanager
-def handling(number: signal.Signals, handler: Any) -> Iterator[None]:
-    """`handler` for a signal; only the main thread may set one."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    old = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        signal.signal(number, old)

@@ -19,48 +19,36 @@ STORE/selection-KEY.json    that the selection is finished, so that the same com
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import product
 from pathlib import Path
 from typing import Any
-
-from dp_accounting import NeighboringRelation
 
 from dpfp_ray.data.storage import SEALED, open_files
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.privacy.ledger_cost import RdpCurve, part_to_json
-from dpfp_ray.privacy.ledger_entries import Use
+from dpfp_ray.privacy.ledger_cost import part_to_json
 from dpfp_ray.privacy.sampling import derived_seed, keyed_generator
-from dpfp_ray.privacy.selection import Selection, draw_trials, selection_curve, selection_epsilon
+from dpfp_ray.privacy.selection import Selection, draw_trials
 from dpfp_ray.results.store import Record, Store
-from dpfp_ray.sweeps.runner import RayOptions, Runner
+from dpfp_ray.sweeps.ray_options import RayOptions
+from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.search_space import SearchSpace
+from dpfp_ray.sweeps.selection_cost import Bind, SelectionCost, privacy_choices, selection_cost
 from dpfp_ray.sweeps.state import SweepState
-from dpfp_ray.sweeps.sweep import bind_trial
+from dpfp_ray.sweeps.sweep_trials import bind_trial
 from dpfp_ray.sweeps.trial import SETTLED, Trial
 from dpfp_ray.training.charged import register
 from dpfp_ray.training.console import Interrupted
-from dpfp_ray.training.run import Inputs
+from dpfp_ray.training.prepare import Inputs
 
-# Fields that change no mechanism, whatever their value; all others must take finitely many values.
-FREE_OF_COST = (
-    "learning_rate", "weight_decay", "clip", "dropout", "ridge", "shrinkage", "rank",
-    "power_iterations", "max_length", "max_dev", "max_physical_batch",
-)  # fmt: skip
-# Fields that only matter to what is computed from a release that has been paid for.
-POST_PROCESSING = {"ridge", "shrinkage", "prior"}
 # Of a winner's record: what its own run made, and nothing of where and when.
 TRIAL_FACTS = ("id", "sweep", "group", "seed_index", "status", "error")
 COST_FACTS = ("parameters", "trainable_parameters")
 MARK = "selection.json"
-
-Bind = Callable[[dict[str, Any]], Trial]
 
 
 @dataclass(frozen=True)
@@ -69,61 +57,6 @@ class Draw:
 
     name: str
     settings: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Charge:
-    """What a selection costs as a whole, in the trials' own adjacency.
-
-    `ledger_part` is the same in a ledger's adjacency (zero-out); see `use`.
-    """
-
-    selection: str
-    task: str
-    methods: str
-    adjacency: str
-    labels_protected: bool
-    records: int
-    epsilon: float
-    delta: float
-    nominal: bool
-    ledger_part: RdpCurve
-    accountant: str = "rdp"
-
-    def sentence(self) -> str:
-        mark = "†" if self.nominal else ""
-        return (
-            f"the best of a random number of trials on {self.task} ({self.selection}, "
-            f"{self.adjacency}), all others and their number secret: "
-            f"ε = {self.epsilon:.3g}{mark} ({self.accountant}), δ = {self.delta:.3g}"
-        )
-
-    def statement(self) -> dict[str, Any]:
-        """For the winner's statement, under `tuning`."""
-        names = ("selection", "task", "adjacency", "epsilon", "delta", "accountant", "nominal")
-        return {name: getattr(self, name) for name in names} | {"text": self.sentence()}
-
-    def use(self, *, key: str, people: str, run: str) -> Use:
-        """The selection as *one* entry of a ledger, to be begun before its first trial.
-
-        Its trials must have no entries of their own: these would add up to composition, and count
-        K. It has one step, and is charged in full however many trials were run. `key` is
-        `selection_key`; `run` must be equal for equal seeds (`Ledger.mark` of the secret seed).
-        """
-        return Use(
-            purpose="trial",
-            plan_hash=key,
-            method=f"{self.methods}, {self.selection}",
-            people=people,
-            records=self.records,
-            steps=1,
-            parts=(self.ledger_part,),
-            adjacency=self.adjacency,
-            labels_protected=self.labels_protected,
-            guarantee="nominal" if self.nominal else "proved",
-            delta=self.delta,
-            run=run,
-        )
 
 
 def run_selection(
@@ -144,7 +77,7 @@ def run_selection(
     def bind(settings: dict[str, Any]) -> Trial:
         return bind_trial(space.plan_values(settings), inputs_of)
 
-    charge = selection_charge(space, chosen, bind)
+    charge = selection_cost(space, chosen, bind)
     key, store = selection_key(space, chosen), Store(storage)
     finished = read_json(store, f"selection-{key}.json")
     if finished is None:
@@ -199,85 +132,6 @@ def check_choosing(space: SearchSpace, options: RayOptions) -> None:
             f"--selection chooses by dev accuracy, and the space's metric is {named}; remove "
             "`metric` from it, or use --selection composition"
         )
-
-
-# --- what it costs ------------------------------------------------------------------------------
-
-
-def selection_charge(space: SearchSpace, chosen: Selection, bind: Bind) -> Charge:
-    """ε of releasing only the best of a random number of random trials.
-
-    The theorem wants every mechanism that the space can draw, not only those that it drew.
-    """
-    trials = [bind(one) for one in privacy_choices(space)]
-    plans = [trial.plan for trial in trials]
-    check_chargeable(space, plans)
-    mechanisms = list(
-        dict.fromkeys(accounting.mechanism(t.plan, t.noise_multiplier) for t in trials)
-    )
-    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    if plans[0].adjacency == "replace_one":
-        relation = NeighboringRelation.REPLACE_ONE
-    events: list[Any] = [accounting.dp_event(one) for one in mechanisms]
-    zeroed: list[Any] = [
-        accounting.dp_event(replace(one, adjacency="zero_out")) for one in mechanisms
-    ]
-    delta = min(plan.delta for plan in plans if plan.delta is not None)
-    return Charge(
-        selection=str(chosen),
-        task=", ".join(dict.fromkeys(plan.task for plan in plans)),
-        methods=", ".join(dict.fromkeys(plan.spec.title for plan in plans)),
-        adjacency=str(plans[0].adjacency),
-        labels_protected=all(plan.spec.labels_protected for plan in plans),
-        records=max(plan.D for plan in plans),
-        epsilon=selection_epsilon(events, chosen, delta, relation),
-        delta=delta,
-        nominal=any(plan.spec.guarantee == "nominal" for plan in plans),
-        ledger_part=selection_curve(zeroed, chosen),
-    )
-
-
-def check_chargeable(space: SearchSpace, plans: Sequence[Plan]) -> None:
-    """Refuse spaces for which the theorem has no price, or that pay one for nothing."""
-    open_ones = [plan for plan in plans if not plan.private]
-    if open_ones:
-        raise UserError(
-            f"--selection cannot promise anything for method {open_ones[0].method}; take it out of "
-            "the space"
-        )
-    if any(plan.label_epsilon for plan in plans):
-        raise UserError("--selection cannot charge for label_epsilon; use composition, or drop it")
-    adjacencies = sorted({str(plan.adjacency) for plan in plans})
-    if len(adjacencies) > 1:
-        raise UserError(
-            f"--selection needs one adjacency for all trials, and this space has "
-            f"{' and '.join(adjacencies)}; fix adjacency, or the method"
-        )
-    if all(plan.one_release for plan in plans) and set(space.varied) <= POST_PROCESSING:
-        raise UserError(
-            f"{plans[0].spec.title} uses the records once, and choosing {', '.join(space.varied)} "
-            "on that release is free: a selection would only cost more; drop --selection"
-        )
-
-
-def privacy_choices(space: SearchSpace) -> list[dict[str, Any]]:
-    """One choice for each combination of values that makes a difference to privacy."""
-    options: list[list[tuple[str, Any]]] = []
-    for parameter in space.parameters:
-        values: Sequence[Any] = parameter.values
-        if not values and parameter.distribution == "power_of_two":
-            values = [
-                2**power for power in range(64) if parameter.low <= 2**power <= parameter.high
-            ]
-        elif not values and parameter.name not in FREE_OF_COST:
-            raise UserError(
-                f"--selection charges for every {parameter.name} that could be drawn; "
-                "give it values: […] or distribution: power_of_two"
-            )
-        # Of what is no matter for privacy, one value stands for all.
-        whole = int(parameter.low) if parameter.distribution == "int_uniform" else parameter.low
-        options.append([(parameter.name, value) for value in values or [whole]])
-    return [dict(combination) for combination in product(*options)]
 
 
 # --- the draw -----------------------------------------------------------------------------------
@@ -345,7 +199,7 @@ def best_record(sealed: Store, trials: Iterable[Trial], seed: int) -> Record | N
     return None if winner is None else found[winner]
 
 
-def shown(record: Record, chosen: Selection, charge: Charge) -> Record:
+def shown(record: Record, chosen: Selection, charge: SelectionCost) -> Record:
     """A winner's record as readers may have it; `selection` says what a ledger charges for it."""
     trial = {name: record["trial"].get(name) for name in TRIAL_FACTS}
     public = {**record, "trial": {**trial, "selection": str(chosen)}}

@@ -21,7 +21,7 @@ from dpfp_ray.models.scopes import initialise
 from dpfp_ray.plan.method_spec import LORA_FIELDS
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.training.loop import Data
-from dpfp_ray.training.run import Inputs, Prepared, build_model
+from dpfp_ray.training.prepare import Inputs, Prepared, build_model
 
 if TYPE_CHECKING:
     import ray

@@ -23,7 +23,8 @@ from dpfp_ray.sweeps.trial import SETTLED, Trial, error_reason, settle
 from dpfp_ray.training.checkpoints import Saver
 from dpfp_ray.training.loop import Progress, State
 from dpfp_ray.training.machine import use_threads
-from dpfp_ray.training.run import Prepared, build_model, default_device, result_record, run
+from dpfp_ray.training.prepare import Prepared, build_model
+from dpfp_ray.training.run import default_device, result_record, run
 
 # How often a trial is restarted when its process or node dies; its own errors are not retried.
 RETRIES = 5

@@ -17,7 +17,8 @@ from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_entries import Use, use_of
 from dpfp_ray.training.loop import Reporter, State
-from dpfp_ray.training.run import Inputs, Prepared, data_mark
+from dpfp_ray.training.prepare import Inputs, Prepared
+from dpfp_ray.training.run_folder import data_mark
 
 Record = Mapping[str, Any]
 

@@ -26,7 +26,7 @@ from rich.progress import (
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.spending import Ledger
+from dpfp_ray.privacy.spending import Spending
 from dpfp_ray.privacy.statement import guarantee
 from dpfp_ray.training.checkpoints import Saver, save_state
 from dpfp_ray.training.loop import State
@@ -57,7 +57,7 @@ class SilentReporter:
         data_mark: str | None = None,
     ) -> None:
         self.plan = plan
-        self.ledger = Ledger(plan, noise_multiplier)
+        self.spending = Spending(plan, noise_multiplier)
         self.epsilon_name = "nominal ε" if guarantee(plan) == "nominal" else "ε"
         self.label = label
         self.folder = folder
@@ -122,7 +122,7 @@ class SilentReporter:
         """What is known so far: training loss, if it may be shown; dev scores; ε."""
         shown = {"loss": loss, "dev loss": self.dev_loss, "acc": self.accuracy}
         facts = [f"{name} {value:.3f}" for name, value in shown.items() if value is not None]
-        spent = self.ledger.at_most(done)
+        spent = self.spending.at_most(done)
         if spent is not None:
             facts.append(f"{self.epsilon_name} ≤ {spent:.2f}")
         return "  ".join(facts)

@@ -19,7 +19,7 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.training.checkpoints import RESUME
-from dpfp_ray.training.run import RESULT, WEIGHTS
+from dpfp_ray.training.run_folder import RESULT, WEIGHTS
 
 
 def load_model(run: Any, *, encoder: Any = None, tokenizer: Any = None) -> Predictor:

@@ -22,7 +22,7 @@ from dpfp_ray.models.scopes import woken
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import keyed_integer, make_sampler, run_seed
-from dpfp_ray.privacy.spending import Ledger
+from dpfp_ray.privacy.spending import Spending
 from dpfp_ray.training.comm import Comm, share
 from dpfp_ray.training.evaluate import evaluate
 
@@ -97,7 +97,7 @@ def train(
     optimizer = torch.optim.AdamW(
         method.parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay, fused=True
     )
-    ledger = Ledger(plan, noise_multiplier)
+    spending = Spending(plan, noise_multiplier)
     lengths = data.train.lengths
     progress = Progress()
     epoch_ends = plan.epoch_ends()
@@ -114,7 +114,7 @@ def train(
         return {
             "plan_hash": plan.hash,
             "noise_multiplier": noise_multiplier,
-            "epsilon": ledger.spent(progress.step),
+            "epsilon": spending.spent(progress.step),
             "keying": keying,
             "progress": vars(progress).copy(),
             "loss_sum": loss_sum.item() if shows_loss else 0.0,
@@ -165,7 +165,7 @@ def train(
                 "step": progress.step,
                 "train_loss": mean_loss(),
                 "dev": scores,
-                "epsilon": ledger.spent(progress.step),
+                "epsilon": spending.spent(progress.step),
                 "train_seconds": progress.train_seconds,
             }
             progress.history.append(record)

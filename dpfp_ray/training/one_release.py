@@ -13,7 +13,7 @@ from dpfp_ray.methods.parts.one_release import bounded_rows
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.spending import Ledger
+from dpfp_ray.privacy.spending import Spending
 from dpfp_ray.training.comm import Comm
 from dpfp_ray.training.evaluate import evaluate
 from dpfp_ray.training.loop import KEYING, Data, Progress, Reporter, State
@@ -59,7 +59,7 @@ def fit(
         "step": 1,
         "train_loss": None,  # a loss on private rows would be a second, unpaid look at them
         "dev": scores,
-        "epsilon": Ledger(plan, noise_multiplier).spent(1),
+        "epsilon": Spending(plan, noise_multiplier).spent(1),
         "train_seconds": progress.train_seconds,
     }
     progress.history.append(record)

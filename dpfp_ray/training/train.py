@@ -14,14 +14,15 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.sampling import fresh_seed
-from dpfp_ray.privacy.wording import brief
-from dpfp_ray.training import run
+from dpfp_ray.privacy.statement_text import brief
+from dpfp_ray.training import run, run_folder
 from dpfp_ray.training.charged import charged, enter_past, register
 from dpfp_ray.training.checkpoints import load_state
 from dpfp_ray.training.console import choose_reporter
 from dpfp_ray.training.load_model import predictor_of
 from dpfp_ray.training.loop import State
 from dpfp_ray.training.machine import use_threads
+from dpfp_ray.training.prepare import load_inputs, prepare
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,21 +116,21 @@ def train(
     reporters = choose_reporter(reporter)
     use_threads(threads)
     book = open_ledger(ledger, total_epsilon, total_delta)
-    folder = None if output is None else run.make_folder(output)
+    folder = None if output is None else run_folder.make_folder(output)
     task: Task | None = None
     if data is not None:
         plan, task = in_memory(plan, data, dev=dev, text=text, pair=pair, label=label)
     own = own_encoder(encoder, tokenizer)
     if own is not None:
         plan = replace(plan, model=own.name)
-    prepared = run.prepare(plan, run.load_inputs(plan, task, own))
+    prepared = prepare(plan, load_inputs(plan, task, own))
 
     say = reporters.say
     state: State | None = None
     if folder is not None:
         if overwrite:
-            run.discard(folder)
-        known = run.finished_result(folder, prepared.plan)
+            run_folder.discard(folder)
+        known = run_folder.finished_result(folder, prepared.plan)
         if known is not None:
             doubt = "" if task is None else " (perhaps of other data: none are kept to compare)"
             say(f"{folder} already holds this plan's result{doubt}; --overwrite runs it again")
@@ -137,7 +138,7 @@ def train(
             return Run(known, folder)
         state = load_state(folder, prepared.plan)
     seed, seed_known = settle_seed(seed, state, folder)
-    mark = None if task is None and own is None else run.data_mark(prepared.data, own, seed)
+    mark = None if task is None and own is None else run_folder.data_mark(prepared.data, own, seed)
     if state is not None:
         refuse_other_data(state, mark, folder)
         say(f"continuing after step {state['progress']['step']:,} of {prepared.plan.steps:,}")
@@ -167,7 +168,7 @@ def train(
         )
     record["ledger_entry"] = charge.entry_id
     if folder is not None:
-        run.write_result(folder, record, model if weights else None, prepared.plan)
+        run_folder.write_result(folder, record, model if weights else None, prepared.plan)
     answers = predictor_of(prepared.plan, prepared.inputs.label_names, model, own)
     return Run(record, folder, answers)
 

@@ -17,9 +17,9 @@ from dpfp_ray.audit.audited_run import Audit, Settings, absence, audit_in, condu
 from dpfp_ray.audit.bounds import one_run_epsilon
 from dpfp_ray.audit.canaries import Canaries, flip_coins
 from dpfp_ray.audit.claims import Gaussian, claim_of, least_probability
+from dpfp_ray.audit.insertion import insert
 from dpfp_ray.audit.outcome import count_correct, judge
 from dpfp_ray.audit.scores import centred, score_name, strongest_family
-from dpfp_ray.audit.tables import insert
 from dpfp_ray.data import Task
 from dpfp_ray.methods import moments, release_once
 from dpfp_ray.methods.parts.one_release import Seen
@@ -27,10 +27,10 @@ from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
-from dpfp_ray.training import run
+from dpfp_ray.training import run, run_folder
 from dpfp_ray.training.checkpoints import RESUME, save_state
 from dpfp_ray.training.loop import Data, State
-from dpfp_ray.training.run import Inputs, Prepared
+from dpfp_ray.training.prepare import Inputs, Prepared, load_inputs, prepare
 from tests.support.tiny_runs import Killed, tiny_split, tiny_world
 
 pytestmark = pytest.mark.slow
@@ -58,7 +58,7 @@ class Quiet:
         pass
 
 
-# --- verdicts from scores -----------------------------------------------------------------------
+# --- outcomes from scores -----------------------------------------------------------------------
 
 
 def plan_of(mode: str = "release_once", **changes: Any) -> Plan:
@@ -409,8 +409,8 @@ def test_the_plan_is_the_one_that_is_trained_without_canaries(
     model_folder: str, task: Task
 ) -> None:
     plan = tiny(model_folder)
-    inputs = run.load_inputs(plan, task)
-    ordinary = run.prepare(plan, inputs)
+    inputs = load_inputs(plan, task)
+    ordinary = prepare(plan, inputs)
     ours = set_up(plan, SETTINGS, 5, task).prepared
     assert ours.plan == ordinary.plan
     assert ours.noise_multiplier == ordinary.noise_multiplier
@@ -510,9 +510,9 @@ def test_an_ordinary_result_is_not_taken_for_an_audit(
     model_folder: str, task: Task, tmp_path: Path
 ) -> None:
     plan = tiny(model_folder, epochs=0.5)
-    prepared = run.prepare(plan, run.load_inputs(plan, task))
+    prepared = prepare(plan, load_inputs(plan, task))
     record, _ = run.run(prepared, Quiet(), seed=3)
-    run.write_result(tmp_path, record, None, prepared.plan)
+    run_folder.write_result(tmp_path, record, None, prepared.plan)
     with pytest.raises(UserError, match="without canaries"):
         audit_in(tmp_path, plan, SETTINGS, never, task=task)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dpfp_ray.audit.canaries import FAMILIES, Canaries, flip_coins, make_canaries
-from dpfp_ray.audit.tables import IGNORED, hide_empty, insert, select, stack
+from dpfp_ray.audit.insertion import IGNORED, hide_empty, insert, select, stack
 from dpfp_ray.data import Split, Task
 from dpfp_ray.data.tokens import TokenTable, tokenise
 from dpfp_ray.methods.parts.base import Rows, make_method

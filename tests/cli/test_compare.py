@@ -12,8 +12,8 @@ from dpfp_ray.cli.main import main
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.sweeps.cells import plan_cells
-from dpfp_ray.sweeps.compare import space_name
+from dpfp_ray.sweeps.compare_cells import plan_cells
+from dpfp_ray.sweeps.compare_tuning import space_name
 from tests.support.ray_runs import records
 
 METHODS = "non_private,dpfp,dpsgd"

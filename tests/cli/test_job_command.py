@@ -8,7 +8,7 @@ import pytest
 
 from dpfp_ray.cli.job_command import describe, entrypoint, submission_id, variables
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.sweeps.spaces import space_path
+from dpfp_ray.sweeps.space_files import space_path
 
 DEMO = str(space_path("demo"))
 

@@ -9,7 +9,7 @@ import pytest
 
 from dpfp_ray.cli.main import main
 from dpfp_ray.training.checkpoints import RESUME
-from dpfp_ray.training.run import RESULT
+from dpfp_ray.training.run_folder import RESULT
 from tests.cli.test_main import fails
 from tests.support.finished_runs import finished
 

@@ -15,11 +15,12 @@ from dpfp_ray.audit.audited_run import Settings, conduct, set_up
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import METHODS, all_specs, labels
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.wording import one_line, render
-from dpfp_ray.sweeps.cells import plan_cells, variant
-from dpfp_ray.sweeps.compare import space_name
-from dpfp_ray.sweeps.spaces import read_search_space
+from dpfp_ray.privacy.statement_text import one_line, render
+from dpfp_ray.sweeps.compare_cells import plan_cells, variant
+from dpfp_ray.sweeps.compare_tuning import space_name
+from dpfp_ray.sweeps.space_files import read_search_space
 from dpfp_ray.training import run
+from dpfp_ray.training.prepare import prepare
 from tests.support.tiny_runs import Listener, tiny_world, write_csv
 
 ROOT = Path(__file__).parents[2]
@@ -97,7 +98,7 @@ def test_its_search_space_is_found_by_its_name_and_makes_plans(tmp_path: Path) -
 
 def test_it_trains_on_real_records_and_its_statement_says_proved(plan: Plan) -> None:
     listener = Listener()
-    record, _ = run.run(run.prepare(plan), listener, seed=5)
+    record, _ = run.run(prepare(plan), listener, seed=5)
     assert listener.steps == [1, 2]
     assert record["privacy"]["guarantee"] == record["statement"]["guarantee"] == "proved"
     assert record["privacy"]["epsilon"]["pld"] == pytest.approx(3, abs=0.01)

@@ -21,7 +21,7 @@ from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.spending import Ledger
+from dpfp_ray.privacy.spending import Spending
 from dpfp_ray.training.comm import SoloComm
 from dpfp_ray.training.evaluate import evaluate
 from dpfp_ray.training.loop import Data, train
@@ -470,7 +470,7 @@ class Listener:
 def data(zoo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Data:
     monkeypatch.setenv("DPFP_CACHE", str(tmp_path))
     # What a step costs is others' to test; accountants would take most of the time here.
-    monkeypatch.setattr(Ledger, "spent", lambda ledger, steps: {"pld": float(steps)})
+    monkeypatch.setattr(Spending, "spent", lambda self, steps: {"pld": float(steps)})
     labels = (np.arange(len(TEXTS)) % 3).astype(np.int64)
     table: TokenTable = tokenise(
         Split(list(TEXTS), None, labels), load_tokenizer(str(zoo / "bert")), 32

@@ -11,7 +11,8 @@ from dpfp_ray.models import representations
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.models.representations import HeadClassifier, RepresentationTable, represent
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.training.run import load_inputs, prepare, run
+from dpfp_ray.training.prepare import load_inputs, prepare
+from dpfp_ray.training.run import run
 from tests.support.tiny_runs import (
     Listener,
     tiny_data,

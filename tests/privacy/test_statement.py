@@ -12,7 +12,7 @@ from dpfp_ray.privacy import participation
 from dpfp_ray.privacy.accounting import Mechanism, gdp_delta, gdp_epsilon
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.statement import guarantee, statement
-from dpfp_ray.privacy.wording import brief, one_line, render
+from dpfp_ray.privacy.statement_text import brief, one_line, render
 
 RECORDS = 2000
 PLANS: dict[str, dict[str, Any]] = {

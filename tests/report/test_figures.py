@@ -13,7 +13,8 @@ from dpfp_ray.report.figures import all_figures
 from dpfp_ray.report.heatmap import heat_maps
 from dpfp_ray.report.page import Report
 from dpfp_ray.report.plots import Drawing, method_label, short, styles
-from dpfp_ray.results.summary import cells_of, read_runs
+from dpfp_ray.results.cells import cells_of
+from dpfp_ray.results.runs import read_runs
 from tests.support import samples
 
 pytestmark = pytest.mark.slow

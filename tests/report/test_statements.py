@@ -2,9 +2,9 @@
 
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.statement import statement
-from dpfp_ray.privacy.wording import render
+from dpfp_ray.privacy.statement_text import render
 from dpfp_ray.report import statements
-from dpfp_ray.results.summary import read_runs
+from dpfp_ray.results.runs import read_runs
 from tests.support.samples import sample
 
 

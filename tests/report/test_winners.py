@@ -5,8 +5,9 @@ from typing import Any
 from dpfp_ray.report.page import shown_contests
 from dpfp_ray.report.plots import cell_label
 from dpfp_ray.report.winners import Card, headline, summary_table
+from dpfp_ray.results.cells import cells_of
 from dpfp_ray.results.contests import Contest, contests_of
-from dpfp_ray.results.summary import cells_of, read_runs
+from dpfp_ray.results.runs import read_runs
 from tests.support.samples import audited, comparison, sample
 
 

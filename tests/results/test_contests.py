@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from dpfp_ray.results.cells import cells_of
 from dpfp_ray.results.contests import Contest, contests_of, turned
-from dpfp_ray.results.summary import cells_of, read_runs
+from dpfp_ray.results.runs import read_runs
 from tests.support.samples import sample
 
 

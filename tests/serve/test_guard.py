@@ -9,7 +9,7 @@ import requests
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.serve.app import build_app
 from dpfp_ray.serve.deploy import check_exposure
-from dpfp_ray.sweeps import tokens
+from dpfp_ray.sweeps import access_tokens
 from tests.serve.conftest import serving
 
 TOKEN = "a-token-for-tests-0123456789"
@@ -27,7 +27,7 @@ PATHS = (
 
 @pytest.fixture(scope="module")
 def url(storage: Path) -> Iterator[str]:
-    with serving(build_app(str(storage), tokens.digest(TOKEN))) as address:
+    with serving(build_app(str(storage), access_tokens.digest(TOKEN))) as address:
         yield address
 
 
@@ -42,7 +42,7 @@ def test_without_the_token_there_is_nothing(url: str, path: str, header: str | N
 
 
 def test_the_header_opens(url: str) -> None:
-    answer = requests.get(f"{url}/api/results", headers=tokens.header(TOKEN), timeout=120)
+    answer = requests.get(f"{url}/api/results", headers=access_tokens.header(TOKEN), timeout=120)
     assert answer.json()["total"] == 86
 
 
@@ -73,7 +73,11 @@ def test_a_browser_is_asked_for_the_token_and_gets_a_cookie_that_is_not_it(url: 
 
 
 def test_a_forged_cookie_opens_nothing(url: str) -> None:
-    for value in ("9999999999.00", tokens.session(tokens.digest("other"), 9_999_999_999), "x"):
+    for value in (
+        "9999999999.00",
+        access_tokens.session(access_tokens.digest("other"), 9_999_999_999),
+        "x",
+    ):
         answer = requests.get(f"{url}/api/results", cookies={"dpfp_session": value}, timeout=120)
         assert answer.status_code == 401
 
@@ -87,4 +91,4 @@ def test_a_form_that_is_too_long_is_refused(url: str) -> None:
 def test_others_are_let_in_only_with_a_token(host: str) -> None:
     with pytest.raises(UserError, match="set a token first"):
         check_exposure(host, None)
-    check_exposure(host, tokens.digest(TOKEN))
+    check_exposure(host, access_tokens.digest(TOKEN))

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from dpfp_ray.sweeps.cluster import settings
-from dpfp_ray.sweeps.runner import RayOptions, Runner
-from dpfp_ray.sweeps.sweep import InputsOnce
+from dpfp_ray.sweeps.ray_options import RayOptions
+from dpfp_ray.sweeps.runner import Runner
+from dpfp_ray.sweeps.sweep_trials import InputsOnce
 from dpfp_ray.sweeps.trial import Trial
 from tests.support.ray_runs import SEED, records, wait_for
 

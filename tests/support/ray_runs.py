@@ -14,9 +14,10 @@ from typing import Any
 import yaml
 
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.runner import RayOptions, Runner
-from dpfp_ray.sweeps.spaces import read_search_space
-from dpfp_ray.sweeps.sweep import InputsOnce, bind_trial, run_sweep
+from dpfp_ray.sweeps.ray_options import RayOptions
+from dpfp_ray.sweeps.runner import Runner
+from dpfp_ray.sweeps.space_files import read_search_space
+from dpfp_ray.sweeps.sweep_trials import InputsOnce, bind_trial, run_sweep
 from dpfp_ray.sweeps.trial import Trial
 
 SEED = 5

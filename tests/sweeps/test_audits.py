@@ -1,4 +1,4 @@
-"""Audits on Ray: every plan once, their records in the store, their verdicts beside the rows."""
+"""Audits on Ray: every plan once, their records in the store, their outcomes beside the rows."""
 
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ from dpfp_ray.sweeps.audits import (
     audit_folder,
     audit_trials,
     audits_left,
-    with_verdicts,
+    with_outcomes,
 )
-from dpfp_ray.sweeps.compare import summarise
-from dpfp_ray.sweeps.runner import RayOptions, Runner
-from dpfp_ray.sweeps.sweep import InputsOnce
+from dpfp_ray.sweeps.compare_rows import summarise
+from dpfp_ray.sweeps.ray_options import RayOptions
+from dpfp_ray.sweeps.runner import Runner
+from dpfp_ray.sweeps.sweep_trials import InputsOnce
 from tests.support.ray_runs import trial
 
 
@@ -47,13 +48,13 @@ def test_every_plan_is_audited_once(tiny_task: dict[str, Any], tmp_path: Path) -
     assert len(ledger.entries()) == 2
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
 
-    rows = with_verdicts(summarise([]) or [{"method": "dpfp moments", "epsilon": 8.0}], found)
+    rows = with_outcomes(summarise([]) or [{"method": "dpfp moments", "epsilon": 8.0}], found)
     assert rows[0]["verdict"] == found[1]["audit"]["verdict"]
     assert rows[0]["audit_epsilon"] == found[1]["audit"]["epsilon"]
 
 
 def test_rows_without_an_audit_stay_as_they_are() -> None:
-    assert with_verdicts([{"method": "rgp", "epsilon": 3.0}], []) == [
+    assert with_outcomes([{"method": "rgp", "epsilon": 3.0}], []) == [
         {"method": "rgp", "epsilon": 3.0}
     ]
 

@@ -10,7 +10,7 @@ from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.audits import audits_of
 from dpfp_ray.sweeps.charges import Charges
-from dpfp_ray.sweeps.sweep import InputsOnce, bind_trial
+from dpfp_ray.sweeps.sweep_trials import InputsOnce, bind_trial
 from dpfp_ray.sweeps.trial import Trial, settle
 
 Values = dict[str, Any]

@@ -7,9 +7,10 @@ import pytest
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps.cluster import SETTINGS, connected, settings
-from dpfp_ray.sweeps.sweep import InputsOnce
+from dpfp_ray.sweeps.sweep_trials import InputsOnce
 from dpfp_ray.sweeps.trial import Trial
 from dpfp_ray.training import run
+from dpfp_ray.training.prepare import Prepared
 from tests.support.ray_runs import SEED, measured, run_script, trial
 from tests.support.tiny_runs import Listener
 
@@ -33,7 +34,7 @@ def undisturbed(trials: list[Trial]) -> dict[str, Any]:
     inputs = InputsOnce()
     found = {}
     for one in trials:
-        prepared = run.Prepared(one.plan, inputs(one.plan), one.noise_multiplier)
+        prepared = Prepared(one.plan, inputs(one.plan), one.noise_multiplier)
         found[one.id], _ = run.run(prepared, Listener(), seed=one.seed(SEED))
     return found
 

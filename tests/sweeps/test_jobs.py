@@ -14,7 +14,7 @@ import requests
 
 from dpfp_ray.cli.main import main
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps import tokens
+from dpfp_ray.sweeps import access_tokens
 from dpfp_ray.sweeps.jobs import Cluster
 from tests.support.flaky_link import Link
 from tests.support.ports import free_ports
@@ -45,7 +45,7 @@ def submit(head: Head, *arguments: str) -> int:
 
 def jobs(head: Head) -> dict[str, Any]:
     answer = requests.get(
-        f"{head.dashboard}/api/jobs/", headers=tokens.header(TOKEN), timeout=120
+        f"{head.dashboard}/api/jobs/", headers=access_tokens.header(TOKEN), timeout=120
     ).json()
     return {job["submission_id"]: job for job in answer if job["submission_id"]}
 
@@ -87,7 +87,9 @@ def test_a_sweep_runs_as_a_job_and_its_table_is_in_the_jobs_log(
         "epsilon": "8",
     }
     log = requests.get(
-        f"{head.dashboard}/api/jobs/{identity}/logs", headers=tokens.header(TOKEN), timeout=120
+        f"{head.dashboard}/api/jobs/{identity}/logs",
+        headers=access_tokens.header(TOKEN),
+        timeout=120,
     ).json()["logs"]
     assert log.replace("\u00a0", " ") == out
     for row in rows:
@@ -228,7 +230,9 @@ def test_results_finds_the_service_through_the_dashboard(
     rows = json.loads(capsys.readouterr().out)
     assert [row["id"] for row in rows] == sorted(row["id"] for row in store.rows())
     applications = requests.get(
-        f"{head.dashboard}/api/serve/applications/", headers=tokens.header(TOKEN), timeout=120
+        f"{head.dashboard}/api/serve/applications/",
+        headers=access_tokens.header(TOKEN),
+        timeout=120,
     ).text
     assert "dpfp-results" in applications
     assert ours not in applications

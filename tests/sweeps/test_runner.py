@@ -12,17 +12,13 @@ import torch
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps import runner as tuning
-from dpfp_ray.sweeps.runner import (
-    RayOptions,
-    Runner,
-    check_deadlock,
-    ignoring_ctrl_c,
-    stopped_by_sigterm,
-    unfinished,
-)
-from dpfp_ray.sweeps.sweep import InputsOnce
+from dpfp_ray.sweeps.ray_options import RayOptions
+from dpfp_ray.sweeps.runner import Runner, check_deadlock, unfinished
+from dpfp_ray.sweeps.signals import ignoring_ctrl_c, stopped_by_sigterm
+from dpfp_ray.sweeps.sweep_trials import InputsOnce
 from dpfp_ray.sweeps.trial import Trial
 from dpfp_ray.training import run
+from dpfp_ray.training.prepare import prepare
 from tests.support.ray_runs import measured, records, trial
 from tests.support.tiny_runs import Listener
 
@@ -113,7 +109,7 @@ def test_same_numbers_as_a_plain_run(swept: Swept, name: str) -> None:
     """Also for the later ones: nothing leaks from one trial into the next in its process."""
     chosen = swept.trials[name]
     torch.set_num_threads(1)
-    prepared = run.prepare(replace(chosen.plan))
+    prepared = prepare(replace(chosen.plan))
     assert prepared.noise_multiplier == chosen.noise_multiplier
     record, _ = run.run(prepared, Listener(), seed=chosen.seed(SECRET_SEED))
     assert measured(swept.record(name)) == measured(record)

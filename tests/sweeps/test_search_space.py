@@ -7,7 +7,7 @@ import yaml
 
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.sweeps.search_space import Parameter, SearchSpace
-from dpfp_ray.sweeps.spaces import read_search_space
+from dpfp_ray.sweeps.space_files import read_search_space
 
 GOOD: dict[str, Any] = {
     "name": "x",

@@ -22,22 +22,20 @@ from dpfp_ray.privacy.selection import draw_trials, parse_selection, selection_e
 from dpfp_ray.results.store import Store
 from dpfp_ray.serve.snapshot import LiveRecords
 from dpfp_ray.sweeps import selection
-from dpfp_ray.sweeps.explore import Results, sweep
-from dpfp_ray.sweeps.runner import RayOptions
+from dpfp_ray.sweeps.ray_options import RayOptions
+from dpfp_ray.sweeps.run_sweep import Results, sweep
 from dpfp_ray.sweeps.search_space import SearchSpace
 from dpfp_ray.sweeps.selection import (
-    Charge,
     Draw,
     best_name,
     best_record,
     check_choosing,
     draw_all,
     open_sealed,
-    privacy_choices,
-    selection_charge,
     shown,
 )
-from dpfp_ray.sweeps.spaces import read_search_space
+from dpfp_ray.sweeps.selection_cost import SelectionCost, privacy_choices, selection_cost
+from dpfp_ray.sweeps.space_files import read_search_space
 from dpfp_ray.sweeps.state import SECRET
 from dpfp_ray.sweeps.trial import Trial
 from tests.support.ray_runs import Command, measured, wait_for, write_space
@@ -184,9 +182,9 @@ def test_ties_are_broken_by_the_secret() -> None:
     assert best_name(scores, 3) == best_name(dict(reversed(scores.items())), 3)
 
 
-def charge_of(tmp_path: Path, kind: str = "logarithmic:30", **values: Any) -> Charge:
+def charge_of(tmp_path: Path, kind: str = "logarithmic:30", **values: Any) -> SelectionCost:
     found = space(tmp_path, RATES)
-    return selection_charge(found, parse_selection(kind), bind(found, method="dpsgd", **values))
+    return selection_cost(found, parse_selection(kind), bind(found, method="dpsgd", **values))
 
 
 def test_a_winner_s_record_has_no_clock_and_no_machine(tmp_path: Path) -> None:
@@ -222,15 +220,15 @@ def test_the_charge_is_the_theorem_s(tmp_path: Path) -> None:
 
 def test_every_mechanism_that_could_be_drawn_is_charged_for(tmp_path: Path) -> None:
     found = space(tmp_path, {"epsilon": {"values": [1, 3]}})
-    both = selection_charge(found, parse_selection("geometric:5"), bind(found, method="dpsgd"))
+    both = selection_cost(found, parse_selection("geometric:5"), bind(found, method="dpsgd"))
     high = space(tmp_path, {"epsilon": {"values": [3]}})
-    alone = selection_charge(high, parse_selection("geometric:5"), bind(high, method="dpsgd"))
+    alone = selection_cost(high, parse_selection("geometric:5"), bind(high, method="dpsgd"))
     assert both.epsilon == pytest.approx(alone.epsilon)
 
 
 def test_the_paper_s_mode_is_marked_nominal(tmp_path: Path) -> None:
     found = space(tmp_path, RATES)
-    charge = selection_charge(found, parse_selection("geometric:5"), bind(found, method="dpfp"))
+    charge = selection_cost(found, parse_selection("geometric:5"), bind(found, method="dpfp"))
     assert charge.nominal
     assert "†" in charge.sentence()
 
@@ -283,12 +281,12 @@ def test_what_the_theorem_has_no_price_for_is_refused(
 ) -> None:
     found = space(tmp_path, parameters, plan=values)
     with pytest.raises(UserError, match=why):
-        selection_charge(found, parse_selection("geometric:3"), bind(found))
+        selection_cost(found, parse_selection("geometric:3"), bind(found))
 
 
 def test_releases_that_differ_are_selected_from_with_noise_of_their_own(tmp_path: Path) -> None:
     found = space(tmp_path, {"scaling": {"values": ["clip", "unit"]}})
-    charge = selection_charge(found, parse_selection("geometric:3"), bind(found, mode="moments"))
+    charge = selection_cost(found, parse_selection("geometric:3"), bind(found, mode="moments"))
     assert charge.epsilon > 3
 
 

@@ -9,7 +9,7 @@ import torch
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.sampling import keyed_integer
 from dpfp_ray.sweeps.shared import SharedModel, input_key, share_inputs
-from dpfp_ray.training.run import Prepared, build_model, load_inputs
+from dpfp_ray.training.prepare import Prepared, build_model, load_inputs
 
 CPU = torch.device("cpu")
 

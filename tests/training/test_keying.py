@@ -19,7 +19,8 @@ from dpfp_ray.training import loop
 from dpfp_ray.training.checkpoints import refuse_other_rows
 from dpfp_ray.training.comm import SoloComm
 from dpfp_ray.training.loop import Data, State
-from dpfp_ray.training.run import Inputs, Prepared, build_model, prepare, run
+from dpfp_ray.training.prepare import Inputs, Prepared, build_model, prepare
+from dpfp_ray.training.run import run
 from tests.support.one_release import make_table
 from tests.support.tiny_runs import (
     Killed,

@@ -13,10 +13,10 @@ from dpfp_ray.models.classifier import trainable_parameters
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import Sampler, make_sampler, run_seed
-from dpfp_ray.privacy.spending import Ledger
+from dpfp_ray.privacy.spending import Spending
 from dpfp_ray.training.comm import Comm, SoloComm, TorchComm
 from dpfp_ray.training.loop import Progress, State, set_learning_rate, train
-from dpfp_ray.training.run import freeze_unreached
+from dpfp_ray.training.prepare import freeze_unreached
 from tests.support.gloo import run_workers
 from tests.support.tiny_runs import (
     Killed,
@@ -168,7 +168,7 @@ def test_a_checkpoint_says_what_was_spent(model_folder: str, kill_after: int) ->
     with pytest.raises(Killed):
         run(model_folder, PLANS["dpfp"], victim)
     state = victim.state()
-    assert state["epsilon"] == Ledger(PLANS["dpfp"], 0.5).spent(kill_after)
+    assert state["epsilon"] == Spending(PLANS["dpfp"], 0.5).spent(kill_after)
     assert state["noise_multiplier"] == 0.5
     assert state["plan_hash"] == PLANS["dpfp"].hash
 
@@ -256,7 +256,7 @@ def test_empty_steps_are_steps(model_folder: str, sparse: tuple[Plan, int]) -> N
     progress, weights = run(model_folder, plan, seed=seed)
     assert progress.step == plan.steps == 24
     assert progress.rows == sum(sizes)
-    assert progress.history[-1]["epsilon"] == Ledger(plan, 0.5).spent(24)
+    assert progress.history[-1]["epsilon"] == Spending(plan, 0.5).spent(24)
     assert all(weight.isfinite().all() for weight in weights.values())
 
 

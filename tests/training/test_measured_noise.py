@@ -24,7 +24,8 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.training.loop import Data
 from dpfp_ray.training.one_release import put_head
-from dpfp_ray.training.run import Inputs, Prepared, build_model, load_inputs, prepare, run
+from dpfp_ray.training.prepare import Inputs, Prepared, build_model, load_inputs, prepare
+from dpfp_ray.training.run import run
 from tests.support.one_release import make_table
 from tests.support.tiny_runs import Listener, tiny_split, tiny_world
 

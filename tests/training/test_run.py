@@ -18,10 +18,11 @@ import torch
 
 from dpfp_ray.cli.main import main
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.privacy.spending import Ledger
-from dpfp_ray.training import run
+from dpfp_ray.privacy.spending import Spending
+from dpfp_ray.training import run, run_folder
 from dpfp_ray.training.checkpoints import RESUME, load_state, save_state
 from dpfp_ray.training.predictions import DevPredictions
+from dpfp_ray.training.prepare import Prepared, prepare
 from tests.support.tiny_runs import Killed, Listener, tiny_world, write_csv
 
 SEED = 311_700_000_000_000_000_000_000_000_000_000_000_113  # 128 bits
@@ -115,10 +116,12 @@ def unbroken(world: Path) -> Path:
 
 
 def assert_same_end(folder: Path, unbroken: Path) -> None:
-    mine, theirs = (strict((f / run.RESULT).read_text()) for f in (folder, unbroken))
+    mine, theirs = (strict((f / run_folder.RESULT).read_text()) for f in (folder, unbroken))
     assert without_clock(mine) == without_clock(theirs)
-    assert (folder / run.WEIGHTS).read_bytes() == (unbroken / run.WEIGHTS).read_bytes()
-    assert sorted(path.name for path in folder.iterdir()) == [run.RESULT, run.WEIGHTS]
+    assert (folder / run_folder.WEIGHTS).read_bytes() == (
+        unbroken / run_folder.WEIGHTS
+    ).read_bytes()
+    assert sorted(path.name for path in folder.iterdir()) == [run_folder.RESULT, run_folder.WEIGHTS]
 
 
 @pytest.mark.slow
@@ -132,7 +135,7 @@ def test_a_killed_process_ends_with_the_same_weights(
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL, f"finished within {delay} s"
-    assert not (tmp_path / run.RESULT).exists()
+    assert not (tmp_path / run_folder.RESULT).exists()
 
     _, err = finish(long_run(world, tmp_path))
     assert "continuing after step" in err
@@ -185,7 +188,7 @@ def finished(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_is_printed_is_what_is_written(finished: dict[str, Any], tmp_path: Path) -> None:
-    assert strict((tmp_path / run.RESULT).read_text()) == finished
+    assert strict((tmp_path / run_folder.RESULT).read_text()) == finished
 
 
 def test_a_result_holds_plan_history_privacy_and_cost(finished: dict[str, Any]) -> None:
@@ -265,7 +268,7 @@ def test_a_subset_has_its_own_d_p_and_delta(
 def test_saved_weights_carry_their_plan(finished: dict[str, Any], tmp_path: Path) -> None:
     from safetensors import safe_open
 
-    with safe_open(tmp_path / run.WEIGHTS, framework="pt") as file:
+    with safe_open(tmp_path / run_folder.WEIGHTS, framework="pt") as file:
         assert file.metadata() == {"plan_hash": finished["plan_hash"]}
         assert {"head.weight", "head.bias"} < set(file.keys())
 
@@ -274,7 +277,7 @@ def test_weights_can_be_left_out(
     world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     do([*arguments(world, tmp_path), "--no-weights"], capsys)
-    assert [path.name for path in tmp_path.iterdir()] == [run.RESULT]
+    assert [path.name for path in tmp_path.iterdir()] == [run_folder.RESULT]
 
 
 def test_runs_without_a_given_seed_differ(
@@ -282,7 +285,7 @@ def test_runs_without_a_given_seed_differ(
 ) -> None:
     for name in ("one", "other"):
         do(arguments(world, tmp_path / name, seed=None), capsys)
-    one, other = ((tmp_path / name / run.WEIGHTS).read_bytes() for name in ("one", "other"))
+    one, other = ((tmp_path / name / run_folder.WEIGHTS).read_bytes() for name in ("one", "other"))
     assert one != other
 
 
@@ -306,10 +309,10 @@ def test_a_finished_run_is_not_repeated(
 def test_overwrite_repeats_it(
     world: Path, finished: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = (tmp_path / run.WEIGHTS).read_bytes()
+    before = (tmp_path / run_folder.WEIGHTS).read_bytes()
     again = do([*arguments(world, tmp_path, seed=5), "--overwrite"], capsys)
     assert again["plan_hash"] == finished["plan_hash"]
-    assert (tmp_path / run.WEIGHTS).read_bytes() != before
+    assert (tmp_path / run_folder.WEIGHTS).read_bytes() != before
 
 
 def test_another_plan_in_the_folder_is_refused(
@@ -320,7 +323,7 @@ def test_another_plan_in_the_folder_is_refused(
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "holds the result of another plan" in err
-    assert strict((tmp_path / run.RESULT).read_text()) == finished
+    assert strict((tmp_path / run_folder.RESULT).read_text()) == finished
 
 
 def test_changed_data_are_not_taken_for_the_old(
@@ -329,7 +332,7 @@ def test_changed_data_are_not_taken_for_the_old(
     command = arguments(world, tmp_path)
     file = Path(command[command.index("--train-file") + 1])
     times = os.stat(file)
-    later = os.stat(tmp_path / run.RESULT).st_mtime + 5
+    later = os.stat(tmp_path / run_folder.RESULT).st_mtime + 5
     os.utime(file, (later, later))
     capsys.readouterr()
     try:
@@ -342,7 +345,7 @@ def test_changed_data_are_not_taken_for_the_old(
 def test_an_audit_is_not_taken_for_a_run(
     world: Path, finished: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / run.RESULT).write_text(json.dumps({**finished, "audit": {}}))
+    (tmp_path / run_folder.RESULT).write_text(json.dumps({**finished, "audit": {}}))
     assert main(arguments(world, tmp_path)) == 2
     assert "holds an audit" in capsys.readouterr().err
 
@@ -358,19 +361,19 @@ def test_overwrite_keeps_the_old_result_when_the_new_plan_cannot_start(
     world: Path, finished: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*arguments(world, tmp_path, label_column="missing"), "--overwrite"]) == 2
-    assert strict((tmp_path / run.RESULT).read_text()) == finished
+    assert strict((tmp_path / run_folder.RESULT).read_text()) == finished
 
 
 @pytest.fixture
-def prepared(world: Path, tmp_path: Path) -> run.Prepared:
+def prepared(world: Path, tmp_path: Path) -> Prepared:
     from dpfp_ray.cli.main import build_parser
     from dpfp_ray.cli.options import plan_from
 
-    return run.prepare(plan_from(build_parser().parse_args(arguments(world, tmp_path))))
+    return prepare(plan_from(build_parser().parse_args(arguments(world, tmp_path))))
 
 
 @pytest.fixture
-def unfinished(prepared: run.Prepared, tmp_path: Path) -> Path:
+def unfinished(prepared: Prepared, tmp_path: Path) -> Path:
     """A folder in which a run was killed after seven steps."""
     victim = Listener(7)
     with pytest.raises(Killed):
@@ -411,7 +414,10 @@ def test_the_end_removes_the_scratch_file_of_a_killed_save(
     (unfinished / f"{RESUME}.12345").write_text(str(SEED))  # as version 0.1 named it
     (unfinished / f".{RESUME}.ab12").write_text(str(SEED))
     do(arguments(world, unfinished), capsys)
-    assert sorted(path.name for path in unfinished.iterdir()) == [run.RESULT, run.WEIGHTS]
+    assert sorted(path.name for path in unfinished.iterdir()) == [
+        run_folder.RESULT,
+        run_folder.WEIGHTS,
+    ]
 
 
 def test_a_run_killed_right_after_its_result_forgets_its_seed_next_time(
@@ -425,7 +431,7 @@ def test_a_run_killed_right_after_its_result_forgets_its_seed_next_time(
 
 
 def test_a_failed_save_keeps_the_previous_one(
-    unfinished: Path, prepared: run.Prepared, monkeypatch: pytest.MonkeyPatch
+    unfinished: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full_disk(*_: object) -> NoReturn:
         raise OSError("No space left on device")
@@ -438,19 +444,17 @@ def test_a_failed_save_keeps_the_previous_one(
     assert state["progress"]["step"] == 7
 
 
-def test_a_resumed_run_keeps_the_noise_it_began_with(
-    unfinished: Path, prepared: run.Prepared
-) -> None:
+def test_a_resumed_run_keeps_the_noise_it_began_with(unfinished: Path, prepared: Prepared) -> None:
     """Should calibration give another σ by now, ε is still that of the noise really added."""
     state = load_state(unfinished, prepared.plan)
     other = replace(prepared, noise_multiplier=2 * prepared.noise_multiplier)
     record, _ = run.run(other, Listener(), seed=SEED, state=state)
     assert record["privacy"]["noise_multiplier"] == prepared.noise_multiplier
-    spent = Ledger(prepared.plan, prepared.noise_multiplier).spent(prepared.plan.steps)
+    spent = Spending(prepared.plan, prepared.noise_multiplier).spent(prepared.plan.steps)
     assert record["privacy"]["epsilon"] == spent
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write to .*file/runs: Not a directory"):
-        run.make_folder(str(tmp_path / "file" / "runs"))
+        run_folder.make_folder(str(tmp_path / "file" / "runs"))

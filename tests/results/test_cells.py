@@ -4,7 +4,8 @@ import copy
 
 import pytest
 
-from dpfp_ray.results.summary import Budget, budgets_of, cells_of, label, read_runs
+from dpfp_ray.results.cells import budgets_of, cells_of
+from dpfp_ray.results.runs import Budget, label, read_runs
 from tests.support.samples import audited, comparison, failed, sample
 
 

@@ -15,7 +15,8 @@ from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.search_space import SearchSpace
 from dpfp_ray.sweeps.shared import INPUT_FIELDS, input_key
 from dpfp_ray.sweeps.trial import SETTLED, Trial
-from dpfp_ray.training.run import Inputs, headline, load_inputs, prepare
+from dpfp_ray.training.dev_scores import quote
+from dpfp_ray.training.prepare import Inputs, load_inputs, prepare
 
 if TYPE_CHECKING:
     from ray.tune.schedulers import TrialScheduler
@@ -131,8 +132,7 @@ def replay(scheduler: "TrialScheduler", record: dict[str, Any]) -> None:
     scheduler.on_trial_add(controller, trial)
     for end in range(1, len(record["history"]) + 1):
         history = record["history"][:end]
-        metrics = headline(make_plan(record["plan"]), history)
-        told = trial_metrics({**record, "history": history, "metrics": metrics})
+        told = trial_metrics({**record, "history": history, "metrics": quote(history)})
         scheduler.on_trial_result(controller, trial, told)
 
 

@@ -8,14 +8,14 @@ import pytest
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
-from dpfp_ray.privacy.reporting import (
+from dpfp_ray.privacy.statement import statement
+from dpfp_ray.privacy.statement_forms import (
     first_line,
     nist_questions,
     registry_entry,
     reporting_list,
     seed_fate,
 )
-from dpfp_ray.privacy.statement import statement
 
 Case = tuple[dict[str, Any], Plan, dict[str, Any]]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.wording import number, promised
+from dpfp_ray.privacy.statement_text import number, promised
 
 FILL = "TO BE FILLED IN"
 DP_FY_ML = "Ponomareva et al. 2023, How to DP-fy ML (arXiv:2303.00654)"

@@ -1,18 +1,10 @@
-"""From records to what is shown: runs, and cells of runs that may be averaged.
-
-A cell is (model, task, method, ε, accountant). Its seeds of one setting are averaged. Where several
-settings were tried (a sweep), the best one stands for the cell, marked as tuned: `settings` says of
-how many, and `contests` compares it with nothing that was not chosen alike. The table of `dpfp
-compare`, the report and the service all show these cells.
-"""
+"""Runs: a record with what is asked of it again and again, such as its names and its answers."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import FIRST_MODE, METHODS, is_private
@@ -31,7 +23,6 @@ ACCOUNTANT_NAMES = {"gdp": "GDP + CLT", "rdp": "RDP", "pld": "PLD"}
 NOMINAL, REFUTED = "†", "‡"
 # Rates of less training than this are the timer's noise and the first step's start-up.
 LEAST_SECONDS = 1.0
-Tuning = Literal["", "retrained", "picked"]
 
 
 def label(plan: Mapping[str, Any]) -> str:
@@ -143,7 +134,7 @@ class Run:
 
     @property
     def scored(self) -> bool:
-        return self.row["status"] == "finished" and _finite(self.row["accuracy"])
+        return self.row["status"] == "finished" and finite(self.row["accuracy"])
 
     @property
     def tuning(self) -> bool:
@@ -207,7 +198,7 @@ class Run:
     def rate(self) -> float | None:
         """Examples a second, if the training was long enough to tell."""
         seconds, rate = self.row["train_seconds"], self.row["examples_per_second"]
-        return rate if _finite(rate) and (seconds or 0.0) >= LEAST_SECONDS else None
+        return rate if finite(rate) and (seconds or 0.0) >= LEAST_SECONDS else None
 
     @property
     def splits(self) -> dict[str, float]:
@@ -216,100 +207,9 @@ class Run:
         known = {
             name.removeprefix("accuracy_"): value
             for name, value in self.row.items()
-            if name.startswith("accuracy_") and _finite(value)
+            if name.startswith("accuracy_") and finite(value)
         }
         return {name: known[name] for name in order if name in known}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The runs behind one number of the main table: one setting, any number of seeds."""
-
-    key: Key
-    runs: Sequence[Run]
-    settings: int = 1
-    others: Sequence[Run] = field(default=())  # other settings, failed, stopped, audited
-    # "picked": the best of several settings by these very scores. "retrained": the setting was
-    # chosen by other runs, these are new ones.
-    tuning: Tuning = ""
-
-    @cached_property
-    def first(self) -> Run:
-        return self.runs[0]
-
-    @property
-    def base_method(self) -> str:
-        return str(self.first.row["method"])
-
-    @property
-    def private(self) -> bool:
-        return self.first.private
-
-    @property
-    def accuracy(self) -> float:
-        return mean(run.row["accuracy"] for run in self.runs)
-
-    @property
-    def spread(self) -> float | None:
-        """Standard deviation over seeds."""
-        return _deviation([run.row["accuracy"] for run in self.runs])
-
-    @property
-    def rates(self) -> list[float]:
-        """Examples a second of the runs that trained long enough."""
-        return [rate for run in self.runs if (rate := run.rate) is not None]
-
-    @property
-    def one_class(self) -> bool:
-        """Every run answers one class, whatever the row."""
-        return all(run.one_class for run in self.runs)
-
-    @cached_property
-    def interval(self) -> tuple[float, float] | None:
-        """95% interval of the accuracy over rows and seeds; None without kept answers."""
-        from dpfp_ray.results.paired import accuracy_interval
-        from dpfp_ray.results.statistics import LEVEL
-
-        correct = correct_answers(self.runs)
-        return None if correct is None else accuracy_interval(correct, LEVEL)
-
-    @property
-    def majority(self) -> float | None:
-        """Accuracy of always answering the most frequent class of the dev rows."""
-        return self.average("majority_accuracy")
-
-    def split(self, name: str) -> tuple[float, float | None] | None:
-        """Mean and deviation on one dev set."""
-        scores = [run.splits[name] for run in self.runs if name in run.splits]
-        return (mean(scores), _deviation(scores)) if scores else None
-
-    def average(self, name: str) -> float | None:
-        """Mean of a numeric column over the seeds that have it."""
-        values = [run.row[name] for run in self.runs if _finite(run.row.get(name))]
-        return mean(values) if values else None
-
-    @property
-    def refutation(self) -> Run | None:
-        """The audited run with the highest bound, if an audit refuted this cell's ε."""
-        refuted = [run for run in (*self.runs, *self.others) if run.refuted]
-        return max(refuted, key=lambda run: run.row["audit_epsilon"] or 0.0, default=None)
-
-    @property
-    def guarantee(self) -> str:
-        """none | proved | nominal | refuted | unknown"""
-        if self.refutation is not None:
-            return "refuted"
-        return str(self.first.row["guarantee"] or "unknown")
-
-    @property
-    def mark(self) -> str:
-        return self.first.mark + (REFUTED if self.guarantee == "refuted" else "")
-
-    @property
-    def budget(self) -> Budget | None:
-        if self.key.epsilon is None:
-            return None
-        return Budget(self.key.accountant or "unknown", self.key.epsilon)
 
 
 def correct_answers(runs: Sequence[Run]) -> "NDArray[np.bool_] | None":
@@ -327,11 +227,7 @@ def correct_answers(runs: Sequence[Run]) -> "NDArray[np.bool_] | None":
         return None
 
 
-def _deviation(scores: Sequence[float]) -> float | None:
-    return stdev(scores) if len(scores) > 1 else None
-
-
-def _finite(value: Any) -> bool:
+def finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
@@ -358,48 +254,6 @@ def read_runs(records: Iterable[Mapping[str, Any]], select: Select = "last") -> 
     return sorted(runs, key=lambda run: (order(run.key), str(run.row["id"])))
 
 
-def by_key(runs: Iterable[Run]) -> dict[Key, list[Run]]:
-    """All runs of each cell, also those that failed."""
-    grouped: dict[Key, list[Run]] = {}
-    for run in runs:
-        grouped.setdefault(run.key, []).append(run)
-    return grouped
-
-
-def cells_of(runs: Iterable[Run]) -> list[Cell]:
-    """One cell for each key that has at least one finished run."""
-    cells = []
-    for key, members in by_key(runs).items():
-        scored = [run for run in members if run.scored]
-        # Candidates of a tuning, and runs with an audit's canaries in their data, only stand in.
-        compared = [run for run in scored if not run.tuning]
-        clean = [run for run in compared if not run.part("audit")]
-        settings: dict[str, list[Run]] = {}
-        for run in clean or compared or scored:
-            settings.setdefault(run.setting, []).append(run)
-        if not settings:
-            continue
-        best = max(settings.values(), key=lambda same: mean(run.row["accuracy"] for run in same))
-        tried = len({run.setting for run in scored if run in best or not run.part("audit")})
-        picked = len(settings) > 1 or all(run.tuning for run in best)
-        tuning: Tuning = "" if tried == 1 else "picked" if picked else "retrained"
-        best = once_each(best)
-        chosen = {id(run) for run in best}
-        others = [run for run in members if id(run) not in chosen]
-        cells.append(Cell(key, best, tried, others, tuning))
-    return sorted(cells, key=lambda cell: order(cell.key))
-
-
-def once_each(runs: Sequence[Run]) -> list[Run]:
-    """Without copies: a seed that was run again with the same outcome says nothing new."""
-    found: dict[Any, Run] = {}
-    for run in runs:
-        seed = run.row["seed_index"]
-        scores = repr([(epoch.get("train_loss"), epoch.get("dev")) for epoch in run.history])
-        found.setdefault((seed, scores) if seed is not None and run.history else id(run), run)
-    return list(found.values())
-
-
 def order(key: Key) -> tuple[Any, ...]:
     """Models, then tasks as in the paper, methods as in the paper, then ε."""
     tasks = list(TASK_NAMES.values())
@@ -413,10 +267,3 @@ def order(key: Key) -> tuple[Any, ...]:
         key.accountant or "",
         key.epsilon if key.epsilon is not None else -1.0,
     )
-
-
-def budgets_of(cells: Iterable[Cell]) -> list[Budget]:
-    """The accountant by which most was run comes first, then ε ascending."""
-    found = [cell.budget for cell in cells if cell.budget is not None]
-    uses = Counter(budget.accountant for budget in found)
-    return sorted(set(found), key=lambda b: (-uses[b.accountant], b.accountant, b.epsilon))

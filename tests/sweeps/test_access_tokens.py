@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.sweeps import tokens
+from dpfp_ray.sweeps import access_tokens
 
 TOKEN = "0123456789abcdef0123"
 
@@ -20,25 +20,25 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_file_wins_over_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     monkeypatch.setenv("DPFP_TOKEN", "another-token-of-20-letters")
-    assert tokens.read_token(str(tmp_path / "token")) == TOKEN
-    assert tokens.read_token(None) == "another-token-of-20-letters"
+    assert access_tokens.read_token(str(tmp_path / "token")) == TOKEN
+    assert access_tokens.read_token(None) == "another-token-of-20-letters"
 
 
 def test_without_either_there_is_none() -> None:
-    assert tokens.read_token(None) is None
+    assert access_tokens.read_token(None) is None
 
 
 @pytest.mark.parametrize("content", ["short", "", "with spaces in the middle", "ünïcödé-ünïcödé-x"])
 def test_a_bad_token_is_refused_without_being_shown(tmp_path: Path, content: str) -> None:
     (tmp_path / "token").write_text(content)
     with pytest.raises(UserError) as caught:
-        tokens.read_token(str(tmp_path / "token"))
+        access_tokens.read_token(str(tmp_path / "token"))
     assert not content or content not in str(caught.value)
 
 
 def test_a_missing_token_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot read the token file .*nowhere"):
-        tokens.read_token(str(tmp_path / "nowhere"))
+        access_tokens.read_token(str(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize(
@@ -56,22 +56,22 @@ def test_a_missing_token_file_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_only_the_right_header_opens(header: str | None, good: bool) -> None:
-    assert tokens.is_authorised(header, tokens.digest(TOKEN)) is good
+    assert access_tokens.is_authorised(header, access_tokens.digest(TOKEN)) is good
 
 
 def test_a_session_ends_and_cannot_be_lengthened() -> None:
-    key = tokens.digest(TOKEN)
-    cookie = tokens.session(key, 1000)
-    assert tokens.session_holds(cookie, key, 999)
-    assert not tokens.session_holds(cookie, key, 1000)
-    assert not tokens.session_holds(cookie.replace("1000", "9000"), key, 999)
-    assert not tokens.session_holds(cookie, tokens.digest("another-token"), 999)
+    key = access_tokens.digest(TOKEN)
+    cookie = access_tokens.session(key, 1000)
+    assert access_tokens.session_holds(cookie, key, 999)
+    assert not access_tokens.session_holds(cookie, key, 1000)
+    assert not access_tokens.session_holds(cookie.replace("1000", "9000"), key, 999)
+    assert not access_tokens.session_holds(cookie, access_tokens.digest("another-token"), 999)
     assert TOKEN not in cookie
 
 
 @pytest.mark.parametrize("cookie", [None, "", ".", "x.y", "٣.x", "1" * 50 + ".x", "9999999999."])
 def test_nonsense_is_no_session(cookie: str | None) -> None:
-    assert not tokens.session_holds(cookie, tokens.digest(TOKEN), 1.0)
+    assert not access_tokens.session_holds(cookie, access_tokens.digest(TOKEN), 1.0)
 
 
 def test_rays_token_from_home_stays_on_this_machine(
@@ -80,12 +80,12 @@ def test_rays_token_from_home_stays_on_this_machine(
     """It lets its holder run code: it is not sent to whatever address is given."""
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text(TOKEN)
-    assert tokens.ray_token("http://127.0.0.1:8265", None) == TOKEN
-    assert tokens.ray_token("http://head:8265", None) is None
+    assert access_tokens.ray_token("http://127.0.0.1:8265", None) == TOKEN
+    assert access_tokens.ray_token("http://head:8265", None) is None
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    assert tokens.ray_token("http://head:8265", None) == TOKEN
+    assert access_tokens.ray_token("http://head:8265", None) == TOKEN
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    assert tokens.ray_token("http://127.0.0.1:8265", None) is None
+    assert access_tokens.ray_token("http://127.0.0.1:8265", None) is None
 
 
 def test_rays_token_may_be_given_as_ray_wants_it(
@@ -93,18 +93,18 @@ def test_rays_token_may_be_given_as_ray_wants_it(
 ) -> None:
     (tmp_path / "token").write_text(TOKEN)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    assert tokens.ray_token("http://head:8265", None) == TOKEN
+    assert access_tokens.ray_token("http://head:8265", None) == TOKEN
     monkeypatch.setenv("RAY_AUTH_TOKEN", "from-the-environment")
-    assert tokens.ray_token("http://head:8265", None) == "from-the-environment"
+    assert access_tokens.ray_token("http://head:8265", None) == "from-the-environment"
 
 
 @pytest.mark.parametrize("address", ["head:8265", "ftp://head", "http://", "", "http://["])
 def test_an_address_must_be_http(address: str) -> None:
     with pytest.raises(UserError, match="such as http://head:8265"):
-        tokens.check_http(address)
+        access_tokens.check_http(address)
 
 
 def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
     with pytest.raises(UserError) as caught:
-        tokens.check_http("http://me:secret@head:8265")
+        access_tokens.check_http("http://me:secret@head:8265")
     assert "secret" not in str(caught.value)

@@ -8,8 +8,8 @@ import pytest
 from dpfp_ray.cli.main import main
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.results.power import seeds_needed, smallest_difference
-from dpfp_ray.sweeps.cells import plan_cells
-from dpfp_ray.sweeps.foresight import preview, runs_line, seeds_line, sensitivity_line
+from dpfp_ray.sweeps.compare_cells import plan_cells
+from dpfp_ray.sweeps.preview import preview, runs_line, seeds_line, sensitivity_line
 
 
 def plans(methods: list[str], budgets: list[float]) -> list[Any]:

@@ -6,52 +6,29 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.privacy.selection import check_search, parse_selection
-from dpfp_ray.privacy.wording import brief
+from dpfp_ray.privacy.statement_text import brief
 from dpfp_ray.results.load import as_frame
 from dpfp_ray.results.query import sort_rows
 from dpfp_ray.results.rows import Row, flatten
 from dpfp_ray.results.store import Record, Store
-from dpfp_ray.sweeps.cluster import default_address
-from dpfp_ray.sweeps.runner import RayOptions, Runner
+from dpfp_ray.sweeps.ray_options import RayChoices, ray_options
+from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.search_space import SearchSpace
-from dpfp_ray.sweeps.selection import Charge, run_selection
-from dpfp_ray.sweeps.spaces import read_search_space
+from dpfp_ray.sweeps.selection import run_selection
+from dpfp_ray.sweeps.selection_cost import SelectionCost
+from dpfp_ray.sweeps.space_files import read_search_space
 from dpfp_ray.sweeps.state import resolve_storage
-from dpfp_ray.sweeps.sweep import InputsOnce, run_sweep
+from dpfp_ray.sweeps.sweep_trials import InputsOnce, run_sweep
 from dpfp_ray.training.console import Interrupted
 
 if TYPE_CHECKING:
     import pandas
-
-
-class RayChoices(TypedDict, total=False):
-    """Where trials run and with how much; see `runner.RayOptions`.
-
-    address  local starts Ray here (default), auto joins this machine's cluster, or ray://HOST:PORT
-    seed     fixes the secret seed, for tests only
-    tracker  mlflow, wandb or tensorboard
-    """
-
-    address: str | None
-    workers: int
-    cpus_per_worker: int | None
-    gpus_per_worker: float
-    concurrency: int | None
-    seed: int | None
-    tracker: str | None
-    show_training_loss: bool
-
-
-def ray_options(choices: RayChoices) -> RayOptions:
-    given: dict[str, Any] = {**choices}
-    given["address"] = choices.get("address") or default_address()
-    return RayOptions(**given)
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,7 +42,7 @@ class Results:
     storage: str
     space: SearchSpace
     records: list[Record]
-    costs: Sequence[Charge | Spent]
+    costs: Sequence[SelectionCost | Spent]
 
     @property
     def rows(self) -> list[Row]:

@@ -9,14 +9,8 @@ from dpfp_ray.report import paper
 from dpfp_ray.report.plots import cell_label
 from dpfp_ray.report.statements import proved_epsilon, tuning_epsilon, unamplified_epsilon
 from dpfp_ray.report.table import MISSING, Column, Entry, Row, Table, duration, number, text
-from dpfp_ray.results.summary import (
-    ACCOUNTANT_NAMES,
-    LEAST_SECONDS,
-    NOMINAL,
-    REFUTED,
-    Cell,
-    Run,
-)
+from dpfp_ray.results.cells import Cell
+from dpfp_ray.results.runs import ACCOUNTANT_NAMES, LEAST_SECONDS, NOMINAL, REFUTED, Run
 
 MARKS = (
     f"{NOMINAL} nominal ε: what the accounting says, and no guarantee; the statement says why.",

@@ -8,7 +8,7 @@ import yaml
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.sweeps.search_space import SearchSpace
-from dpfp_ray.sweeps.spaces import read_search_space
+from dpfp_ray.sweeps.space_files import read_search_space
 
 SHIPPED = sorted((Path(__file__).parents[2] / "search_spaces").glob("*.yaml"))
 GOOD: dict[str, Any] = {

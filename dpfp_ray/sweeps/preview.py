@@ -9,8 +9,8 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.results.power import MAX_SEEDS, seeds_needed, smallest_difference
+from dpfp_ray.results.runs import label
 from dpfp_ray.results.statistics import LEVEL
-from dpfp_ray.results.summary import label
 
 Values = dict[str, Any]
 

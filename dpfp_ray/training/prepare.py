@@ -1,0 +1,181 @@
+"""What a run needs before its first step: data, the calibrated noise, the model."""
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from dpfp_ray.data import Split, Table, Task
+from dpfp_ray.data.tasks import load_task
+from dpfp_ray.data.tokens import tokenise
+from dpfp_ray.models.classifier import Classifier, trainable_parameters
+from dpfp_ray.models.own_encoder import CUSTOM, OwnEncoder
+from dpfp_ray.models.pretrained import build_classifier, load_tokenizer, resolve_representation
+from dpfp_ray.models.representations import HeadClassifier, RepresentationTable, represent
+from dpfp_ray.models.scopes import Lora
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.calibration import noise_multiplier
+from dpfp_ray.privacy.sampling import keyed_integer
+from dpfp_ray.training.loop import Data
+from dpfp_ray.training.predictions import fingerprint_rows
+
+
+@dataclass
+class Inputs:
+    """What many plans can share: the task as tokens, and the encoder's initial weights."""
+
+    data: Data
+    label_names: tuple[str, ...]
+    representation: str
+    # Set when the encoder is not on this machine's disk: in Ray's object store, or the caller's.
+    make_model: Callable[[Plan, int], Classifier] | None = None
+    # The private records as they were read, for the ledger; not on Ray's workers.
+    records: Split | None = None
+    # What tells dev sets apart, by split (`predictions.fingerprint_rows`).
+    fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0  # reading, tokenising and encoding, as far as no cache had it
+
+
+@dataclass
+class Prepared:
+    """A plan bound to its data, calibrated, ready for the first step."""
+
+    plan: Plan
+    inputs: Inputs
+    noise_multiplier: float
+    build_seconds: float = 0.0  # calibration and building the model
+
+    @property
+    def data(self) -> Data:
+        return self.inputs.data
+
+
+def load_inputs(plan: Plan, task: Task | None = None, own: OwnEncoder | None = None) -> Inputs:
+    """Load and tokenise; with a frozen encoder, also encode (`representations.py`).
+
+    `task` and `own` are what the caller holds in memory, in place of what the plan would load.
+    Nothing here depends on method, budget or seed.
+    """
+    started = time.perf_counter()
+    if own is None and plan.model.startswith(CUSTOM):
+        raise UserError(
+            f"model {plan.model} is a module in the memory of another call; give encoder= to "
+            f"train(), or save it to a folder with save_pretrained and name that"
+        )
+    resolve = own.resolve_representation if own else partial(resolve_representation, plan.model)
+    representation = resolve(plan.representation)
+    task = task or load_task(plan)
+    tokenizer = own.tokenizer if own else load_tokenizer(plan.model)
+
+    def table(split: Split, name: str) -> Table:
+        tokens = tokenise(split, tokenizer, plan.max_length, name)
+        if plan.scope != "head":
+            return tokens
+        if own:
+            return own.represent(tokens, representation, plan.precision)
+        return represent(tokens, plan.model, representation, plan.precision, name)
+
+    data = Data(
+        table(task.train, f"{task.name} train"),
+        {name: table(split, name) for name, split in task.dev.items()},
+    )
+    make_model = partial(_own_classifier, own, data, len(task.label_names)) if own else None
+    return Inputs(
+        data,
+        task.label_names,
+        representation,
+        make_model,
+        task.train,
+        {name: fingerprint_rows(rows_of(split), split.labels) for name, split in task.dev.items()},
+        time.perf_counter() - started,
+    )
+
+
+def rows_of(split: Split) -> list[str] | list[tuple[str, str]]:
+    if split.pairs is None:
+        return split.texts
+    return list(zip(split.texts, split.pairs, strict=True))
+
+
+def _own_classifier(
+    own: OwnEncoder, data: Data, classes: int, plan: Plan, head_seed: int
+) -> Classifier:
+    model = own.classifier(
+        plan.representation,
+        classes,
+        dropout=plan.dropout,
+        head_seed=head_seed,
+        scope=plan.scope,
+        lora=Lora.of(plan),
+    )
+    if plan.scope != "head":
+        freeze_unreached(model, data)
+    return model
+
+
+def prepare(plan: Plan, inputs: Inputs | None = None) -> Prepared:
+    """Bind the plan to its data and calibrate its noise."""
+    inputs = inputs or load_inputs(plan)
+    started = time.perf_counter()
+    bound = plan.bind(
+        records=len(inputs.data.train),
+        representation=inputs.representation,
+        classes=len(inputs.label_names),
+    )
+    noise = noise_multiplier(bound)
+    return Prepared(bound, inputs, noise, time.perf_counter() - started)
+
+
+def build_model(prepared: Prepared, seed: int, device: torch.device) -> Classifier:
+    started = time.perf_counter()
+    plan, head_seed = prepared.plan, keyed_integer(seed, "head")
+    classes = len(prepared.inputs.label_names)
+    train_table = prepared.data.train
+    if isinstance(train_table, RepresentationTable):
+        # The encoder has done its work: no trial needs to load it.
+        model: Classifier = HeadClassifier(
+            train_table.width, classes, plan.representation, head_seed
+        )
+        model.bounded = (plan.scaling, plan.C) if plan.one_release else None
+    elif prepared.inputs.make_model is not None:
+        model = prepared.inputs.make_model(plan, head_seed)
+    else:
+        model = build_classifier(
+            plan.model,
+            plan.representation,
+            classes,
+            dropout=plan.dropout,
+            head_seed=head_seed,
+            scope=plan.scope,
+            lora=Lora.of(plan),
+        )
+        if plan.scope != "head":
+            freeze_unreached(model, prepared.data)
+    model = model.to(device)
+    prepared.build_seconds += time.perf_counter() - started
+    return model
+
+
+def freeze_unreached(model: Classifier, data: Data) -> None:
+    """Freeze weights on which the output does not depend (some encoders carry unused ones).
+
+    Asked of one dev row, which is public; such weights could neither learn nor leak.
+    """
+    table = next(iter(data.dev.values()))
+    model(table.collate(np.arange(1))).sum().backward()
+    unreached = [(name, p) for name, p in trainable_parameters(model) if p.grad is None]
+    for _, parameter in unreached:
+        parameter.requires_grad_(False)
+    model.zero_grad(set_to_none=True)
+    if unreached:
+        names = ", ".join(name for name, _ in unreached[:3])
+        warnings.warn(
+            f"{len(unreached)} weights do not affect the output and stay as they are: {names}",
+            stacklevel=2,
+        )

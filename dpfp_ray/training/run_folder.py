@@ -1,0 +1,98 @@
+"""A run's folder: what is there before, and what stays when it ends.
+
+DIR/result.json           the result: public facts and measurements, no secrets
+DIR/weights.safetensors   the trained weights (with their plan), if asked for
+DIR/resume.pt             only while unfinished, see `checkpoints.py`
+"""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from dpfp_ray.data.whole_files import read_json, write_json
+from dpfp_ray.models.classifier import Classifier
+from dpfp_ray.models.own_encoder import OwnEncoder
+from dpfp_ray.models.scopes import weights_to_keep
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.sampling import derived_seed
+from dpfp_ray.training.checkpoints import forget_state, refuse_changed_files
+from dpfp_ray.training.loop import Data
+
+RESULT, WEIGHTS = "result.json", "weights.safetensors"
+
+
+def make_folder(name: str | Path) -> Path:
+    folder = Path(name).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder}: {error.strerror}; use another --output"
+        ) from None
+    return folder
+
+
+def discard(folder: Path) -> None:
+    """Remove what an earlier run left in `folder`."""
+    for name in (RESULT, WEIGHTS):
+        (folder / name).unlink(missing_ok=True)
+    forget_state(folder)
+
+
+def finished_result(folder: Path, plan: Plan, *, with_audit: bool = False) -> dict[str, Any] | None:
+    """The result in `folder` if this very plan was finished there, on data as they are now."""
+    if not (folder / RESULT).exists():
+        return None
+    found = read_json(folder / RESULT)
+    if "audit" in found and not with_audit:
+        raise UserError(f"{folder} holds an audit; use another --output, or --overwrite")
+    if found.get("plan_hash") != plan.hash:
+        raise UserError(
+            f"{folder} holds the result of another plan ({found.get('plan_hash')}, this is "
+            f"{plan.hash}); use another --output, or --overwrite"
+        )
+    refuse_changed_files(plan, folder / RESULT)
+    forget_state(folder)  # still there if the run was killed right after its result
+    return dict(found)
+
+
+def data_mark(data: Data, own: OwnEncoder | None, seed: int) -> str:
+    """Whether data (and an encoder) in memory are the same as before, for the resume file only.
+
+    Keyed by the secret seed and gone with it: a plain hash of private records would be a release.
+    """
+    key = derived_seed(seed, "data mark").to_bytes(16, "big")
+    digest = hashlib.blake2b(digest_size=16, key=key)
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for part in sorted(value):
+                add(f"{name} {part}", value[part])
+        elif isinstance(value, np.ndarray):
+            digest.update(f"{name} {value.dtype} {value.shape}".encode())
+            digest.update(np.ascontiguousarray(value).data)
+
+    for split, table in {"": data.train, **data.dev}.items():
+        for field in dataclasses.fields(cast(Any, table)):
+            add(f"{split} {field.name}", getattr(table, field.name))
+    if own is not None:
+        add("encoder", {k: v.cpu().double().numpy() for k, v in own.module.state_dict().items()})
+    return digest.hexdigest()
+
+
+def write_result(
+    folder: Path, record: dict[str, Any], model: Classifier | None, plan: Plan
+) -> None:
+    """Result and weights into `folder`; the resume file, and the seed in it, go."""
+    if model is not None:
+        from safetensors.torch import save_file
+
+        kept = weights_to_keep(model)
+        weights = {name: p.detach().cpu().contiguous() for name, p in kept.items()}
+        save_file(weights, folder / WEIGHTS, metadata={"plan_hash": plan.hash})
+    write_json(folder / RESULT, record)
+    forget_state(folder)
