@@ -103,24 +103,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True)
-def steady_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal seeds give equal draws, whatever the temporary folder is called.
+@pytest.fixture(autouse=True, scope="session")
+def draws() -> Iterator[None]:
+    """For the whole session, as fixtures of a module run before those of a test."""
+    from tests.support.draws import steady_draws
 
-    A run's draws are keyed by its plan, and a plan has the paths of its model and files. Without
-    this, a test that counts or measures would see other draws in every run of the suite.
-    """
-    from dataclasses import replace
-
-    from dpfp_ray.plan.plan import Plan
-    from dpfp_ray.privacy.sampling import run_seed
-
-    def by_name(seed: int, plan: Plan, *rest: Any) -> int:
-        paths = {n: getattr(plan, n) for n in ("model", "train_file", "dev_file")}
-        names = {n: Path(path).name for n, path in paths.items() if path}
-        return run_seed(seed, replace(plan, **names), *rest)
-
-    monkeypatch.setattr("dpfp_ray.training.loop.run_seed", by_name)
+    with steady_draws():
+        yield
 
 
 @pytest.fixture

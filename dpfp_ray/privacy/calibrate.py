@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.method_spec import METHODS, is_private
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.calibration import noise_multiplier
@@ -49,7 +50,8 @@ def calibrate(plan: Plan, records: int | None = None) -> Calibration:
     0.346
     """
     if not plan.private:
-        raise UserError("non_private adds no noise; use --method dpfp or dpsgd")
+        private = ", ".join(name for name in METHODS if is_private(name))
+        raise UserError(f"{plan.method} adds no noise; use --method {private}")
     if records is not None:
         plan = plan.bind(records=records)
     if plan.records is None:

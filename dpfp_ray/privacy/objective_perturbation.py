@@ -20,7 +20,7 @@ independent standard Gaussians, a = (K − 1) log(1 + 1/(Kλ)): ours, proved the
 import functools
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,17 +130,6 @@ def lipschitz(classes: int) -> float:
     return 1.0 if classes == 2 else math.sqrt(2)
 
 
-def published_delta(epsilon: float, ridge: float, sigma: float) -> float:
-    """δ(ε) for two classes and an exact minimum, in closed form (Redberg et al. 2023)."""
-    mech = ObjectivePerturbation(ridge, sigma)
-    s = 1 / sigma
-    rest = epsilon - mech.determinant_cost
-    h = rest - s**2 / 2
-    if h >= 0:
-        return 2 * gdp_delta(rest, s)
-    return -math.expm1(h) + 2 * math.exp(h) * gdp_delta(s**2 / 2, s)
-
-
 def calibrate(epsilon: float, delta: float, classes: int = 2) -> ObjectivePerturbation:
     """The release for a budget: σ, and the smallest λ for which this σ meets it.
 
@@ -163,21 +152,6 @@ def calibrate(epsilon: float, delta: float, classes: int = 2) -> ObjectivePertur
     found = ObjectivePerturbation(ridge, sigma, classes, output_mu)
     assert found.delta(epsilon) <= delta, "calibration is over budget"
     return found
-
-
-def calibrate_sigma(
-    epsilon: float, delta: float, ridge: float, classes: int = 2
-) -> ObjectivePerturbation:
-    """The smallest σ, to 1e-9, that meets the budget with a λ that is given."""
-    start = ObjectivePerturbation(ridge, 1.0, classes)
-    rest = epsilon - start.determinant_cost
-    if rest <= 0:
-        raise UserError(
-            f"lambda = {ridge:g} alone costs more than epsilon = {epsilon:g}; "
-            f"take one above {_ridge_of_cost(epsilon, classes):.4g}"
-        )
-    sigma = least_sigma(rest, delta, classes) * (1 + 1e-9)
-    return replace(start, sigma=sigma, output_mu=OUTPUT_SHARE * start.lipschitz / sigma)
 
 
 def least_sigma(rest: float, delta: float, classes: int = 2) -> float:

@@ -22,13 +22,12 @@ of K has no such guarantee; a table of all trials is composition. `sweeps/select
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import dp_accounting
 import numpy as np
-from dp_accounting import pld, rdp
+from dp_accounting import rdp
 from dp_accounting.rdp import rdp_privacy_accountant
 from numpy.typing import NDArray
 from scipy import optimize
@@ -45,9 +44,6 @@ _ADD_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 _ORDERS = tuple(
     sorted({*map(float, rdp_privacy_accountant.DEFAULT_RDP_ORDERS), *map(float, WIDE_ORDERS)})
 )
-# Privacy losses are rounded up to multiples of this share of ε: about 1% too much at worst.
-_PLD_INTERVAL = 5e-5
-_HOPELESS_EPSILON = 1e3  # protects nobody, and pld would need gigabytes to say so
 
 
 @dataclass(frozen=True)
@@ -193,38 +189,3 @@ def _trial_rdp(
         )
     found = np.asarray(accountant.compose(event)._rdp, dtype=np.float64)
     return np.where(found >= 0, found, np.inf)  # NaN is no bound
-
-
-def composition_epsilon(
-    events: Sequence[dp_accounting.DpEvent],
-    delta: float,
-    relation: dp_accounting.NeighboringRelation = _ADD_REMOVE,
-) -> tuple[float, str]:
-    """ε of releasing everything in `events`, and the accountant: the lower of pld and rdp.
-
-    Both are upper bounds; pld is tighter wherever it supports the events.
-    """
-    counts = Counter(events)  # equal trials are composed by one power, not one by one
-    bounds: list[tuple[float, str]] = []
-    renyi = rdp.RdpAccountant(neighboring_relation=relation)
-    if all(renyi.supports(event) for event in counts):
-        bounds.append((_composed(renyi, counts, delta), "rdp"))
-    scale = bounds[0][0] if bounds else 2.0
-    losses = pld.PLDAccountant(
-        relation, value_discretization_interval=_PLD_INTERVAL * max(scale, 1e-3)
-    )
-    if scale < _HOPELESS_EPSILON and all(losses.supports(event) for event in counts):
-        bounds.append((_composed(losses, counts, delta), "pld"))
-    if not bounds:
-        raise UserError(f"no accountant supports these trials under {relation.name}: {events[0]}")
-    return min(bounds)
-
-
-def _composed(
-    accountant: dp_accounting.PrivacyAccountant,
-    counts: Counter[dp_accounting.DpEvent],
-    delta: float,
-) -> float:
-    for event, count in counts.items():
-        accountant.compose(event, count)
-    return float(accountant.get_epsilon(delta))

@@ -185,7 +185,7 @@ def _noise_ratio(cells: Sequence[Cell], cell: Cell) -> float | None:
     """(σ/C)² against DP-SGD's at the same model, task, ε and expected batch."""
     for other in cells:
         same = other.key[:2] == cell.key[:2] and other.budget == cell.budget
-        if same and other.key.method == "dpsgd" and uses(cell.base_method, "micro_batches"):
+        if same and other.key.method == paper.BASELINE and uses(cell.base_method, "micro_batches"):
             ours, theirs = cell.average("noise_multiplier"), other.average("noise_multiplier")
             if cell.average("batch_size") == other.average("batch_size"):
                 ratio = _ratio(ours, theirs)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from statistics import mean
 from typing import Any
 
+from dpfp_ray.report import paper
 from dpfp_ray.report.plots import COLOURS, Drawing, canvas, clean, finish, method_label, short
 from dpfp_ray.results.runs import NOMINAL, Budget, Run
 
@@ -73,7 +74,7 @@ def heat_maps(runs: Sequence[Run], field: str, command: str, claim: str) -> Iter
             hatched = len(averages) < len(columns) * len(rows)
             caption = "Dev accuracy in percent; the best cell is framed."
             caption += " Hatched: not run, failed or refused." if hatched else ""
-            caption += f" {claim}" if method == "dpfp" else ""
+            caption += f" {claim}" if method == paper.METHOD else ""
             name = f"heatmap-{'batch' if field == 'batch_size' else field}-{number}"
             yield finish(figure, name, title, caption, _with_sweeps(command, sweeps[held]))
 

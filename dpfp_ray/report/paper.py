@@ -12,6 +12,7 @@ from dpfp_ray.report.plots import method_label
 from dpfp_ray.report.table import Column, Row, Table, number, text
 
 SOURCE = "Du & Mi 2021, Table main_results"
+METHOD, BASELINE = "dpfp", "dpsgd"  # what the paper proposes, and whose noise it compares with
 TASKS = ("mnli", "qqp", "qnli", "sst2")
 # Each column of the table, MNLI's two dev sets apart; the paper averages over these five.
 COLUMNS = ("mnli matched", "mnli mismatched", "qqp", "qnli", "sst2")
@@ -128,7 +129,7 @@ def budget_of(method: str, epsilon: float, accountant: str, task: str) -> tuple[
     for budget in BUDGETS:
         stated = SPENT.get(accountant, {}).get(budget, {}).get(task)
         if stated is not None and abs(epsilon - stated) < 5e-3:
-            return budget, method != "dpfp" or accountant == "gdp"
+            return budget, method != METHOD or accountant == "gdp"
     return (int(epsilon), False) if epsilon in BUDGETS else None
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from dpfp_ray.plan.method_spec import uses
 from dpfp_ray.report.cost_tables import MARKS, columns_of
 from dpfp_ray.report.plots import method_label
 from dpfp_ray.report.table import Row, Table, duration, number, percent, text
@@ -59,7 +60,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
             number(row["epsilon"], "g", run.mark),
             percent(row["accuracy"]),
             number(row["batch_size"], ",d"),
-            number(row["micro_batches"] if row["method"] == "dpfp" else None, ",d"),
+            number(row["micro_batches"] if uses(row["method"], "micro_batches") else None, ",d"),
             number(row["clip"] if run.private else None, "g"),
             number(row["learning_rate"], ".3g"),
             number(row["epochs"], "g"),

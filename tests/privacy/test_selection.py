@@ -12,12 +12,10 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from scipy import stats
 
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.privacy.accounting import gdp_epsilon
 from dpfp_ray.privacy.ledger_cost import composed_epsilon, part_from_json, part_to_json
 from dpfp_ray.privacy.selection import (
     Selection,
     check_search,
-    composition_epsilon,
     draw_trials,
     logarithmic_gamma,
     parse_selection,
@@ -54,12 +52,6 @@ def test_golden_base_run() -> None:
 def test_golden_composition_by_rdp() -> None:
     accountant = rdp.RdpAccountant().compose(dpsgd(), 30)
     assert accountant.get_epsilon(DELTA) == pytest.approx(18.21, rel=2e-3)
-
-
-def test_composition_by_pld_is_lower_than_by_rdp() -> None:
-    epsilon, accountant = composition_epsilon([dpsgd()] * 30, DELTA)
-    assert epsilon == pytest.approx(16.99, rel=5e-3)
-    assert accountant == "pld"
 
 
 def theorem_2(mean: float, shape: float, sigma: float, delta: float) -> float:
@@ -114,22 +106,6 @@ def test_orders_without_a_bound_are_left_out() -> None:
 def test_only_repeat_and_select_has_a_curve() -> None:
     with pytest.raises(ValueError, match="logarithmic"):
         selection_curve([dpsgd()], Selection("composition"))
-
-
-def test_composition_of_different_gaussians_is_exact_gdp() -> None:
-    sigmas = [2.0, 3.0, 3.0, 5.0]
-    events = [dp_accounting.GaussianDpEvent(sigma) for sigma in sigmas]
-    epsilon, accountant = composition_epsilon(events, 1e-5)
-    exact = gdp_epsilon(math.sqrt(sum(s**-2 for s in sigmas)), 1e-5)
-    assert exact <= epsilon <= 1.001 * exact
-    assert accountant == "pld"
-
-
-def test_composition_falls_back_to_rdp_where_pld_has_no_answer() -> None:
-    event = dp_accounting.dp_event.ZCDpEvent(rho=0.01)
-    epsilon, accountant = composition_epsilon([event, event], 1e-5)
-    expected = rdp.RdpAccountant().compose(event, 2).get_epsilon(1e-5)
-    assert (epsilon, accountant) == (pytest.approx(expected), "rdp")
 
 
 def test_unsupported_trials_are_a_user_error() -> None:

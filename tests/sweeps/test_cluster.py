@@ -11,6 +11,7 @@ from dpfp_ray.sweeps.sweep_trials import InputsOnce
 from dpfp_ray.sweeps.trial import Trial
 from dpfp_ray.training import run
 from dpfp_ray.training.prepare import Prepared
+from tests.support.draws import ordinary_draws
 from tests.support.ray_runs import SEED, measured, run_script, trial
 from tests.support.tiny_runs import Listener
 
@@ -35,7 +36,8 @@ def undisturbed(trials: list[Trial]) -> dict[str, Any]:
     found = {}
     for one in trials:
         prepared = Prepared(one.plan, inputs(one.plan), one.noise_multiplier)
-        found[one.id], _ = run.run(prepared, Listener(), seed=one.seed(SEED))
+        with ordinary_draws():
+            found[one.id], _ = run.run(prepared, Listener(), seed=one.seed(SEED))
     return found
 
 
