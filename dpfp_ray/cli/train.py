@@ -11,6 +11,8 @@ weights and the same ε as a run that was never stopped.
 """
 
 import argparse
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 from dpfp_ray.cli.options import (
@@ -52,7 +54,24 @@ def command(arguments: argparse.Namespace) -> int:
         **ledger_choices(arguments),
     )
     show(run.record, arguments.json)
+    if run.model is not None:  # trained by this command, and not found finished
+        from dpfp_ray.training.machine import process_seconds
+
+        if (seconds := process_seconds()) is not None:
+            print(f"{seconds:.1f} s in all, the start of Python included", file=sys.stderr)
     return 0
+
+
+def time_text(cost: Mapping[str, float]) -> str:
+    """Where the time went; of less than a second of training there is no rate."""
+    from dpfp_ray.results.runs import LEAST_SECONDS
+
+    said = f"{cost['train_seconds']:.1f} s of training"
+    if cost["train_seconds"] >= LEAST_SECONDS:
+        said += f" ({cost['examples_per_second']:,.0f} examples/s)"
+    if (before := cost.get("prepare_seconds")) is not None:  # older records do not say
+        said = f"{before:.1f} s of reading, tokenising and encoding, {said}"
+    return f"{said}, {cost['eval_seconds']:.1f} s of evaluation"
 
 
 def show(record: dict[str, Any], as_json: bool) -> None:
@@ -73,10 +92,7 @@ def show(record: dict[str, Any], as_json: bool) -> None:
         )
         mark = "nominal ε" if privacy["guarantee"] == "nominal" else "ε"
         stdout.print(f"{mark} (δ = {privacy['delta']:.3g}): {shown};  σ = {privacy['sigma']:.4f}")
-    stdout.print(
-        f"{cost['examples_per_second']:.0f} examples/s, {cost['train_seconds']:.1f} s of training, "
-        f"peak memory {cost['peak_memory_bytes'] / 2**20:,.0f} MiB"
-    )
+    stdout.print(f"{time_text(cost)}; peak memory {cost['peak_memory_bytes'] / 2**20:,.0f} MiB")
     if "statement" in record:
         from dpfp_ray.privacy.statement_text import brief
 

@@ -72,7 +72,8 @@ def heat_maps(runs: Sequence[Run], field: str, command: str, claim: str) -> Iter
             axes.set_ylabel(AXES["learning_rate"])
             axes.set_title(clean(held_text(held)), fontsize=9, loc="left")
             hatched = len(averages) < len(columns) * len(rows)
-            caption = "Dev accuracy in percent; the best cell is framed."
+            caption = "Dev accuracy in percent; the highest is framed, which is no test."
+            caption += " One run each." if all(len(s) == 1 for s in scores.values()) else ""
             caption += " Hatched: not run, failed or refused." if hatched else ""
             caption += f" {claim}" if method == paper.METHOD else ""
             name = f"heatmap-{'batch' if field == 'batch_size' else field}-{number}"

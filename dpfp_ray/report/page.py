@@ -162,6 +162,7 @@ def render(report: Report) -> str:
     )
     environment.filters |= {
         "method_label": method_label,
+        "accuracy_text": winners.accuracy_text,
         "cell_label": cell_label,
         "spent_of_total": spent_of_total,
     }

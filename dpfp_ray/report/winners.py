@@ -82,6 +82,11 @@ class Card:
         return f"{difference_text(contest.pair(self.first, rival))} against {cell_label(rival)}"
 
     @property
+    def _whose(self) -> str:
+        """Where no title names the method that is meant: the one with the highest mean."""
+        return "" if self.contest.outcome in ("won", "alone") else f"{cell_label(self.first)}: "
+
+    @property
     def price_text(self) -> str:
         plain = self.contest.plain
         if plain is None:
@@ -89,7 +94,7 @@ class Card:
         pair = self.contest.pair(self.first, plain)
         if pair is None:
             return f"Non-DP has {accuracy_text(plain)}"
-        return f"{difference_text(pair)} against Non-DP"
+        return f"{self._whose}{difference_text(pair)} against Non-DP"
 
     @property
     def majority_text(self) -> str:
@@ -111,7 +116,7 @@ class Card:
             if ratio is not None
         ]
         tail = f" ({', '.join(shown)} of Non-DP)" if shown else ""
-        return (", ".join(parts) or "cost not recorded") + tail
+        return self._whose + (", ".join(parts) or "cost not recorded") + tail
 
     @property
     def guarantee_text(self) -> str:
@@ -225,10 +230,10 @@ def summary_table(found: Sequence[Contest]) -> Table:
         *("Task", "Model", "ε", "Accountant", "Outcome", "Highest mean", "Accuracy (%)"),
         *("95% interval", "Difference to next (points)", "Its interval", "Next", "Against Non-DP"),
         *("Majority class (%)", "Runs each", "Training time", "Time ÷ Non-DP", "Guarantee"),
-        *("Best proved method", "Its accuracy (%)"),
+        *("Proved, highest mean", "Its accuracy (%)"),
     ]
     words = {"Task", "Model", "Accountant", "Outcome", "Highest mean", "Next", "Guarantee"}
-    words |= {"Best proved method", "95% interval", "Its interval", "Runs each"}
+    words |= {"Proved, highest mean", "95% interval", "Its interval", "Runs each"}
     columns = [Column(name, numeric=name not in words) for name in names]
     rows = []
     for contest in found:

@@ -29,6 +29,7 @@ class Cell:
     # "picked": the best of several settings by these very scores. "retrained": the setting was
     # chosen by other runs, these are new ones.
     tuning: Tuning = ""
+    untested: str = ""  # why no test may be made of these runs; empty: it may
 
     @cached_property
     def first(self) -> Run:

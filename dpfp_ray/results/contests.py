@@ -189,6 +189,9 @@ def _test(contest: Contest, others: Sequence[float] = ()) -> Contest:
     here = [*contest.ranked]
     if plain is not None and plain not in here and plain.tuning == contest.tuning:
         here.append(plain)
+    doubts = [cell.untested for cell in here if cell.untested]
+    if doubts:
+        return replace(contest, why_not=doubts[0])
     known = [cell for cell in here if correct_answers(cell.runs) is not None]
     if len(known) < 2:
         return replace(contest, why_not=NO_ANSWERS if len(known) < len(here) else "")

@@ -119,6 +119,12 @@ def compile_where(where: str, columns: Sequence[str]) -> Condition:
     return _Reader(text, columns).condition(tree.body)
 
 
+def columns_in(where: str, columns: Sequence[str]) -> set[str]:
+    """The columns that a valid `where` asks about."""
+    names = (node.id for node in ast.walk(ast.parse(where.strip())) if isinstance(node, ast.Name))
+    return {resolve(name, columns) for name in names}
+
+
 class _Reader:
     """Turns the allowed part of a syntax tree into closures over a row."""
 

@@ -46,7 +46,7 @@ class Figures:
     def key(self, snapshot: Snapshot) -> str:
         """What the figures of these runs show, in short."""
         scored = [(run.row["id"], run.row["accuracy"]) for run in snapshot.runs if run.scored]
-        facts = to_json(scored).encode("utf-8", "replace")
+        facts = to_json([scored, snapshot.by_score]).encode("utf-8", "replace")
         return hashlib.blake2b(facts, digest_size=8).hexdigest()
 
     def now(self, snapshot: Snapshot, everything: bool = False) -> list[Drawing]:

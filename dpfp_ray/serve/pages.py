@@ -24,7 +24,14 @@ from dpfp_ray.report.plots import cell_label, method_label
 from dpfp_ray.serve.api import NotThere, find, version_facts
 from dpfp_ray.serve.figures import Figures, TrialCurves
 from dpfp_ray.serve.guard import COOKIE, SESSION_SECONDS
-from dpfp_ray.serve.parameters import PAGE, Selection, check_names, matching, read_request
+from dpfp_ray.serve.parameters import (
+    PAGE,
+    Selection,
+    check_names,
+    matching,
+    picks_by_score,
+    read_request,
+)
 from dpfp_ray.serve.payments import Payments
 from dpfp_ray.serve.snapshot import LiveRecords, Snapshot
 from dpfp_ray.serve.trials import CHOICES, QUERY_NAMES, choices, trial_facts, trials_table
@@ -57,7 +64,9 @@ def page_routes(
         except UserError as error:
             complaint, asked, found = str(error), Selection(), None
         # Whatever the page says is about the trials that it shows.
-        shown = now if found is None or len(found.all) == len(now.runs) else now.only(found.all)
+        shown = now
+        if found is not None and len(found.all) < len(now.runs):
+            shown = now.only(found.all, picks_by_score(asked.where, now.columns))
         contests = shown.contests
         refuted = [run for run in shown.runs if run.refuted]
         return page(
@@ -242,6 +251,7 @@ def _templates() -> Any:
     )
     environment.filters |= {
         "method_label": method_label,
+        "accuracy_text": winners.accuracy_text,
         "cell_label": cell_label,
         "spent_of_total": spent_of_total,
     }

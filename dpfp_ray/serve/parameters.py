@@ -1,17 +1,19 @@
 """The parameters of a request, checked, and the runs that they select."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results import query
+from dpfp_ray.results.rows import SPLIT
 from dpfp_ray.results.runs import Run
 from dpfp_ray.serve.snapshot import Snapshot
 
 PAGE, LARGEST = 100, 1000
 NAMES = ("where", "sort", "limit", "offset")
+SCORES = ("accuracy", "f1", "matthews", "calibration_error")
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,12 @@ def whole_number(name: str, text: str | None, default: int, least: int, most: in
     if not least <= int(text) <= most:
         raise UserError(f"{name} is {int(text):,}; give a whole number from {least} to {most:,}")
     return int(text)
+
+
+def picks_by_score(where: str | None, columns: Sequence[str]) -> bool:
+    """Does the filter look at what came out, and not only at what was run?"""
+    named = query.columns_in(where, columns) if where else set()
+    return any(name in SCORES or name.startswith(SPLIT) for name in named)
 
 
 def matching(

@@ -4,7 +4,7 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from uuid import uuid4
 
@@ -12,21 +12,29 @@ from dpfp_ray.data.storage import Found
 from dpfp_ray.results import rows, store
 from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.contests import Contest, contests_of
-from dpfp_ray.results.runs import Run, read_runs
+from dpfp_ray.results.runs import Key, Run, read_runs
 
 # Object stores tell times in seconds: a file that is as young as this may change and look the same.
 YOUNG = 3.0
 # However many ask, storage is looked at so often at most.
 EVERY = 1.0
+# Whoever picks runs by what came out may find a winner among equals.
+BY_SCORE = "the filter picks runs by their scores: nothing is tested"
+IN_PART = "the filter leaves out some runs of a method: nothing is tested"
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All records at one moment; `version` changes whenever one of them does."""
+    """All records at one moment; `version` changes whenever one of them does.
+
+    Of a filtered one, `whole` is what it was filtered from, and `by_score` whether by results.
+    """
 
     version: str
     runs: Sequence[Run]  # in the report's order
     broken: Sequence[str] = ()
+    whole: "Snapshot | None" = None
+    by_score: bool = False
 
     @cached_property
     def rows(self) -> list[rows.Row]:
@@ -42,16 +50,38 @@ class Snapshot:
 
     @cached_property
     def cells(self) -> list[Cell]:
-        return cells_of(self.runs)
+        return [replace(cell, untested=self._doubt(cell)) for cell in cells_of(self.runs)]
 
     @cached_property
     def contests(self) -> list[Contest]:
         return contests_of(self.cells)
 
-    def only(self, runs: Sequence[Run]) -> "Snapshot":
+    def only(self, runs: Sequence[Run], by_score: bool = False) -> "Snapshot":
         """The same moment, of some of the runs, in the report's order."""
         chosen = {id(run) for run in runs}
-        return Snapshot(self.version, [run for run in self.runs if id(run) in chosen], self.broken)
+        kept = [run for run in self.runs if id(run) in chosen]
+        return Snapshot(self.version, kept, self.broken, self, by_score)
+
+    def _doubt(self, cell: Cell) -> str:
+        """Why the runs of a filtered cell are no fair sample; empty: they are."""
+        if self.whole is None:
+            return ""
+        if self.by_score:
+            return BY_SCORE
+        kept = {id(run) for run in self.runs}
+        missing = any(
+            run.scored and not run.tuning and not run.part("audit")
+            for run in self.whole.by_setting.get((cell.key, cell.first.setting), ())
+            if id(run) not in kept
+        )
+        return IN_PART if missing else ""
+
+    @cached_property
+    def by_setting(self) -> Mapping[tuple[Key, str], Sequence[Run]]:
+        found: dict[tuple[Key, str], list[Run]] = {}
+        for run in self.runs:
+            found.setdefault((run.key, run.setting), []).append(run)
+        return found
 
 
 @dataclass(frozen=True)

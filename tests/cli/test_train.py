@@ -7,7 +7,7 @@ import pytest
 
 from dpfp_ray.cli.main import build_parser
 from dpfp_ray.cli.options import plan_from
-from dpfp_ray.cli.train import show
+from dpfp_ray.cli.train import show, time_text
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import FIELDS, Plan
 from tests.cli.test_main import fails
@@ -118,7 +118,12 @@ def a_result(**privacy: Any) -> dict[str, Any]:
         "plan": {"method": "dpfp", "task": "demo"},
         "metrics": {"accuracy": 0.75, "rule": "last epoch"},
         "privacy": {"guarantee": "nominal", "delta": 1e-5, "sigma": 0.4, **privacy},
-        "cost": {"examples_per_second": 9.0, "train_seconds": 1.0, "peak_memory_bytes": 2**20},
+        "cost": {
+            "examples_per_second": 9.0,
+            "train_seconds": 1.0,
+            "eval_seconds": 0.5,
+            "peak_memory_bytes": 2**20,
+        },
     }
 
 
@@ -135,3 +140,16 @@ def test_a_result_without_a_budget_is_shown_without_epsilon(
 ) -> None:
     show(a_result(epsilon={}), as_json=False)
     assert "ε" not in capsys.readouterr().out
+
+
+def test_time_says_what_came_before_training_and_no_rate_of_a_moment() -> None:
+    cost = {
+        "prepare_seconds": 598.0,
+        "train_seconds": 0.4,
+        "eval_seconds": 1.0,
+        "examples_per_second": 9e5,
+    }
+    assert time_text(cost) == (
+        "598.0 s of reading, tokenising and encoding, 0.4 s of training, 1.0 s of evaluation"
+    )
+    assert "2.3 s of training (900,000 examples/s)" in time_text({**cost, "train_seconds": 2.3})

@@ -8,7 +8,8 @@ import pytest
 
 from dpfp_ray.results.store import Store
 from dpfp_ray.serve import snapshot
-from dpfp_ray.serve.snapshot import CachedStore, LiveRecords
+from dpfp_ray.serve.parameters import Selection, matching, picks_by_score
+from dpfp_ray.serve.snapshot import BY_SCORE, IN_PART, CachedStore, LiveRecords
 from tests.support.samples import comparison, sample
 
 
@@ -113,3 +114,28 @@ def test_however_many_ask_storage_is_looked_at_now_and_then(
 
 def test_a_folder_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
     assert list(LiveRecords(str(tmp_path / "later")).now().runs) == []
+
+
+def filtered(folder: Path, where: str) -> list[str]:
+    """Why each comparison of the runs that match is not tested; empty: it is."""
+    store = Store(folder)
+    for record in comparison(budgets=(3.0,)):
+        store.put(record)
+    now = LiveRecords(str(folder)).now()
+    found = matching(now, Selection(where))
+    shown = now.only(found.all, picks_by_score(where, now.columns))
+    return [contest.why_not for contest in shown.contests]
+
+
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [
+        ("method != 'rgp'", ""),
+        ("learning_rate > 0", ""),
+        ("accuracy > 0.1", BY_SCORE),  # also where it happens to keep all runs of a method
+        ("not (method == 'rgp' and accuracy_dev < 0.2)", BY_SCORE),
+        ("seed_index != 1", IN_PART),
+    ],
+)
+def test_a_filter_by_results_tests_nothing(tmp_path: Path, where: str, reason: str) -> None:
+    assert filtered(tmp_path, where) == [reason]

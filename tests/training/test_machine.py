@@ -1,6 +1,8 @@
 """Peak memory that forgets what ran before."""
 
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,11 @@ def test_a_system_without_the_reset_is_no_error(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Path, "write_text", refused)
     machine.reset_peak_memory(CPU)
     assert machine.peak_memory(CPU) > 0
+
+
+@linux
+def test_the_age_of_a_process_counts_from_its_start() -> None:
+    code = "from dpfp_ray.training.machine import process_seconds; print(process_seconds())"
+    began = time.monotonic()
+    age = float(subprocess.check_output([sys.executable, "-c", code]))
+    assert 0 < age <= time.monotonic() - began + 0.1
