@@ -18,7 +18,7 @@ GROUPS = {
     "model": ("model", "dropout"),
     "method": ("method", "epochs"),
     "budget": ("epsilon", "adjacency"),
-    "execution": ("precision", "max_physical_batch"),
+    "execution": ("precision", "cache_gb"),
 }
 
 

@@ -7,11 +7,13 @@ padding, grouping and splitting rows over workers change it by rounding at most.
 
 import inspect
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 from torch.nn import Embedding, Linear, Module, Parameter
 
+from dpfp_ray.models.shortcut import Shortcut
 from dpfp_ray.plan.errors import UserError
 
 HEAD_STD = 0.02  # BERT's own initializer_range
@@ -55,6 +57,8 @@ class Classifier(Module):
 
     # (scaling, C) where the head was made for bounded rows: inference then bounds them too.
     bounded: tuple[str, float] | None = None
+    # Past frozen layers, for batches that hold what those give (`activations.py`).
+    shortcut: Shortcut | None = None
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         return self.classify(self.represent(batch))
@@ -73,7 +77,9 @@ class Classifier(Module):
             return weight.reshape(-1)[:0].reshape(0, self.width).float()
         if self._longest is not None and length > self._longest:
             raise UserError(f"rows of {length} tokens; this encoder reads at most {self._longest}")
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+        known = batch.get("below")
+        way = nullcontext() if known is None or not self.shortcut else self.shortcut.given(known)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen), way:
             output = self.encoder(**self._inputs(batch))
             if self.representation == "pooler":
                 pooled: Tensor = output.pooler_output.float()

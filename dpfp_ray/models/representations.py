@@ -116,14 +116,14 @@ def _encode(
     encoder = build_classifier(model, representation, classes=2, scope="head").to(device).eval()
     h = np.empty((len(table), encoder.width), np.float32)
     parts = split_rows(table.lengths, INFERENCE_ROWS, PART_COST[device.type])
-    for part in _progress(parts, f"encoding {name}".rstrip()):
+    for part in progress(parts, f"encoding {name}".rstrip()):
         batch = {key: tensor.to(device) for key, tensor in table.collate(part).items()}
         with torch.autocast(device.type, torch.bfloat16, precision == "bf16"):
             h[part] = encoder.represent(batch).float().cpu().numpy()
     return h
 
 
-def _progress(
+def progress(
     parts: list[npt.NDArray[np.int64]], description: str
 ) -> Iterator[npt.NDArray[np.int64]]:
     from rich.progress import Progress, TextColumn

@@ -65,7 +65,7 @@ def restrict(model: Classifier, scope: str, lora: Lora | None = None, seed: int 
     if scope == "bias":
         chosen = _biases_and_norms(model.encoder)
     elif scope.startswith("top:"):
-        chosen = _top(model, int(scope.removeprefix("top:")))
+        chosen = _top(model, scope)
     chosen.update(model.head.parameters())
     for parameter in model.parameters():
         if parameter not in chosen:
@@ -153,11 +153,22 @@ def _add_lora(model: Classifier, lora: Lora) -> None:
             a.requires_grad_(False)
 
 
-def _top(model: Classifier, count: int) -> set[Parameter]:
-    layers = _layers(model.encoder)
+def first_trained_layer(model: Classifier, scope: str) -> tuple[ModuleList, int]:
+    """The encoder's layers, and the number of the first that `scope` trains, counted from 0.
+
+    Whatever is not `top:K` has no frozen layers to speak of: there the first is 0.
+    """
+    if not scope.startswith("top:"):
+        return ModuleList(), 0
+    layers, count = _layers(model.encoder), int(scope.removeprefix("top:"))
     if count > len(layers):
-        raise UserError(f"scope top:{count}: this encoder has {len(layers)} layers; use fewer")
-    chosen = {p for layer in list(layers)[-count:] for p in layer.parameters()}
+        raise UserError(f"scope {scope}: this encoder has {len(layers)} layers; use fewer")
+    return layers, len(layers) - count
+
+
+def _top(model: Classifier, scope: str) -> set[Parameter]:
+    layers, first = first_trained_layer(model, scope)
+    chosen = {p for layer in list(layers)[first:] for p in layer.parameters()}
     return chosen | _after(model, layers)
 
 

@@ -54,6 +54,7 @@ def check(plan: "Plan") -> None:
     _check_method(plan)
     if not plan.private and (plan.epsilon is not None or plan.delta is not None):
         raise UserError(f"{plan.method} spends no budget; drop epsilon and delta")
+    _require(plan.cache_gb, "cache_gb", lambda v: v >= 0, "a number of gigabytes, 0 for none")
     if plan.task == "custom" and not plan.train_file:
         raise UserError("task custom needs train_file; give --train-file FILE")
     if plan.batch_size is None:

@@ -41,7 +41,9 @@ LORA_RANK, LORA_ALPHA = 8, 16.0  # where Hu et al. 2022 and peft start
 # use them keep the hash that they have in stores.
 UNSAID = {**dict.fromkeys(LORA_FIELDS), "clip_style": "abadi", "header": "first_line"}
 # Where the data lie and how a step is cut for memory do not change what is computed.
-NOT_HASHED = frozenset({"data_dir", "max_physical_batch", "classes"})  # classes follow from data
+NOT_HASHED = frozenset(
+    {"data_dir", "max_physical_batch", "cache_gb", "classes"}  # classes follow from data
+)
 
 
 def option(default: Any, help: str, choices: Sequence[str] | None = None) -> Any:
@@ -150,6 +152,11 @@ class Plan:
 
     precision: str = option("fp32", "bf16 autocasts the encoder", ("fp32", "bf16"))
     max_physical_batch: int = option(256, "rows in memory at once; does not change the result")
+    cache_gb: float = option(
+        8.0,
+        "scope top:K: disk space for what its frozen layers give, computed once; 0, or too little "
+        "of it, computes it at every step; does not change the result",
+    )
     records: int | None = option(None, "D; taken from the data, given only for calibrate")
     classes: int | None = option(None, "K; taken from the data, given only for calibrate")
 

@@ -19,7 +19,7 @@ from dpfp_ray.sweeps.trial import Trial
 # Fields that change no mechanism, whatever their value; all others must take finitely many values.
 FREE_OF_COST = (
     "learning_rate", "weight_decay", "clip", "dropout", "ridge", "shrinkage", "rank",
-    "power_iterations", "max_length", "max_dev", "max_physical_batch",
+    "power_iterations", "max_length", "max_dev", "max_physical_batch", "cache_gb",
 )  # fmt: skip
 # Fields that only matter to what is computed from a release that has been paid for.
 POST_PROCESSING = {"ridge", "shrinkage", "prior"}

@@ -31,6 +31,8 @@ State = dict[str, Any]
 # version before, which used the seed as it is, and are continued so.
 KEYING = 2
 PROBE_ROWS = 8  # dev rows that show whether all weights learn
+LEAST_RATE = 1e-6  # AdamW moves a weight by about the rate: much below, rounding undoes it
+PATIENCE = 3  # steps until every weight must have moved; LoRA's A waits for B, which starts at zero
 
 
 class Reporter(Protocol):
@@ -126,6 +128,7 @@ def train(
     def mean_loss() -> float | None:
         return loss_sum.item() / loss_rows if shows_loss and loss_rows else None
 
+    still = Still(model) if progress.step == 0 and plan.learning_rate > LEAST_RATE else None
     if progress.step == 0:
         check_all_move(method, data)
     model.train()
@@ -147,6 +150,8 @@ def train(
         method.finish(step)
         set_learning_rate(optimizer, plan, step)
         optimizer.step()
+        if still and len(records) and still.all_moved():
+            still = None
 
         loss_sum += step_loss
         loss_rows += len(records)
@@ -202,6 +207,32 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, plan: Plan, step: int) -
     left = 1 - step / plan.steps if plan.schedule == "linear" else 1.0
     for group in optimizer.param_groups:
         group["lr"] = (plan.learning_rate or 0.0) * left
+
+
+class Still:
+    """Weights that should train and have not moved yet; after `PATIENCE` steps there may be none.
+
+    A wrapper that trains copies, or an optimizer without some weights, shows nowhere else
+    (opacus#820). Weights are looked at after the noise is in, so this tells no more than they do.
+    """
+
+    def __init__(self, model: Classifier) -> None:
+        self.model, self.steps = model, 0
+        self.start = {name: p.detach().clone() for name, p in trainable_parameters(model)}
+
+    def all_moved(self) -> bool:
+        """To be asked after each step that had rows."""
+        self.steps += 1
+        now = dict(self.model.named_parameters())
+        self.start = {n: value for n, value in self.start.items() if torch.equal(now[n], value)}
+        if self.start and self.steps == PATIENCE:
+            names = list(self.start)
+            raise UserError(
+                f"{len(names)} trainable tensors have not moved in {PATIENCE} steps: "
+                f"{', '.join(names[:5])}{' …' if len(names) > 5 else ''}; "
+                f"use another model or scope head"
+            )
+        return not self.start
 
 
 def check_all_move(method: Method, data: Data) -> None:

@@ -1,6 +1,7 @@
 """One run in one plain process: train as prepared, and the record of what came of it."""
 
 import platform
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from dpfp_ray.methods.parts.one_release import release_id
+from dpfp_ray.models.activations import with_activations
 from dpfp_ray.models.classifier import Classifier, count_parameters
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.privacy.sampling import fresh_seed
@@ -51,7 +53,10 @@ def run(
     machine.reset_peak_memory(device)
     model = model or build_model(prepared, seed, device)
     comm = comm or SoloComm()
-    described = (plan, prepared.noise_multiplier, model, prepared.data)
+    started = time.perf_counter()
+    data = replace(prepared.data, train=with_activations(prepared.data.train, model, plan))
+    prepared.build_seconds += time.perf_counter() - started
+    described = (plan, prepared.noise_multiplier, model, data)
     if plan.one_release:  # done at once, the same from the start whenever it is done again
         progress = one_release.fit(
             *described, seed=seed, comm=comm, reporter=reporter, on_release=on_release

@@ -272,3 +272,18 @@ def test_lora_whose_a_never_wakes_is_refused(
 def test_top_of_shared_layers_is_refused(tiny: Callable[[str], str]) -> None:
     with pytest.raises(UserError, match="layers with weights of their own"):
         build(make_plan(tiny("albert"), scope="top:1"))
+
+
+def test_a_weight_that_never_moves_ends_the_run(
+    tiny: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The gradient is there, but the optimizer was not given the weight (or a copy of it).
+    plan = make_plan(tiny("bert"), scope="lora")
+
+    class Forgetful(torch.optim.AdamW):
+        def __init__(self, parameters: list[Any], **options: Any) -> None:
+            super().__init__(parameters[1:], **options)
+
+    monkeypatch.setattr(torch.optim, "AdamW", Forgetful)
+    with pytest.raises(UserError, match=r"1 trainable tensors have not moved in 3 steps: .*lora_A"):
+        trained(plan, Listener())
