@@ -64,6 +64,10 @@ class ActivationTable:
     def lengths(self) -> npt.NDArray[np.int64]:
         return self.tokens.lengths
 
+    @property
+    def persons(self) -> npt.NDArray[np.int64] | None:
+        return getattr(self.tokens, "persons", None)
+
     def collate(self, rows: npt.NDArray[Any]) -> dict[str, Tensor]:
         batch = self.tokens.collate(rows)
         real = batch["attention_mask"].numpy().astype(bool)

@@ -20,11 +20,15 @@ from dpfp_ray.methods.parts.per_example import (
     add_weighted,
     clip_factors,
     gradient,
+    is_norm,
     needs_inputs,
+    norm_gradients,
     per_example_gradients,
 )
 
-Use = tuple[Tensor, Tensor]  # a module's input and the gradient at its output, one row per example
+# A module's input and the gradient at its output, one row per example; of a LayerNorm, which is
+# narrow, the gradients of weight and bias themselves.
+Use = tuple[Tensor, Tensor]
 Squares = dict[Tensor, Tensor]  # by weight
 CHUNK = 2**25  # numbers in a temporary: rows are taken in groups that keep it within 128 MiB
 
@@ -37,6 +41,8 @@ class GhostClipping(Clipping):
     def take(self, module: Module, inputs: Tensor, backprops: Tensor) -> None:
         if not needs_inputs(module):
             backprops = tokens(backprops).sum(1, keepdim=True)  # all that a bias needs of a row
+        elif is_norm(module):
+            inputs, backprops = norm_gradients(module, inputs, backprops)
         self.uses.setdefault(module, []).append((inputs, backprops))
 
     def add_clipped(self, losses: Tensor, clip: float, style: str = "abadi") -> Tensor:
@@ -67,6 +73,13 @@ def squared_norms(module: Module, uses: list[Use]) -> Squares:
         if module.bias is not None and module.bias.requires_grad:
             squares[module.bias] = outputs.sum(1).square().sum(1)
         return squares
+    if is_norm(module):
+        found = [torch.stack(part).sum(0) for part in zip(*uses, strict=True)]
+        return {
+            own: tokens(value).sum(1).square().sum(1)
+            for own, value in zip((module.weight, module.bias), found, strict=True)
+            if own is not None and own.requires_grad
+        }
     if type(module) is Embedding:
         pairs = [_without_padding(module, use) for use in uses]
         ids = _side_by_side([ids for ids, _ in pairs])
@@ -88,6 +101,11 @@ def add_scaled(module: Module, uses: list[Use], scale: Tensor) -> None:
                 gradient(module.weight).addmm_(scaled.T, tokens(inputs).flatten(0, 1))
             if module.bias is not None and module.bias.requires_grad:
                 gradient(module.bias).add_(scaled.sum(0))
+    elif is_norm(module):
+        for use in uses:
+            for own, value in zip((module.weight, module.bias), use, strict=True):
+                if own is not None and own.requires_grad:
+                    add_weighted(own, value, scale)
     elif type(module) is Embedding:
         for use in uses:
             ids, outputs = _without_padding(module, use)
@@ -102,7 +120,7 @@ def add_scaled(module: Module, uses: list[Use], scale: Tensor) -> None:
 def _whole_gradients(
     module: Module, uses: list[Use]
 ) -> Iterator[tuple[slice, dict[Tensor, Tensor]]]:
-    """Of modules that have no ghost, LayerNorm and rarer ones: gradients, a few rows at a time."""
+    """Of modules that have no ghost, all but the usual ones: gradients, a few rows at a time."""
     group = max(1, CHUNK // sum(p.numel() for p in module.parameters()))
     for start in range(0, len(uses[0][0]), group):
         rows = slice(start, start + group)

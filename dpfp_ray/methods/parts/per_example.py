@@ -8,7 +8,7 @@ a moment longer: evaluation, copies and saved weights see the plain model.
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from opacus.grad_sample import GradSampleHooks
@@ -111,9 +111,11 @@ def per_example_gradients(
     Its rule for LayerNorm wants a bias, which ModernBERT's do not have; ours does not.
     """
     if isinstance(module, Linear) and not needs_inputs(module):
-        return {module.bias: _sum_tokens(backprops, 1)}
-    if type(module) is LayerNorm:
-        return _layer_norm_gradients(module, inputs, backprops)
+        return {module.bias: _sum_tokens(backprops)}
+    if is_norm(module):
+        found = norm_gradients(module, inputs, backprops)
+        pair = zip((module.weight, module.bias), found, strict=True)
+        return {p: sample for p, sample in pair if p is not None and p.requires_grad}
     sampler = GradSampleHooks.GRAD_SAMPLERS.get(type(module), ft_compute_per_sample_gradient)
     samples: dict[Tensor, Tensor] = sampler(module, [inputs], backprops)
     if isinstance(module, Embedding) and module.padding_idx is not None:
@@ -127,22 +129,24 @@ def needs_inputs(module: Module) -> bool:
     return not (type(module) is Linear and not module.weight.requires_grad)
 
 
-def _layer_norm_gradients(
-    module: LayerNorm, inputs: Tensor, backprops: Tensor
-) -> dict[Tensor, Tensor]:
-    dims = len(module.normalized_shape)
-    found: dict[Tensor, Tensor] = {}
-    if module.weight is not None and module.weight.requires_grad:
-        normed = functional.layer_norm(inputs, module.normalized_shape, eps=module.eps)
-        found[module.weight] = _sum_tokens(normed * backprops, dims)
-    if module.bias is not None and module.bias.requires_grad:
-        found[module.bias] = _sum_tokens(backprops, dims)
-    return found
+def is_norm(module: Module) -> TypeGuard[LayerNorm]:
+    """A LayerNorm over the last dimension with weights, as all encoders have them."""
+    return (
+        type(module) is LayerNorm
+        and module.weight is not None
+        and len(module.normalized_shape) == 1
+    )
 
 
-def _sum_tokens(value: Tensor, dims: int) -> Tensor:
-    """Over all but the rows and the last `dims` dimensions."""
-    between = tuple(range(1, value.ndim - dims))
+def norm_gradients(module: LayerNorm, inputs: Tensor, backprops: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row's gradients of weight and bias, whether or not there is a bias (ModernBERT)."""
+    normed = functional.layer_norm(inputs, module.normalized_shape, eps=module.eps)
+    return _sum_tokens(normed.mul_(backprops)), _sum_tokens(backprops)
+
+
+def _sum_tokens(value: Tensor) -> Tensor:
+    """Over all but the rows and the last dimension."""
+    between = tuple(range(1, value.ndim - 1))
     return value.sum(between) if between else value
 
 

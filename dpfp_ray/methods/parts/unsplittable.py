@@ -89,7 +89,7 @@ def _squares_or_nothing(
         return {}
     try:
         return squared_norms(module, uses)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return {}
 
 
