@@ -19,7 +19,7 @@ import numpy as np
 
 from dpfp_ray.audit.canaries import FAMILIES, Bools, Canaries, flip_coins, make_canaries
 from dpfp_ray.audit.insertion import hide_empty, insert
-from dpfp_ray.audit.outcome import judge
+from dpfp_ray.audit.outcome import audit_outcome
 from dpfp_ray.audit.scores import (
     ACCESS,
     IN_ONLY,
@@ -124,7 +124,7 @@ def absence(plan: Plan) -> str:
     return str(plan.adjacency)
 
 
-def conduct(
+def run_audit(
     audit: Audit,
     reporter: Reporter,
     *,
@@ -132,7 +132,7 @@ def conduct(
     state: State | None = None,
     show_training_loss: bool = False,
 ) -> tuple[Record, Floats]:
-    """Train by the ordinary loop, score, judge: the record with its `audit`, and the scores."""
+    """Train by the ordinary loop and score: the record with its `audit`, and the scores."""
     prepared, plan = audit.prepared, audit.prepared.plan
     device = run.default_device()
     model = hide_empty(build_model(prepared, seed, device))
@@ -155,7 +155,7 @@ def conduct(
     )
     trained = Trained(prepared, audit.real, audit.canaries, initial, model, watched, *released)
     scores = score(audit.score_name, trained)
-    outcome = judge(
+    outcome = audit_outcome(
         plan,
         scores,
         audit.members,
@@ -229,7 +229,7 @@ def audit_in(
     with charging as charge:
         keep(folder, {**asked, **seeds})
         with listen(prepared, seeds["seed"], scratch) as reporter:
-            record, scores = conduct(
+            record, scores = run_audit(
                 audit,
                 reporter if charge is None else charge.listen(reporter),
                 seed=seeds["seed"],

@@ -16,7 +16,7 @@ from dpfp_ray.privacy.statement import guarantee
 IN_ONLY_FRACTIONS = (0.45, 0.4, 0.3, 0.2, 0.1, 0.05)
 
 
-def judge(
+def audit_outcome(
     plan: Plan,
     scores: Floats,
     members: Bools,

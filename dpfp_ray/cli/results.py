@@ -141,7 +141,7 @@ def show(rows: list[results.Row], chosen: list[str] | None, *, wide: bool = Fals
         # Text, not str: a task called "[red]" is a name and no markup.
         cells = [Text(_cell(row, name)) for name in names]
         table.add_row(*cells, style="red" if refuted else None)
-    # Columns asked for by name are never cut off, whatever the width; the default ones fit a page.
+    # Columns asked for by name are never left out, whatever the width; the default ones fit a page.
     everything = stdout.options.update(width=10_000)
     needed = Measurement.get(stdout, everything, table).maximum
     page = max(stdout.width, WIDTH) if stdout.is_terminal else WIDTH

@@ -128,7 +128,7 @@ def show(place: "Place", token: bool) -> None:
 
 
 def wait(address: str) -> None:
-    """Until Ctrl-C or a polite kill; then the application goes. A Ray of ours goes with us."""
+    """Wait for Ctrl-C or SIGTERM, then stop the application, and Ray if it was started here."""
     from dpfp_ray.data.terminal import stderr
     from dpfp_ray.serve import deploy
     from dpfp_ray.sweeps.signals import handling, ignoring_ctrl_c

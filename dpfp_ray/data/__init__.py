@@ -1,4 +1,4 @@
-"""Records in, packed tokens out. `tasks` finds and checks the records, `files` reads rows, `demo`
+"""Records in, packed tokens out. `tasks` finds and checks the records, `readers` reads rows, `demo`
 is a download, `split` chooses among rows, `tokens` packs; here is what they pass on.
 """
 

@@ -1,7 +1,7 @@
 """Rows of the user's files: TSV, CSV, Parquet and JSONL behind one interface that knows where every
 row stands, so that each complaint can name the file, the line and the fix.
 
-A line ends at `\\n` (or `\\r\\n`) and nowhere else: Python's own `splitlines` would also cut at
+A line ends at `\\n` (or `\\r\\n`) and nowhere else: Python's own `splitlines` would also split at
 U+2028, U+0085, `\\x0b` and others, which real texts contain.
 """
 

@@ -80,8 +80,8 @@ class TokenTable:
 def tokenise(split: Split, tokenizer: Any, max_length: int, name: str = "") -> TokenTable:
     """The split's tokens, from the cache if these very records were encoded this way before.
 
-    Rows are cut to `max_length` (or the tokenizer's own limit, if that is smaller); of a pair the
-    longer text is cut first. `name` is only for the progress bar.
+    Rows are truncated to `max_length` (or the tokenizer's own limit, if that is smaller); of a pair
+    the longer text is truncated first. `name` is only for the progress bar.
     """
     limit = token_limit(tokenizer, max_length, paired=split.pairs is not None)
     if not len(split):
@@ -110,7 +110,7 @@ def tokenise_once(split: Split, tokenizer: Any, max_length: int) -> TokenTable:
 
 
 def token_limit(tokenizer: Any, max_length: int, paired: bool) -> int:
-    """Tokens that a row is cut to: `max_length`, or the tokenizer's own limit if that is less."""
+    """How many tokens a row may have: `max_length`, or the tokenizer's own limit if less."""
     # Tokenizers without a limit of their own say 10^30.
     limit = min(max_length, int(tokenizer.model_max_length))
     special = tokenizer.num_special_tokens_to_add(pair=paired)

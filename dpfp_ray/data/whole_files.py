@@ -88,7 +88,7 @@ def read_json(path: Path) -> Any:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Strict JSON: an infinite ε becomes the string "inf", not a token other readers choke on."""
+    """Strict JSON: an infinite ε becomes the string "inf", not a word that other readers refuse."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False, ensure_ascii=False)
 
 

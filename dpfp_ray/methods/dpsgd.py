@@ -117,7 +117,7 @@ SPEC = MethodSpec(
         # run_wrapper.py; all else there is as in Li et al.
         "bias": {"learning_rate": 5e-3},
         # Yu et al. 2022: huseyinatahaninan/Differentially-Private-Fine-tuning-of-Language-Models,
-        # bert_lora/README.md. Its 50 epochs are cut to 20 here, for their cost, and its C = 10 is
+        # bert_lora/README.md. Its 50 epochs are 20 here, for their cost, and its C = 10 is
         # not used: C stays that of the other scopes, which is our choice and was not tuned.
         "lora": {
             "learning_rate": 1e-3,

@@ -2,7 +2,7 @@
 
     config.json, model.safetensors   the whole model: a frozen encoder is in it too
     modeling_dpfp.py                 its class, which `auto_map` names
-    tokenizer.json …                 the tokenizer, cutting where training cut
+    tokenizer.json …                 the tokenizer, truncating where training did
 
 Stock classes do not fit: they have other heads, know no mean pooling and bound nothing. Loaded as
 one of them, a model would start with a random head and no error; so the folder has a model type of

@@ -92,7 +92,7 @@ class DpfpForSequenceClassification(PreTrainedModel):
 
 
 class DpfpPipeline(TextClassificationPipeline):
-    """`pipeline("text-classification")` that cuts long texts to where training cut them."""
+    """`pipeline("text-classification")` that truncates long texts where training did."""
 
     def check_model_type(self, supported_models: Any) -> None:
         """The model above is the one for this pipeline; there is nothing to look up."""

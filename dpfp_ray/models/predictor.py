@@ -1,7 +1,7 @@
 """A trained model with all that it needs to answer: its tokenizer, class names, and row length.
 
-Answers are those of training's own evaluation: the same cut to `max_length`, the same precision,
-rows bounded where the head was made for bounded rows.
+Answers are those of training's own evaluation: texts truncated to the same `max_length`, the same
+precision, rows bounded where the head was made for bounded rows.
 """
 
 from collections.abc import Callable, Sequence

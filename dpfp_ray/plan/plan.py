@@ -40,7 +40,7 @@ LORA_RANK, LORA_ALPHA = 8, 16.0  # where Hu et al. 2022 and peft start
 # Fields younger than the first hashes are hashed only where they say something: plans that do not
 # use them keep the hash that they have in stores.
 UNSAID = {**dict.fromkeys(LORA_FIELDS), "clip_style": "abadi", "header": "first_line"}
-# Where the data lie and how a step is cut for memory do not change what is computed.
+# Where the data lie and how a step is split for memory do not change what is computed.
 NOT_HASHED = frozenset(
     {"data_dir", "max_physical_batch", "cache_gb", "classes"}  # classes follow from data
 )
@@ -81,7 +81,7 @@ class Plan:
     representation: str = option(
         "auto", "what is clipped and noised", ("auto", "pooler", "cls", "mean")
     )
-    max_length: int = option(128, "tokens a record is cut to")
+    max_length: int = option(128, "tokens of a record; what is longer is truncated")
     dropout: float = option(0.0, "0 makes a run independent of how its rows are split")
 
     method: str = option(DEFAULT_METHOD, "how to train", METHODS)

@@ -88,7 +88,7 @@ class OnceWritten:
                 scratch.unlink(missing_ok=True)
             folder = os.open(path.parent, os.O_RDONLY)
             try:
-                os.fsync(folder)  # else a power cut may take the name away again
+                os.fsync(folder)  # else a power failure may take the name away again
             finally:
                 os.close(folder)
         except OSError as error:

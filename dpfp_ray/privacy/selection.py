@@ -105,7 +105,7 @@ def draw_trials(selection: Selection, rng: np.random.Generator) -> int:
     """Draw the number of trials. Keep it secret, and never draw again because you dislike it.
 
     Poisson may give 0: then no trial runs and nothing that depends on the data is released. The
-    theorem counts on that, and on tails that are not cut: K may be many times its mean.
+    theorem counts on that, and on tails that are not truncated: K may be many times its mean.
     """
     if selection.expected is None:
         raise ValueError(f"selection '{selection}' has no number of trials to draw")

@@ -42,7 +42,7 @@ def first_line(facts: Facts) -> str:
     return f"Differentially private with a proof: {budget} for {facts['unit']}."
 
 
-def seed_fate(facts: Facts) -> str:
+def seed_handling(facts: Facts) -> str:
     """Whether anybody can take the noise off again."""
     if any(text.startswith("the seed was given") for text in facts.get("assumptions", ())):
         return "The seed was given by hand: whoever knows it can take the noise off again."
@@ -157,7 +157,7 @@ def nist_questions(facts: Facts, plan: Plan, privacy: Facts) -> list[dict[str, s
             "security and access control",
             "How are the raw data, the seed and the unfinished run guarded?",
             f"Resume files and cached representations are readable by their owner only. "
-            f"{seed_fate(facts)} How this machine is guarded: {FILL}.",
+            f"{seed_handling(facts)} How this machine is guarded: {FILL}.",
         ),
         _qa(
             "data collection",

@@ -8,7 +8,7 @@ from typing import Any
 from dpfp_ray.models.download import PRETRAINING_OVERLAP
 from dpfp_ray.plan.method_spec import find_spec
 from dpfp_ray.plan.plan import FIELDS, NOT_HASHED, Plan
-from dpfp_ray.privacy.statement_forms import first_line, seed_fate
+from dpfp_ray.privacy.statement_forms import first_line, seed_handling
 from dpfp_ray.privacy.statement_text import number, promised
 from dpfp_ray.results.evaluation import CONFIDENCE, wilson
 from dpfp_ray.training.load_model import plan_of
@@ -87,8 +87,8 @@ def _task(record: Mapping[str, Any], plan: Plan) -> str:
     lines = [
         "## What it does",
         f"It gives a text one of {len(record['labels'])} labels: {labels}.",
-        f"- encoder: `{Path(plan.model).name}`, {plan.representation} representation, texts cut to "
-        f"{plan.max_length} tokens",
+        f"- encoder: `{Path(plan.model).name}`, {plan.representation} representation, "
+        f"texts truncated to {plan.max_length} tokens",
         f"- trained: {trained}, by {spec.label if spec else plan.method}",
         f"- data: {source}, {plan.records:,} training records",
     ]
@@ -180,8 +180,8 @@ def _reproduce(record: Mapping[str, Any], plan: Plan) -> str:
 {train_command(plan)}
 ```
 
-{seed_fate(record["statement"])} Another run has another seed: expect a score within the spread of
-such runs, not the same weights. Made with {versions}; plan `{record["plan_hash"]}`."""
+{seed_handling(record["statement"])} Another run has another seed: expect a score within the spread
+of such runs, not the same weights. Made with {versions}; plan `{record["plan_hash"]}`."""
 
 
 def train_command(plan: Plan) -> str:

@@ -7,6 +7,7 @@ OUT/report.json                what was written, so that the next build removes 
 """
 
 import base64
+import functools
 import hashlib
 import json
 import re
@@ -37,6 +38,7 @@ from dpfp_ray.results.runs import Run, read_runs
 from dpfp_ray.training.dev_scores import Select
 
 MANIFEST = "report.json"
+TEMPLATES = Path(__file__).parent
 TITLE = "Differentially private fine-tuning: results"
 _OURS = re.compile(r"(index\.html|(tables|figures)/[a-z0-9-]+\.(csv|md|tex|svg|png))")
 
@@ -147,14 +149,13 @@ def shown_contests(found: Sequence[Contest]) -> list[Contest]:
     return [contest for contest in found if len(contest.ranked) > 1] or list(found)
 
 
-def render(report: Report) -> str:
-    """The page. Whatever comes from records is escaped by the template engine."""
+@functools.cache
+def templates(*folders: Path) -> Any:
+    """The report's templates, and those of other pages that share its parts, in `folders`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    folder = Path(__file__).parent
-    script = (folder / "page.js").read_text(encoding="utf-8")
     environment = Environment(
-        loader=FileSystemLoader(folder),
+        loader=FileSystemLoader([*folders, TEMPLATES]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -166,20 +167,30 @@ def render(report: Report) -> str:
         "cell_label": cell_label,
         "spent_of_total": spent_of_total,
     }
+    return environment
+
+
+def render(report: Report) -> str:
+    """The page. Whatever comes from records is escaped by the template engine."""
+    script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
     # Should text ever get through as markup, the browser still runs only this one script.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return environment.get_template("template.html").render(
-        report=report,
-        cards=[winners.Card(contest) for contest in shown_contests(report.contests)],
-        paid=report.paid,
-        css=(folder / "page.css").read_text(encoding="utf-8"),
-        script=script,
-        policy=(
-            "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
-            f"script-src 'sha256-{digest}'"
-        ),
-        pictures={d.name: base64.b64encode(d.svg).decode() for d in report.figures},
-        version=__version__,
+    return (
+        templates()
+        .get_template("template.html")
+        .render(
+            report=report,
+            cards=[winners.Card(contest) for contest in shown_contests(report.contests)],
+            paid=report.paid,
+            css=(TEMPLATES / "page.css").read_text(encoding="utf-8"),
+            script=script,
+            policy=(
+                "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+                f"script-src 'sha256-{digest}'"
+            ),
+            pictures={d.name: base64.b64encode(d.svg).decode() for d in report.figures},
+            version=__version__,
+        )
     )
 
 

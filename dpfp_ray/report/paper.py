@@ -134,7 +134,7 @@ def budget_of(method: str, epsilon: float, accountant: str, task: str) -> tuple[
 
 
 def paper_table() -> Table:
-    """The paper's main table as printed, to lay ours beside."""
+    """The paper's main table as printed, to compare ours with."""
     titles = ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2", "Avg.")
     columns = [Column(name, numeric=False) for name in ("Model", "Method", "Whose number")]
     columns += [Column(t, f"ε = {b} (RDP)") for b in BUDGETS for t in titles]

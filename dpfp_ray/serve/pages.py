@@ -18,9 +18,7 @@ from dpfp_ray import __version__
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.report import winners
 from dpfp_ray.report.cost_tables import MARKS
-from dpfp_ray.report.ledger import spent_of_total
-from dpfp_ray.report.page import shown_contests
-from dpfp_ray.report.plots import cell_label, method_label
+from dpfp_ray.report.page import TEMPLATES, shown_contests, templates
 from dpfp_ray.serve.api import NotThere, find, version_facts
 from dpfp_ray.serve.figures import Figures, TrialCurves
 from dpfp_ray.serve.guard import COOKIE, SESSION_SECONDS
@@ -39,7 +37,7 @@ from dpfp_ray.sweeps import access_tokens
 
 FOLDER = Path(__file__).parent
 STATIC = {
-    "page.css": (FOLDER.parent / "report" / "page.css", "text/css"),
+    "page.css": (TEMPLATES / "page.css", "text/css"),
     "live.css": (FOLDER / "live.css", "text/css"),
     "live.js": (FOLDER / "live.js", "text/javascript"),
 }
@@ -225,7 +223,7 @@ def error_page(request: Request, reason: str, status: int) -> Response:
 def page(request: Request, template: str, status: int = 200, **facts: Any) -> HTMLResponse:
     base = _base(request)
     text = (
-        _templates()
+        templates(FOLDER)
         .get_template(template)
         .render(
             base=base,
@@ -236,23 +234,3 @@ def page(request: Request, template: str, status: int = 200, **facts: Any) -> HT
         )
     )
     return HTMLResponse(text.encode("utf-8", "replace"), status)
-
-
-@functools.cache
-def _templates() -> Any:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader([FOLDER, FOLDER.parent / "report"]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "method_label": method_label,
-        "accuracy_text": winners.accuracy_text,
-        "cell_label": cell_label,
-        "spent_of_total": spent_of_total,
-    }
-    return environment

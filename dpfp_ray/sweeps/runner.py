@@ -107,7 +107,7 @@ class Runner:
         `audits` are not run here, but belong to the same list: they are entered in the ledger now,
         before anything is known of any result.
         """
-        self._meet(trial.plan for trial in trials)
+        self._recognise_people(trial.plan for trial in trials)
         left = unfinished(trials, self.storage)
         if (left or audits) and not self.sealed:
             whole = self.charges.name_list([*trials, *audits], self.seed)
@@ -131,7 +131,7 @@ class Runner:
     ) -> None:
         """Run what `searcher` proposes; `plans` have all inputs that it may ask for."""
         plans = list(plans)
-        self._meet(plans)
+        self._recognise_people(plans)
         left = searcher.left
         if not left:
             return
@@ -156,7 +156,7 @@ class Runner:
         if searcher.refused is not None:
             raise searcher.refused
 
-    def _meet(self, plans: Iterable[Plan]) -> None:
+    def _recognise_people(self, plans: Iterable[Plan]) -> None:
         """Recognise the people, and end what an earlier call could not."""
         if self.sealed:
             return

@@ -85,7 +85,7 @@ def load_inputs(plan: Plan, task: Task | None = None, own: OwnEncoder | None = N
         table(task.train, f"{task.name} train"),
         {name: table(split, name) for name, split in task.dev.items()},
     )
-    make_model = partial(_own_classifier, own, data, len(task.label_names)) if own else None
+    make_model = partial(_classifier, own.classifier, data, len(task.label_names)) if own else None
     return Inputs(
         data,
         task.label_names,
@@ -103,10 +103,11 @@ def rows_of(split: Split) -> list[str] | list[tuple[str, str]]:
     return list(zip(split.texts, split.pairs, strict=True))
 
 
-def _own_classifier(
-    own: OwnEncoder, data: Data, classes: int, plan: Plan, head_seed: int
+def _classifier(
+    build: Callable[..., Classifier], data: Data, classes: int, plan: Plan, head_seed: int
 ) -> Classifier:
-    model = own.classifier(
+    """What `build` makes for `plan`, from the user's own encoder or one on disk."""
+    model = build(
         plan.representation,
         classes,
         dropout=plan.dropout,
@@ -146,17 +147,8 @@ def build_model(prepared: Prepared, seed: int, device: torch.device) -> Classifi
     elif prepared.inputs.make_model is not None:
         model = prepared.inputs.make_model(plan, head_seed)
     else:
-        model = build_classifier(
-            plan.model,
-            plan.representation,
-            classes,
-            dropout=plan.dropout,
-            head_seed=head_seed,
-            scope=plan.scope,
-            lora=Lora.of(plan),
-        )
-        if plan.scope != "head":
-            freeze_unreached(model, prepared.data)
+        build = partial(build_classifier, plan.model)
+        model = _classifier(build, prepared.data, classes, plan, head_seed)
     model = model.to(device)
     prepared.build_seconds += time.perf_counter() - started
     return model

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from dpfp_ray.audit import audited_run as audits
-from dpfp_ray.audit.audited_run import Audit, Settings, absence, audit_in, conduct, set_up
+from dpfp_ray.audit.audited_run import Audit, Settings, absence, audit_in, run_audit, set_up
 from dpfp_ray.audit.bounds import one_run_epsilon
 from dpfp_ray.audit.canaries import Canaries, flip_coins
 from dpfp_ray.audit.claims import Gaussian, claim_of, least_probability
 from dpfp_ray.audit.insertion import insert
-from dpfp_ray.audit.outcome import count_correct, judge
+from dpfp_ray.audit.outcome import audit_outcome, count_correct
 from dpfp_ray.audit.scores import centred, score_name, strongest_family
 from dpfp_ray.data import Task
 from dpfp_ray.methods import moments, release_once
@@ -65,9 +65,11 @@ def plan_of(mode: str = "release_once", **changes: Any) -> Plan:
     return Plan(method="dpfp", mode=mode, epsilon=3, records=20_000, **changes)
 
 
-def verdict_on(scores: Floats, members: Any, plan: Plan | None = None, **options: Any) -> Any:
+def outcome_of(scores: Floats, members: Any, plan: Plan | None = None, **options: Any) -> Any:
     rng = np.random.default_rng(1)
-    return judge(plan or plan_of(), scores, members, **{"confidence": 0.95, "rng": rng, **options})
+    return audit_outcome(
+        plan or plan_of(), scores, members, **{"confidence": 0.95, "rng": rng, **options}
+    )
 
 
 @pytest.mark.parametrize("mode", ["release_once", "paper"])
@@ -76,7 +78,7 @@ def test_scores_that_know_nothing_show_nothing(mode: str, constant: bool) -> Non
     for seed in range(10):
         members = flip_coins(400, seed)
         scores = np.zeros(400) if constant else np.random.default_rng(seed).normal(size=400)
-        found = verdict_on(scores, members, plan_of(mode))
+        found = outcome_of(scores, members, plan_of(mode))
         assert found["epsilon"] < 0.2
         assert found["verdict"] == "consistent"
 
@@ -84,7 +86,7 @@ def test_scores_that_know_nothing_show_nothing(mode: str, constant: bool) -> Non
 @pytest.mark.parametrize("mode", ["release_once", "paper"])
 def test_scores_that_know_all_show_almost_the_ceiling(mode: str) -> None:
     members = flip_coins(1000, 3)
-    found = verdict_on(members.astype(float), members, plan_of(mode))
+    found = outcome_of(members.astype(float), members, plan_of(mode))
     assert found["verdict"] == "refuted"
     # Not half of them are in, so of 1000 guesses, half "in", a few are wrong whatever the scores.
     assert 3.0 < found["epsilon"] <= found["ceiling"]
@@ -106,7 +108,7 @@ def test_in_only_guesses_never_say_out() -> None:
 def test_without_a_stated_epsilon_there_is_no_claim_to_refute() -> None:
     members = flip_coins(1000, 3)
     plan = Plan(method="non_private", records=20_000)
-    found = verdict_on(members.astype(float), members, plan)
+    found = outcome_of(members.astype(float), members, plan)
     assert found["verdict"] == "no claim"
     assert found["epsilon"] > 3
     assert found["stated_epsilon"] is None
@@ -146,9 +148,9 @@ def sampled_scores(plan: Plan, count: int, seed: int, leak: float) -> tuple[Floa
 def test_a_sampled_gaussian_is_held_to_its_whole_curve() -> None:
     """Halved noise is noticed; the same guesses show nothing against (ε, δ) alone."""
     plan = Plan(method="dpsgd", epsilon=3, delta=1e-5, batch_size=30, epochs=3, records=2000)
-    honest = [verdict_on(*sampled_scores(plan, 900, seed, 1.0), plan) for seed in range(20)]
+    honest = [outcome_of(*sampled_scores(plan, 900, seed, 1.0), plan) for seed in range(20)]
     assert {one["verdict"] for one in honest} == {"consistent"}
-    leaky = [verdict_on(*sampled_scores(plan, 900, seed, 2.0), plan) for seed in range(5)]
+    leaky = [outcome_of(*sampled_scores(plan, 900, seed, 2.0), plan) for seed in range(5)]
     assert [one["verdict"] for one in leaky].count("refuted") >= 4
     for one in leaky:
         assert (one["epsilon"] >= 3) == (one["verdict"] == "refuted")
@@ -247,7 +249,7 @@ PLANS: dict[str, dict[str, Any]] = {
 
 def audited(seed: int, name: str, count: int = 1000, leak: float = 1.0) -> dict[str, Any]:
     plan = Plan(**{"method": "dpfp", "epsilon": 3, **PLANS[name]})
-    record, _ = conduct(synthetic(seed, plan, count, leak), Quiet(), seed=1000 + seed)
+    record, _ = run_audit(synthetic(seed, plan, count, leak), Quiet(), seed=1000 + seed)
     found: dict[str, Any] = record["audit"]
     return found
 
@@ -348,7 +350,7 @@ SETTINGS = Settings(100)
 
 def run_tiny(plan: Plan, task: Task, settings: Settings = SETTINGS, **seeds: int) -> Any:
     audit = set_up(plan, settings, seeds.get("membership_seed", 5), task)
-    record, scores = conduct(audit, Quiet(), seed=seeds.get("seed", 6))
+    record, scores = run_audit(audit, Quiet(), seed=seeds.get("seed", 6))
     return record["audit"], scores, audit
 
 
@@ -393,7 +395,7 @@ def test_without_noise_the_scores_see_who_was_in(
     plan = tiny(model_folder, method, learning_rate=1e-3, epochs=epochs)
     audit = set_up(plan, Settings(100, family, access), 5, task)
     audit.prepared.noise_multiplier = 1e-3 if plan.private else 0.0
-    _, scores = conduct(audit, Quiet(), seed=6)
+    _, scores = run_audit(audit, Quiet(), seed=6)
     mine, theirs = scores[audit.members], scores[~audit.members]
     assert np.mean(mine[:, None] > theirs) > 0.6
 

@@ -6,12 +6,12 @@ from scipy import stats
 
 from dpfp_ray.audit.bounds import guess_grid, one_run_epsilon, one_run_gdp
 from dpfp_ray.audit.canaries import flip_coins
-from dpfp_ray.audit.outcome import count_correct, judge
+from dpfp_ray.audit.outcome import audit_outcome, count_correct
 from dpfp_ray.plan.plan import Plan
 
 
 def outcome(plan: Plan, scores: np.ndarray, members: np.ndarray, seed: int = 0) -> dict:
-    return judge(plan, scores, members, confidence=0.95, rng=np.random.default_rng(seed))
+    return audit_outcome(plan, scores, members, confidence=0.95, rng=np.random.default_rng(seed))
 
 
 @pytest.fixture

@@ -117,7 +117,7 @@ def test_tuning_takes_the_better_and_spends_the_same_on_all(
         assert rows[method]["runs"] == 1
 
 
-def test_every_row_is_audited_and_its_verdict_is_everywhere(
+def test_every_row_is_audited_and_its_outcome_is_everywhere(
     tiny_task: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], ray_session: None
 ) -> None:
     methods = ["--methods", "dpfp:moments,dpsgd:head", "--audit", "20"]

@@ -1,4 +1,4 @@
-"""The cut of a step into parts: complete, within the limit, and as cheap as any cut can be."""
+"""The split of a step into parts: complete, within the limit, and as cheap as any can be."""
 
 from itertools import combinations, pairwise
 
@@ -13,11 +13,11 @@ def cost(lengths: np.ndarray, parts: list[np.ndarray], part_cost: int) -> int:
 
 
 def cheapest(lengths: np.ndarray, max_rows: int, part_cost: int) -> int:
-    """The naive twin: every way to cut the sorted rows."""
+    """The naive twin: every way to split the sorted rows."""
     ordered, rows = np.sort(lengths), len(lengths)
     found = []
-    for cuts in range(rows):
-        for places in combinations(range(1, rows), cuts):
+    for splits in range(rows):
+        for places in combinations(range(1, rows), splits):
             edges = [0, *places, rows]
             spans = list(pairwise(edges))
             if all(end - start <= max_rows for start, end in spans):
@@ -45,7 +45,7 @@ def test_no_cut_is_cheaper(seed: int) -> None:
 
 
 def test_a_full_part_may_start_at_any_change_of_length() -> None:
-    """Cuts only at changes and at multiples of the limit need four parts here."""
+    """Splits only at changes and at multiples of the limit need four parts here."""
     lengths = np.array([1, 10, 10, 10, 10, 10, 10, 11, 11])
     assert cost(lengths, split_rows(lengths, 4, 5), 5) == 1 + 40 + 44 + 3 * 5
 

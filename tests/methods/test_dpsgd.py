@@ -107,7 +107,7 @@ def clipped_sum(method: DpSgd, *parts: Rows) -> dict[str, Tensor]:
 
 
 def row_gradients(model: Classifier, rows: Rows) -> list[dict[str, Tensor]]:
-    """Each row by itself, cut to its own length: no hooks, no batch, no padding."""
+    """Each row by itself, at its own length: no hooks, no batch, no padding."""
     named = trainable_parameters(model)
     found = []
     for row, label in enumerate(rows.labels):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dpfp_ray.methods
-from dpfp_ray.audit.audited_run import Settings, conduct, set_up
+from dpfp_ray.audit.audited_run import Settings, run_audit, set_up
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import METHODS, all_specs, labels
 from dpfp_ray.plan.plan import Plan
@@ -108,7 +108,7 @@ def test_it_trains_on_real_records_and_its_statement_says_proved(plan: Plan) -> 
 
 def test_it_can_be_audited(plan: Plan) -> None:
     audit = set_up(plan, Settings(canaries=16), membership_seed=3)
-    record, scores = conduct(audit, Listener(), seed=5)
+    record, scores = run_audit(audit, Listener(), seed=5)
     assert record["audit"]["score"] == "alignment"
     assert np.isfinite(scores).all()
 

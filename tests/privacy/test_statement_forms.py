@@ -14,7 +14,7 @@ from dpfp_ray.privacy.statement_forms import (
     nist_questions,
     registry_entry,
     reporting_list,
-    seed_fate,
+    seed_handling,
 )
 
 Case = tuple[dict[str, Any], Plan, dict[str, Any]]
@@ -92,5 +92,5 @@ def test_without_privacy_there_is_nothing_to_register() -> None:
 
 def test_a_known_seed_is_said() -> None:
     known = case("dpfp", mode="moments", epsilon=2.0, seed_known=True)
-    assert "given by hand" in seed_fate(known[0])
-    assert "deleted" in seed_fate(PROVED[0])
+    assert "given by hand" in seed_handling(known[0])
+    assert "deleted" in seed_handling(PROVED[0])

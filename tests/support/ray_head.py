@@ -98,7 +98,7 @@ def ask(head: Head, verb: str, path: str, **options: Any) -> requests.Response:
 
 
 def end(head: Head) -> None:
-    """Ask it to end, insist after a while, and leave nothing behind."""
+    """Ask it to end, kill it after a while, and leave nothing behind."""
     head.process.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         head.process.wait(5)
