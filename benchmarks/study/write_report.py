@@ -1,6 +1,7 @@
-"""The study's report from its records: tables, figures and a page in `report/`.
+"""The study's report from its records: tables, figures and a page in `report/`, and the tables that
+docs/study.md holds.
 
-python benchmarks/study/write_report.py
+  python benchmarks/study/write_report.py
 """
 
 import argparse
@@ -8,26 +9,34 @@ import sys
 from pathlib import Path
 
 from cells import HERE
+from tables import filled, study_tables
 
 from dpfp_ray import UserError, report
 
+DOCUMENT = HERE.parents[1] / "docs" / "study.md"
 TITLE = "A study of DP-FP and its rivals"
 # The page holds its figures; of their files only the pictures for the documents are kept.
 UNUSED = (".svg", ".tex", ".csv")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--records", type=Path, default=HERE / "records", metavar="DIR")
     parser.add_argument("--ledger", type=Path, default=None, metavar="DIR",
                         help="of the study (default: ledger beside the records)")  # fmt: skip
     parser.add_argument("--output", type=Path, default=HERE / "report", metavar="DIR")
+    parser.add_argument("--document", type=Path, default=DOCUMENT, metavar="FILE")
     arguments = parser.parse_args()
     ledger = arguments.ledger or arguments.records.parent / "ledger"
     made = report(arguments.records, output=arguments.output, title=TITLE, ledger=ledger)
     for name in made.files:
         if name.endswith(UNUSED):
             (arguments.output / name).unlink(missing_ok=True)
+    text = arguments.document.read_text(encoding="utf-8")
+    tables = study_tables(arguments.records)
+    arguments.document.write_text(filled(text, tables), encoding="utf-8")
     print(made.index)
     print(made.headline, file=sys.stderr)
     return 0

@@ -86,3 +86,12 @@ def test_a_changed_plan_does_not_take_the_old_record_for_its_own(
 def test_missing_data_are_said_at_once(study: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"MNLI/train\.tsv; give --data"):
         study.main(["--records", str(tmp_path / "records"), "--data", str(tmp_path / "none")])
+
+
+@pytest.mark.slow
+def test_the_document_says_what_the_records_say(study: Any) -> None:
+    tables = importlib.import_module("tables")
+    text = (STUDY.parents[1] / "docs" / "study.md").read_text()
+    made = tables.study_tables(STUDY / "records")
+    assert tables.filled(text, made) == text, "run benchmarks/study/write_report.py"
+    assert {name for _, name, _ in tables.BLOCK.findall(text)} == set(made)

@@ -1,0 +1,159 @@
+"""The tables of docs/study.md, each from the records, the plans or the accountants alone.
+
+docs/study.md holds them between `<!-- study: NAME -->` and `<!-- end -->`; `write_report.py` puts
+them there, and a test compares them with the records.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cells import PLANS, all_cells
+from cells import Cell as Planned
+
+from dpfp_ray import Plan, calibrate
+from dpfp_ray.plan.values import read_plan_file
+from dpfp_ray.report.plots import cell_label
+from dpfp_ray.results.cells import Cell, cells_of
+from dpfp_ray.results.contests import Contest, contests_of
+from dpfp_ray.results.runs import Run, read_runs
+from dpfp_ray.results.store import Store
+
+BLOCK = re.compile(r"(<!-- study: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+# D of the paper's four tasks, and what it says it spent by gdp with CLT (its columns ε = 3 and 8).
+GLUE = {
+    "SST-2": (67_349, 1.73, 4.33),
+    "QNLI": (104_374, 2.00, 4.75),
+    "MNLI": (240_942, 2.52, 5.83),
+    "QQP": (384_348, 2.52, 5.85),
+}
+
+
+def study_tables(records: Path, plans: Path = PLANS) -> dict[str, str]:
+    """All tables of the document, by name."""
+    runs = read_runs(Store(records).records())
+    cells = [cell for cell in cells_of(runs) if not cell.first.part("audit")]
+    found = contests_of(cells)
+    return {
+        "progress": progress_table(all_cells(Path("data"), plans), records, plans),
+        "accuracy": accuracy_tables([cell for cell in cells if not is_subset(cell.first)]),
+        "outcomes": outcome_lines([one for one in found if not is_subset(one.ranked[0].first)]),
+        "accounting": accounting_table(),
+        "audits": audit_table([run for run in runs if run.part("audit")]),
+        "cost": cost_table([cell for cell in cells if not is_subset(cell.first)]),
+    }
+
+
+def is_subset(run: Run) -> bool:
+    """The paper's figures are drawn on a part of SST-2: another task than the whole."""
+    return run.part("plan").get("max_train") is not None
+
+
+def filled(text: str, tables: Mapping[str, str]) -> str:
+    """A document with its tables as they are now."""
+    return BLOCK.sub(lambda block: block[1] + tables[block[2]] + block[3], text)
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def progress_table(planned: Sequence[Planned], records: Path, plans: Path) -> str:
+    """How much of each plan there is."""
+    rows = []
+    for name in dict.fromkeys(cell.name.split("/")[0] for cell in planned):
+        mine = [cell for cell in planned if cell.name.startswith(f"{name}/")]
+        question = str(read_plan_file(plans / f"{name}.yaml").get("question", ""))
+        done = sum(cell.record(records) is not None for cell in mine)
+        rows.append([f"`{name}`", question, f"{done} of {len(mine)}"])
+    return table(["plan", "question", "runs finished"], rows)
+
+
+def accuracy_tables(cells: Sequence[Cell]) -> str:
+    """For each task and model: methods by ε; mean, 95% interval over rows and seeds, seeds."""
+    said = []
+    for model, task in dict.fromkeys((c.key.model, c.key.task) for c in cells):
+        here = [cell for cell in cells if cell.key[:2] == (model, task)]
+        budgets = sorted({c.key.epsilon for c in here if c.key.epsilon is not None})
+        rows = []
+        for method, accountant in dict.fromkeys((c.key.method, c.key.accountant) for c in here):
+            mine = [c for c in here if (c.key.method, c.key.accountant) == (method, accountant)]
+            label = cell_label(mine[0]) + (f", by {accountant}" if accountant != "pld" else "")
+            label = label if mine[0].private else cell_label(mine[0])
+            by = {cell.key.epsilon: score(cell) for cell in mine}
+            rows.append([label, by.get(None, ""), *(by.get(budget, "") for budget in budgets)])
+        majority = next((c.majority for c in here if c.majority is not None), None)
+        if majority is not None:
+            rows.append(["majority class", f"{100 * majority:.1f}", *[""] * len(budgets)])
+        said.append(f"**{task}, {model}**\n\n")
+        headings = ["method", "without privacy", *(f"ε = {budget:g}" for budget in budgets)]
+        said.append(table(headings, rows) + "\n")
+    return "".join(said)
+
+
+def score(cell: Cell) -> str:
+    seeds = f"{len(cell.runs)} seed{'s' if len(cell.runs) > 1 else ''}"
+    shown = f"{100 * cell.accuracy:.1f}"
+    if cell.interval is not None:
+        shown += f" [{100 * cell.interval[0]:.1f}, {100 * cell.interval[1]:.1f}]"
+    return f"{shown}, {seeds}" + (" (one class)" if cell.one_class else "")
+
+
+def outcome_lines(found: Sequence[Contest]) -> str:
+    """What the paired tests say, budget by budget."""
+    lines = []
+    for one in found:
+        if len(one.ranked) < 2 or one.budget is None:
+            continue
+        names = ", ".join(cell_label(cell) for cell in one.leaders)
+        calls = {
+            "won": f"{names} is best",
+            "tie": f"a tie of {names}",
+            "one seed": f"no winner, some have one seed; nobody is shown to be better than {names}",
+        }
+        said = calls.get(one.outcome, one.outcome)
+        lines.append(f"- {one.task}, {one.model}, {one.budget}: {said}.\n")
+    return "".join(lines)
+
+
+def accounting_table() -> str:
+    """The paper's own settings (B = M = 32, E = 3, δ = 1/(2D)) by three accountants."""
+    rows = []
+    for task, (records, *stated) in GLUE.items():
+        for epsilon in stated:
+            plan = Plan(method="dpfp", epsilon=epsilon, accountant="gdp")
+            solved = calibrate(plan, records=records)
+            spent = [f"{solved.epsilon[name] or 0:.2f}" for name in ("gdp", "rdp", "pld")]
+            rows.append([task, f"{records:,}", f"{solved.noise_multiplier:.4f}", *spent])
+    return table(["task", "D", "σ/C", "ε gdp (stated)", "ε rdp", "ε pld"], rows)
+
+
+def audit_table(runs: Sequence[Run]) -> str:
+    rows = []
+    for run in runs:
+        audit = run.part("audit")
+        stated, bound = run.row["epsilon"], run.row["audit_epsilon"]
+        shown = "—" if bound is None else f"{bound:.2f}"
+        budget = "—" if stated is None else f"{stated:g}{run.mark}"
+        kind = f"{audit.get('canaries', '—')} {audit.get('family', '')}".strip()
+        rows.append([run.method, budget, shown, kind, str(run.outcome)])
+    return table(["method", "stated ε", "audit: ε ≥", "canaries", "outcome"], rows)
+
+
+def cost_table(cells: Sequence[Cell]) -> str:
+    """Means over the runs, one thread; what came before training depends on what was cached."""
+    rows = []
+    for cell in cells:
+        rates = cell.rates
+        rate = f"{sum(rates) / len(rates):,.0f}" if rates else "—"
+        memory = cell.average("peak_memory_bytes")
+        seconds = [cell.average("prepare_seconds"), cell.average("train_seconds")]
+        times = ["—" if value is None else f"{value:,.1f}" for value in seconds]
+        at = "" if cell.key.epsilon is None else f"{cell.key.epsilon:g}"
+        kept = "—" if memory is None else f"{memory / 2**20:,.0f}"
+        rows.append(
+            [cell.key.task, cell.key.model, cell_label(cell), at, *times, rate, kept],
+        )
+    headings = ["task", "model", "method", "ε", "before (s)", "training (s)", "rows/s", "MiB"]
+    return table(headings, rows)
