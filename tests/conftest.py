@@ -4,7 +4,6 @@ Tests that use Ray are marked `ray`. They run one after the other in one process
 (`tests/support/one_ray.py`), and share one Ray where they can.
 """
 
-import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ import pytest
 from tests.support import scratch
 from tests.support.one_ray import OneRay, uses_ray
 from tests.support.ray_logs import ray_logs
-from tests.support.ray_start import start_patiently
+from tests.support.ray_start import start_here
 
 # Downloads are checked by hash on every use, so the machine's own copies may serve.
 DOWNLOADS = ("demo", "models")
@@ -167,16 +166,7 @@ def ray_session(ray_turn: None, session_cache: Path) -> Iterator[None]:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         import ray
 
-        start_patiently(
-            lambda: ray.init(
-                address="local",
-                num_cpus=3,
-                include_dashboard=False,
-                object_store_memory=150 * 2**20,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
-        )
+        start_here(num_cpus=3, include_dashboard=False, object_store_memory=150 * 2**20)
         try:
             yield
         finally:

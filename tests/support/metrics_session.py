@@ -6,7 +6,6 @@ dashboard, whose process it is that tells Prometheus where to look.
 """
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -27,15 +26,13 @@ def main(folder: Path, space: Path) -> None:
         import ray
 
         from tests.support.ports import free_port
+        from tests.support.ray_start import start_here
 
-        ray.init(
-            address="local",
+        start_here(
             num_cpus=2,
             include_dashboard=True,
             dashboard_port=free_port(),
             object_store_memory=100 * 2**20,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
             _temp_dir=session,
         )
         try:

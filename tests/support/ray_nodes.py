@@ -19,6 +19,7 @@ from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.sweep_trials import InputsOnce
 from dpfp_ray.sweeps.trial import Trial
 from tests.support.ray_runs import SEED, records, wait_for
+from tests.support.ray_start import start_patiently
 
 CPUS = 1  # of each node
 
@@ -26,25 +27,8 @@ CPUS = 1  # of each node
 def main(folder: Path) -> None:
     trials = [Trial.from_config(c) for c in json.loads((folder / "trials.json").read_text())]
     with settings():
-        from ray.cluster_utils import Cluster
-
-        cluster = Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 0,  # the driver's node runs no trials, and survives
-                "include_dashboard": False,
-                "object_store_memory": 100 * 2**20,
-                "_system_config": {
-                    "health_check_period_ms": 1000,
-                    "health_check_failure_threshold": 3,
-                },
-            },
-        )
+        cluster, nodes = start_patiently(start)
         try:
-            nodes = [
-                cluster.add_node(num_cpus=CPUS, object_store_memory=100 * 2**20) for _ in range(3)
-            ]
-            cluster.wait_for_nodes()
             spread = disturbed_sweep(cluster, nodes, trials, folder / "spread")
             nested = disturbed_workers(cluster, trials[0], folder / "nested")
         finally:
@@ -53,6 +37,31 @@ def main(folder: Path) -> None:
             ray.shutdown()
             cluster.shutdown()
     print(json.dumps({"spread": spread, "nested": nested}))
+
+
+def start() -> tuple[Any, list[Any]]:
+    """A head that runs no trials, since the driver is on it, and three nodes that do."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 0,
+            "include_dashboard": False,
+            "object_store_memory": 100 * 2**20,
+            "_system_config": {
+                "health_check_period_ms": 1000,
+                "health_check_failure_threshold": 3,
+            },
+        },
+    )
+    try:
+        nodes = [cluster.add_node(num_cpus=CPUS, object_store_memory=100 * 2**20) for _ in range(3)]
+        cluster.wait_for_nodes()
+    except BaseException:
+        cluster.shutdown()
+        raise
+    return cluster, nodes
 
 
 def disturbed_sweep(cluster: Any, nodes: list[Any], trials: list[Trial], storage: Path) -> Any:

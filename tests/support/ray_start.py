@@ -4,11 +4,12 @@ Ray allows its own start 30 seconds, and no setting changes that; two that start
 busy cores take longer.
 """
 
+import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 TRIES = 3
 T = TypeVar("T")
@@ -40,3 +41,11 @@ def start_patiently(start: Callable[[], T]) -> T:
             if not left:
                 raise
     raise AssertionError("unreachable")
+
+
+def start_here(**options: Any) -> None:
+    """A Ray of this process's own, started as the product starts it."""
+    from dpfp_ray.sweeps.cluster import start_local
+
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    start_patiently(lambda: start_local({"address": "local", **quiet, **options}))
