@@ -57,6 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not uses_ray(item.nodeid.partition("::")[0]))
 
 
+@pytest.hookimpl(optionalhook=True)  # without xdist, tests run in one process anyway
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return OneRay(config, log)
 
