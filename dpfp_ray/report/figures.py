@@ -52,13 +52,12 @@ def all_figures(
 
 
 def cost_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
-    """Accuracy against training time; memory is the size of a point."""
+    """Accuracy against the time that it took."""
     for number, (model, task) in enumerate(places(cells), start=1):
         here = [
             cell
             for cell in cells
-            if cell.key[:2] == (model, task)
-            and (cell.average("train_seconds") or 0.0) >= LEAST_SECONDS
+            if cell.key[:2] == (model, task) and mean(seconds_of(cell) or [0.0]) >= LEAST_SECONDS
         ]
         if len(here) < 2:
             continue
@@ -67,9 +66,7 @@ def cost_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
             named = set()
             for cell in here:
                 look = style[cell.key.method]
-                seconds = [
-                    run.row["train_seconds"] for run in cell.runs if run.row["train_seconds"]
-                ]
+                seconds = seconds_of(cell)
                 axes.errorbar(
                     [mean(seconds)],
                     [100 * cell.accuracy],
@@ -90,17 +87,27 @@ def cost_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
                         textcoords="offset points",
                         fontsize=8,
                     )
-            log_axis(axes, "x", [cell.average("train_seconds") or 1.0 for cell in here])
-            axes.set_xlabel("training time (s), log scale")
+            log_axis(axes, "x", [mean(seconds_of(cell)) for cell in here])
+            axes.set_xlabel("time before and of training (s), log scale")
             axes.set_ylabel("dev accuracy (%)")
             axes.margins(x=0.12, y=0.15)
             legend(axes)
-            title = f"Accuracy against training cost: {task}, {model}"
+            title = f"Accuracy against time: {task}, {model}"
             caption = (
-                "Measured seconds of training; preparation and evaluation are not included, nor "
-                "runs of less than a second. Bars: standard deviation. Up and left is better."
+                "Measured seconds of reading, tokenising and encoding, as far as no cache had it, "
+                "and of training; without evaluation and start-up. Less than a second is not "
+                "shown. Bars: standard deviation. Up and left is better."
             )
             yield finish(figure, f"cost-{number}", title, caption, command)
+
+
+def seconds_of(cell: Cell) -> list[float]:
+    """Of each run: what came before training, and training itself."""
+    return [
+        (run.row["prepare_seconds"] or 0.0) + run.row["train_seconds"]
+        for run in cell.runs
+        if run.row["train_seconds"]
+    ]
 
 
 def micro_figures(runs: Sequence[Run], command: str) -> Iterator[Drawing]:

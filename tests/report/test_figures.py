@@ -84,7 +84,7 @@ def test_text_is_text_with_units_marks_and_the_command(report: Report) -> None:
     ):
         assert wanted in said
     assert "ε spent, by GDP + CLT (dotted)" in words(by_name(report, "training"))
-    assert "training time (s)" in words(by_name(report, "cost"))
+    assert "time before and of training (s)" in words(by_name(report, "cost"))
     assert "micro-batches a step M" in words(by_name(report, "micro"))
     assert "# sweep figure-batch" in words(by_name(report, "heatmap-batch"))
 
