@@ -11,21 +11,20 @@ from rich.table import Table
 
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.method_spec import modes_of
-from dpfp_ray.sweeps.trial import SETTLED, Trial, settle
+from dpfp_ray.sweeps.last_records import given_up
 
 SHOWN = 12
 REFRESH_SECONDS = 0.5
 
 
 class LiveTable(Callback):
-    """Follows Tune's events; also settles the record of a trial that did not get to its end."""
+    """Follows Tune's events."""
 
-    def __init__(self, title: str, total: int, done: int, storage: str, varied: list[str]) -> None:
+    def __init__(self, title: str, total: int, done: int, varied: list[str]) -> None:
         """`done` of the `total` trials were finished before."""
         self.title = title
         self.total = total
         self.before = self.done = done
-        self.storage = storage
         self.varied = varied
         self.started = self.shown_at = time.monotonic()
         self.trials: list[Any] = []
@@ -66,12 +65,9 @@ class LiveTable(Callback):
             self.live.update(self._table(), refresh=True)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if _result(trial).get("status") not in SETTLED:
-            settle(self.storage, _ours(trial), "stopped", "stopped early by the scheduler")
         self._say(trial)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        settle(self.storage, _ours(trial), "failed", why(trial))
         self._say(trial)
 
     def _say(self, trial: Any) -> None:
@@ -134,17 +130,6 @@ class SealedTable(LiveTable):
         return Table(f"selection in progress, {elapsed} gone", title=self.title)
 
 
-def why(trial: Any) -> str:
-    """The last reason of a trial that was restarted as often as is allowed."""
-    error = trial.get_error()
-    reason = " ".join(str(error or "its process died").split())
-    return f"given up after restarts: {reason[-300:]}"
-
-
-def _ours(trial: Any) -> Trial:
-    return Trial.from_config(trial.config["trial"])
-
-
 def _result(trial: Any) -> dict[str, Any]:
     """What a trial has reported last."""
     return trial.last_result or {}
@@ -175,7 +160,7 @@ def _ending(trial: Any) -> str:
 def _outcome(trial: Any) -> str:
     result, ending = _result(trial), _ending(trial)
     if ending == "failed":
-        return f"failed: {result.get('error') or why(trial)}"
+        return f"failed: {result.get('error') or given_up(trial)}"
     if "accuracy" not in result:
         return ending
     spent = f"  ε {_spent(result)}" if _spent(result) else ""

@@ -206,6 +206,7 @@ class Runner:
         """One Tune experiment, new each time: what came before is in the records."""
         import ray.tune
 
+        from dpfp_ray.sweeps.last_records import LastRecords
         from dpfp_ray.sweeps.live import LiveTable, SealedTable
         from dpfp_ray.sweeps.telemetry import TrialCounts
         from dpfp_ray.sweeps.trial_process import RETRIES, run_trial
@@ -223,8 +224,8 @@ class Runner:
             resources if alone else {"memory": 1.0},
         )
         shown = SealedTable if self.sealed else LiveTable
-        table = shown(self.name, total, done, self.storage, varied)
-        callbacks: list[Any] = [table]
+        table = shown(self.name, total, done, varied)
+        callbacks: list[Any] = [LastRecords(self.storage), table]
         if not self.sealed:
             before = Store(self.storage).records()
             counts = TrialCounts(self.name, total, before, spent=lambda: self.charges.shown)

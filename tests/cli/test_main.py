@@ -158,3 +158,21 @@ def test_what_needs_no_model_loads_no_torch(code: str, tmp_path: Path) -> None:
 def test_every_verb_is_a_command() -> None:
     for verb in VERBS:
         assert callable(sub_parsers()[verb].get_default("command")), verb
+
+
+@pytest.mark.parametrize(
+    ("words", "modules"),
+    [
+        (["--help"], ["dpfp_ray.cli.main"]),
+        (["sweep", "--help"], [f"dpfp_ray.cli.{name}" for name in ("main", "options", "sweep")]),
+    ],
+)
+def test_only_the_verb_that_is_asked_for_is_imported(words: list[str], modules: list[str]) -> None:
+    code = (
+        "import atexit, sys\n"
+        "mine = lambda: sorted(name for name in sys.modules if name.startswith('dpfp_ray.cli.'))\n"
+        "atexit.register(lambda: print('loaded:', *mine()))\n"
+        f"from dpfp_ray.cli.main import main; main({words})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1].split()[1:] == modules

@@ -1,34 +1,13 @@
 """The live table, fed with trials as Tune would."""
 
 import io
-from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from dpfp_ray.plan.plan import Plan
-from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps import live
 from dpfp_ray.sweeps.live import LiveTable, SealedTable, clock
-from dpfp_ray.sweeps.trial import Trial
-
-
-class TuneTrial:
-    """What `LiveTable` uses of a Tune trial."""
-
-    def __init__(self, rate: float, status: str = "RUNNING", **result: Any) -> None:
-        plan = Plan(method="dpfp", learning_rate=rate).bind(records=1000, representation="mean")
-        self.ours = Trial(plan, 1.0)
-        self.config = {"trial": self.ours.to_config()}
-        self.status = status
-        self.last_result = result
-
-    def is_finished(self) -> bool:
-        return self.status in ("TERMINATED", "ERROR")
-
-    def get_error(self) -> Exception:
-        return RuntimeError("the worker died")
+from tests.support.tune_trial import TuneTrial
 
 
 @pytest.fixture
@@ -38,12 +17,12 @@ def output(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     return stream
 
 
-def table(tmp_path: Path, total: int = 4, done: int = 0) -> LiveTable:
-    return LiveTable("title", total, done, str(tmp_path), ["learning_rate"])
+def table(total: int = 4, done: int = 0) -> LiveTable:
+    return LiveTable("title", total, done, ["learning_rate"])
 
 
-def test_one_line_a_trial_with_the_right_count(tmp_path: Path, output: io.StringIO) -> None:
-    shown = table(tmp_path, total=4, done=1)
+def test_one_line_a_trial_with_the_right_count(output: io.StringIO) -> None:
+    shown = table(total=4, done=1)
     with shown:
         good = TuneTrial(1e-3, accuracy=0.5, epsilon=3.0, nominal=True)
         good.last_result["status"] = "finished"
@@ -62,8 +41,8 @@ def test_one_line_a_trial_with_the_right_count(tmp_path: Path, output: io.String
     ]
 
 
-def test_table_shows_running_trials_and_the_best(tmp_path: Path) -> None:
-    shown = table(tmp_path)
+def test_table_shows_running_trials_and_the_best() -> None:
+    shown = table()
     trials = [
         TuneTrial(1e-3, "TERMINATED", accuracy=0.75, epsilon=3.0, epoch=3),
         TuneTrial(1e-4, "TERMINATED", accuracy=0.5, epsilon=3.0, epoch=3),
@@ -84,24 +63,14 @@ def test_table_shows_running_trials_and_the_best(tmp_path: Path) -> None:
     assert len(lines) == 4, "pending trials are only counted"
 
 
-def test_a_trial_given_up_has_a_record(tmp_path: Path, output: io.StringIO) -> None:
-    trial = TuneTrial(1e-3, "ERROR")
-    table(tmp_path).on_trial_error(0, [trial], trial)
-    kept = Store(tmp_path).get(trial.ours.id)
-    assert kept is not None
-    assert kept["trial"]["status"] == "failed"
-    assert "the worker died" in kept["trial"]["error"]
-    assert kept["plan"] == trial.ours.plan.to_dict()
-
-
 def test_a_selection_shows_neither_trials_nor_their_number(
-    tmp_path: Path, output: io.StringIO, monkeypatch: pytest.MonkeyPatch
+    output: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live.sys.stderr, "isatty", lambda: False)
     trials = [TuneTrial(rate, "TERMINATED", accuracy=0.77) for rate in (1e-3, 1e-4)]
     for trial in trials:
         trial.last_result["status"] = "finished"
-    shown = SealedTable("title", 7, 3, str(tmp_path), ["learning_rate"])
+    shown = SealedTable("title", 7, 3, ["learning_rate"])
     with shown:
         shown.on_trial_complete(0, trials, trials[0])
         shown.on_step_end(0, trials)
@@ -110,15 +79,6 @@ def test_a_selection_shows_neither_trials_nor_their_number(
     assert first == "selection in progress; only its winner will be shown"
     assert "selection in progress, 0:00 gone" in "".join(rest)
     assert not set("123456789") & set(output.getvalue())
-
-
-def test_a_sealed_trial_given_up_has_a_record(tmp_path: Path, output: io.StringIO) -> None:
-    trial = TuneTrial(1e-3, "ERROR")
-    SealedTable("title", 7, 3, str(tmp_path), []).on_trial_error(0, [trial], trial)
-    kept = Store(tmp_path).get(trial.ours.id)
-    assert kept is not None
-    assert kept["trial"]["status"] == "failed"
-    assert output.getvalue() == ""
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dpfp_ray.sweeps.telemetry import (
 )
 from dpfp_ray.sweeps.trial import Trial
 from tests.support.result_records import make_record
-from tests.sweeps.test_live import TuneTrial
+from tests.support.tune_trial import TuneTrial
 
 Shown = dict[tuple[str, ...], float]
 

@@ -9,7 +9,7 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps import trackers
 from dpfp_ray.sweeps.trackers import AXIS, Tracked, make_tracker, measurements
 from tests.support.ray_runs import run_here, trial
-from tests.sweeps.test_live import TuneTrial
+from tests.support.tune_trial import TuneTrial
 
 RESULT = {
     "status": "running",
