@@ -224,7 +224,13 @@ def audit_in(
     if ledger is not None:
         where, own_seed = str(folder.resolve()), seeds["seed"]
         charging = charged(
-            ledger, prepared, where=where, seed=own_seed, state=state, purpose="audit"
+            ledger,
+            prepared,
+            where=where,
+            seed=own_seed,
+            state=state,
+            purpose="audit",
+            loss_shown=show_training_loss,
         )
     with charging as charge:
         keep(folder, {**asked, **seeds})

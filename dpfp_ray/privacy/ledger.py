@@ -45,7 +45,7 @@ from dpfp_ray.privacy.ledger_entries import (
     opening_to_json,
 )
 from dpfp_ray.privacy.ledger_files import OnceWritten, Place
-from dpfp_ray.privacy.ledger_sum import Spent, sum_up
+from dpfp_ray.privacy.ledger_sum import Spent, rounded_up, sum_up
 from dpfp_ray.privacy.people import KnownPeople, People
 
 ENTRIES, TOTALS = "entries", "totals"
@@ -261,9 +261,10 @@ class Ledger:
             if len(own) > 1:
                 fits = f"runs of together ε ≤ {_rounded_down(most)} fit"
             return (
-                f"{subject} would bring what these people pay from ε = {sums[0]:.3g} to "
-                f"{sums[1]:.3g}, above the total of {total.epsilon:g} (δ = {total.delta:.3g}) of "
-                f"the ledger {self.files.name}; {fits if most > 0.005 else 'nothing more fits'}"
+                f"{subject} would bring what these people pay from ε = {rounded_up(sums[0])} "
+                f"to {rounded_up(sums[1])}, above the total of {total.epsilon:g} "
+                f"(δ = {total.delta:.3g}) of the ledger {self.files.name}; "
+                f"{fits if most > 0.005 else 'nothing more fits'}"
             )
         return None
 

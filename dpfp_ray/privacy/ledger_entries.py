@@ -60,6 +60,8 @@ class Use:
     run: str
     release: str | None = None
     fixed_list: str | None = None
+    loss_shown: bool = False  # the training loss, which no ε covers
+    found: str | None = None  # of a result that was entered after it was made
 
     def __post_init__(self) -> None:
         if self.purpose not in PURPOSES or self.guarantee not in GUARANTEES or self.steps < 0:
@@ -127,7 +129,7 @@ class Entry:
 
 SHOWN = (
     "purpose", "plan_hash", "method", "people", "records", "adjacency",
-    "labels_protected", "guarantee", "delta", "release", "fixed_list",
+    "labels_protected", "guarantee", "delta", "release", "fixed_list", "loss_shown",
 )  # fmt: skip
 
 
@@ -194,6 +196,7 @@ def use_of(
     purpose: str = "train",
     release: str | None = None,
     fixed_list: str | None = None,
+    loss_shown: bool = False,
 ) -> Use:
     """The use that a bound plan is about to make.
 
@@ -226,4 +229,5 @@ def use_of(
         run=run,
         release=release,
         fixed_list=fixed_list,
+        loss_shown=loss_shown and plan.private and not plan.one_release,
     )

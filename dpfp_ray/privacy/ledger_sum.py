@@ -32,6 +32,12 @@ class Spent:
         return [entry for entry in self.entries if entry.charged > 0]
 
     @property
+    def shown(self) -> str:
+        """ε of the private uses for people: rounded up, † if any of them is nominal."""
+        nominal = any(entry.use.guarantee == "nominal" for entry in self.used)
+        return rounded_up(self.private_epsilon) + "†" * nominal
+
+    @property
     def unprotected(self) -> list[str]:
         """Methods of runs that leave labels unprotected."""
         return sorted({e.use.method for e in self.used if not e.use.labels_protected})
@@ -42,10 +48,9 @@ class Spent:
         audits = sum(entry.use.purpose == "audit" for entry in used)
         count = f"{len(used)} use{'s' * (len(used) != 1)}"
         count += f", {audits} of them audit{'s' * (audits != 1)}" if audits else ""
-        mark = "†" if any(entry.use.guarantee == "nominal" for entry in used) else ""
         limit = "" if self.total is None else f" of a total of {self.total:g}"
         text = (
-            f"all that was done to these records ({count}): ε = {self.private_epsilon:.3g}{mark}"
+            f"all that was done to these records ({count}): ε = {self.shown}"
             f"{limit} at δ = {self.delta:.3g} (zero-out, {self.how})"
         )
         for guarantee, words in (("nominal", "† nominal"), ("none", "without any privacy, ε = ∞")):
@@ -53,7 +58,13 @@ class Spent:
             text += f"; {words}: {', '.join(methods)}" if methods else ""
         private = {entry.use.method for entry in used if entry.use.guarantee != "none"}
         bare = [name for name in self.unprotected if name in private]
-        return text + (f"; labels not protected by {', '.join(bare)}" if bare else "")
+        text += f"; labels not protected by {', '.join(bare)}" if bare else ""
+        shown = sorted({entry.use.method for entry in used if entry.use.loss_shown})
+        return text + (
+            f"; not covered: the training loss of {', '.join(shown)}, which was shown"
+            if shown
+            else ""
+        )
 
     def to_json(self) -> dict[str, Any]:
         facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -64,6 +75,14 @@ class Spent:
             "text": self.sentence(),
             "entries": [entry.to_json() for entry in self.entries],
         }
+
+
+def rounded_up(epsilon: float) -> str:
+    """Three digits that are never less than `epsilon`; a millionth part is rounding error."""
+    if not 0 < epsilon < math.inf:
+        return f"{epsilon:g}"
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
+    return f"{math.ceil(epsilon / unit * (1 - 1e-6)) * unit:.3g}"
 
 
 def sum_up(

@@ -45,7 +45,7 @@ def derived_seed(seed: int, purpose: str) -> int:
 
 def run_seed(seed: int, plan: Plan, noise_multiplier: float, content: str) -> int:
     """The seed of one run's draws and noise, from the secret `seed` and all that the run depends
-    on: plan, noise and the records (`Table.content`).
+    on: plan, noise and, as `content`, hashes of the records and of the initial weights.
 
     Equal noise then means equal run. Were it a function of `seed` alone, two plans under one seed
     would share their noise, and σ₂ (sum + σ₁ z) − σ₁ (sum + σ₂ z) is free of z.

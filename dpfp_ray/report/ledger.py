@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -10,23 +11,39 @@ from dpfp_ray.privacy.ledger_cost import Total
 from dpfp_ray.privacy.ledger_sum import Spent, sum_up
 from dpfp_ray.report.plots import Drawing, canvas, finish
 from dpfp_ray.report.table import Column, Row, Table, number, text
-from dpfp_ray.training.charged import entry_of
+from dpfp_ray.training.charged import entry_of, found_mark, status_of
 
 MOST_POINTS = 40  # of a curve; each is a sum of its own
 
 
-def spent_on(ledger: Ledger, records: Iterable[Mapping[str, Any]]) -> list[Spent]:
-    """What the people behind `records` have paid; those whom the ledger does not know are left out.
+@dataclass(frozen=True)
+class Paid:
+    """`sums`: what each group of people behind some records has paid for everything, shown or not.
+    `unknown`: of how many records the ledger knows nothing, so that no sum has them in it."""
 
-    One sum for each group of people, for everything that was done to them, shown here or not.
-    """
-    wanted = {entry_of(record) for record in records} - {None}
-    people = dict.fromkeys(e.use.people for e in ledger.entries() if e.id in wanted)
+    sums: list[Spent] = field(default_factory=list)
+    unknown: int = 0
+
+    def warning(self) -> str:
+        """Empty if all are in a sum."""
+        if not self.unknown:
+            return ""
+        runs = "1 run that is" if self.unknown == 1 else f"{self.unknown} runs that are"
+        return f"{runs} shown here cost more than this: they are not in this ledger (--ledger)"
+
+
+def spent_on(ledger: Ledger, records: Iterable[Mapping[str, Any]]) -> Paid:
+    """What the people behind `records` have paid."""
+    entries = ledger.entries()
+    whose = {entry.id: entry.use.people for entry in entries}
+    whose |= {entry.use.found: entry.use.people for entry in entries if entry.use.found}
+    used = [record for record in records if status_of(record) != "refused"]
+    people = [whose.get(entry_of(one) or "") or whose.get(found_mark(one)) for one in used]
     found: list[Spent] = []
-    for name in people:
-        if all(name not in one.data_sets for one in found):
+    for name in dict.fromkeys(people):
+        if name is not None and all(name not in one.data_sets for one in found):
             found.append(ledger.spent(name))
-    return found
+    return Paid(found, people.count(None))
 
 
 def known_ledger(place: str | None) -> Ledger | None:
@@ -36,10 +53,8 @@ def known_ledger(place: str | None) -> Ledger | None:
 
 
 def spent_of_total(spent: Spent) -> str:
-    """Such as "ε 6.61 of 8", with the mark of a nominal sum."""
-    mark = "†" if any(entry.use.guarantee == "nominal" for entry in spent.used) else ""
-    limit = "no total set" if spent.total is None else f"of {spent.total:g}"
-    return f"ε = {spent.private_epsilon:.3g}{mark} {limit}"
+    """Such as "ε = 6.61 of 8", with the mark of a nominal sum."""
+    return f"ε = {spent.shown} {'no total set' if spent.total is None else f'of {spent.total:g}'}"
 
 
 def uses_table(spent: Spent) -> Table:

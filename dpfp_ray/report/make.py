@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpfp_ray.report.ledger import known_ledger, ledger_figure, spent_on
+from dpfp_ray.report.ledger import Paid, known_ledger, ledger_figure, spent_on
 from dpfp_ray.report.page import make_report, write_report
 from dpfp_ray.results.store import load_records
 from dpfp_ray.training.dev_scores import Select
@@ -39,8 +39,8 @@ def report(
     command = shlex.join(["dpfp", "report", *map(str, places), "--output", str(output)])
     command += "" if select == "last" else f" --select {select}"
     book = known_ledger(None if ledger is None else str(ledger))
-    spent = [] if book is None else spent_on(book, records)
-    figures = [ledger_figure(one, book.total(), command) for one in spent[:1]] if book else []
-    made = make_report(records, command, title, select, spent, figures)
+    paid = Paid() if book is None else spent_on(book, records)
+    figures = [ledger_figure(one, book.total(), command) for one in paid.sums[:1]] if book else []
+    made = make_report(records, command, title, select, paid, figures)
     folder = Path(output).expanduser()
     return WrittenReport(folder / "index.html", write_report(made, folder), made.headline)

@@ -20,10 +20,9 @@ from dpfp_ray import __version__
 from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.models.download import PRETRAINING_OVERLAP
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.report import formats, winners
 from dpfp_ray.report.cost_tables import accounting_table, cost_table, guarantee_text, noise_table
-from dpfp_ray.report.ledger import spent_of_total
+from dpfp_ray.report.ledger import Paid, spent_of_total
 from dpfp_ray.report.main_table import main_table
 from dpfp_ray.report.paper import paper_table
 from dpfp_ray.report.plots import Drawing, cell_label, method_label
@@ -66,7 +65,7 @@ class Report:
     statements: Sequence[Statement]
     refuted: Sequence[Run]
     remarks: Sequence[str]
-    paid: Sequence[Spent] = ()  # by the people behind the records, for everything
+    paid: Paid  # by the people behind the records, for everything
 
 
 def make_report(
@@ -74,7 +73,7 @@ def make_report(
     command: str,
     title: str | None = None,
     select: Select = "last",
-    paid: Sequence[Spent] = (),
+    paid: Paid | None = None,
     more_figures: Sequence[Drawing] = (),
 ) -> Report:
     from dpfp_ray.report.figures import all_figures
@@ -106,7 +105,7 @@ def make_report(
         _statements(cells),
         refuted,
         _remarks(runs, cells, select),
-        paid,
+        paid or Paid(),
     )
 
 

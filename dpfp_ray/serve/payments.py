@@ -4,8 +4,7 @@ import threading
 import time
 
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.privacy.ledger_sum import Spent
-from dpfp_ray.report.ledger import known_ledger, spent_on
+from dpfp_ray.report.ledger import Paid, known_ledger, spent_on
 from dpfp_ray.serve.snapshot import Snapshot
 
 EVERY = 30.0  # seconds; a sum may take some
@@ -18,17 +17,17 @@ class Payments:
         self.place = place
         self._lock = threading.Lock()
         self._looked = (float("-inf"), "")
-        self._known: list[Spent] = []
+        self._known = Paid()
 
-    def now(self, shown: Snapshot) -> list[Spent]:
+    def now(self, shown: Snapshot) -> Paid:
         with self._lock:
             at, version = self._looked
             if version != shown.version or time.monotonic() - at > EVERY:
                 try:
                     ledger = known_ledger(self.place)
                     records = [run.record for run in shown.runs]
-                    self._known = [] if ledger is None else spent_on(ledger, records)
+                    self._known = Paid() if ledger is None else spent_on(ledger, records)
                 except UserError:
-                    self._known = []
+                    self._known = Paid()
                 self._looked = (time.monotonic(), shown.version)
             return self._known

@@ -34,15 +34,22 @@ AUDIT = "audit"  # the group of trials that are audits
 # Plans that agree on these read the same records.
 DATA_FIELDS = (
     *("task", "data_dir", "train_file", "dev_file", "text_column", "pair_column", "label_column"),
-    *("labels", "max_train", "bad_rows"),
+    *("labels", "max_train", "bad_rows", "header"),
 )
 
 
 class Charges:
     """What the trials of one store cost, in one ledger."""
 
-    def __init__(self, ledger: Ledger, storage: str, inputs_of: Callable[[Plan], Inputs]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        storage: str,
+        inputs_of: Callable[[Plan], Inputs],
+        loss_shown: bool = False,
+    ) -> None:
         self.ledger = ledger
+        self.loss_shown = loss_shown
         self.storage = storage
         self.inputs_of = inputs_of
         self.begun: dict[str, str] = {}  # trial or audit → its entry
@@ -89,9 +96,12 @@ class Charges:
                 continue
             name = self.begun.get(trial["id"]) or entry_of(record)
             entry = known.get(name or "")
-            if entry is not None and entry.done is None:
-                self.ledger.end(entry.id, steps_done(record, entry.use.steps), status_of(record))
-            elif entry is None:
+            if entry is not None:
+                done = steps_done(record, entry.use.steps)
+                # Of two drivers on one store, one may have ended what the other one went on with.
+                if entry.done is None or done > entry.done:
+                    self.ledger.end(entry.id, done, status_of(record))
+            else:
                 people = self._people.get(_data_key(recorded_plan(record)))
                 if people is not None:
                     enter_past(self.ledger, record, people, set(known))
@@ -122,6 +132,7 @@ class Charges:
             seed=own_seed,
             purpose="audit" if audit else "trial",
             fixed_list=fixed_list,
+            loss_shown=self.loss_shown and not audit,
         )
 
 

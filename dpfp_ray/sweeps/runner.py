@@ -63,7 +63,9 @@ class Runner:
         self.options = options
         self.inputs_of = inputs_of
         self.sealed = sealed
-        self.charges = Charges(ledger or Ledger(), storage, inputs_of)
+        self.charges = Charges(
+            ledger or Ledger(), storage, inputs_of, loss_shown=options.show_training_loss
+        )
         self._stack = ExitStack()
         self._sweep: Sweep | None = None
         self._shared: Shared = {}

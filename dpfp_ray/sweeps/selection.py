@@ -41,9 +41,10 @@ from dpfp_ray.sweeps.selection_cost import Bind, SelectionCost, privacy_choices,
 from dpfp_ray.sweeps.state import SweepState
 from dpfp_ray.sweeps.sweep_trials import bind_trial
 from dpfp_ray.sweeps.trial import SETTLED, Trial
-from dpfp_ray.training.charged import register
+from dpfp_ray.training.charged import recorded_plan, register
 from dpfp_ray.training.console import Interrupted
 from dpfp_ray.training.prepare import Inputs
+from dpfp_ray.training.run_folder import data_mark
 
 # Of a winner's record: what its own run made, and nothing of where and when.
 TRIAL_FACTS = ("id", "sweep", "group", "seed_index", "status", "error")
@@ -85,11 +86,17 @@ def run_selection(
         seed = SweepState(sealed).seed(options.seed)
         draws = draw_all(space, chosen, seed)
         trials = bind_all(draws, bind, sealed, storage)
-        # One entry for each data set that the space can draw, whichever it drew.
+        # One entry for each data set that the space can draw, whichever it drew; the same again
+        # for the same seed on the same rows, labels included.
         inputs = {id(one): one for one in (inputs_of(bind(c).plan) for c in privacy_choices(space))}
+        rows: dict[str, list[str]] = {}
+        for one in inputs.values():
+            rows.setdefault(register(ledger, one), []).append(data_mark(one.data, None, seed))
         run = f"{storage} {key} {ledger.mark(seed)}"
+        shows = options.show_training_loss
         uses = [
-            charge.use(key=key, people=register(ledger, one), run=run) for one in inputs.values()
+            charge.use(key=key, people=whose, run=" ".join([run, *marks]), loss_shown=shows)
+            for whose, marks in rows.items()
         ]
         entries = ledger.begin_all(uses, resumed=True)
         try:
@@ -99,7 +106,9 @@ def run_selection(
                 winner = best_record(Store(sealed), trials, seed)
                 finished = {"selection": str(chosen), "winner": None}
                 if winner is not None:
-                    store.put(shown(winner, chosen, charge))
+                    whose = register(ledger, inputs_of(recorded_plan(winner)))
+                    entry = next(one.id for one in entries if one.use.people == whose)
+                    store.put(shown(winner, chosen, charge, entry))
                     finished["winner"] = winner["trial"]["id"]
                 store.files.write(f"selection-{key}.json", json.dumps(finished).encode())
             for entry in entries:
@@ -199,9 +208,10 @@ def best_record(sealed: Store, trials: Iterable[Trial], seed: int) -> Record | N
     return None if winner is None else found[winner]
 
 
-def shown(record: Record, chosen: Selection, charge: SelectionCost) -> Record:
-    """A winner's record as readers may have it; `selection` says what a ledger charges for it."""
-    trial = {name: record["trial"].get(name) for name in TRIAL_FACTS}
+def shown(record: Record, chosen: Selection, charge: SelectionCost, entry: str = "") -> Record:
+    """A winner's record as readers may have it; `selection` says what a ledger charges for it, and
+    `entry` where one did: for the whole selection."""
+    trial = {name: record["trial"].get(name) for name in TRIAL_FACTS} | {"ledger_entry": entry}
     public = {**record, "trial": {**trial, "selection": str(chosen)}}
     public["selection"] = {"kind": str(chosen), "part": part_to_json(charge.ledger_part)}
     if "cost" in record:

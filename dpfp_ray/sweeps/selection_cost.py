@@ -58,12 +58,13 @@ class SelectionCost:
         names = ("selection", "task", "adjacency", "epsilon", "delta", "accountant", "nominal")
         return {name: getattr(self, name) for name in names} | {"text": self.sentence()}
 
-    def use(self, *, key: str, people: str, run: str) -> Use:
+    def use(self, *, key: str, people: str, run: str, loss_shown: bool = False) -> Use:
         """The selection as *one* entry of a ledger, to be begun before its first trial.
 
         Its trials must have no entries of their own: these would add up to composition, and count
         K. It has one step, and is charged in full however many trials were run. `key` is
-        `selection_key`; `run` must be equal for equal seeds (`Ledger.mark` of the secret seed).
+        `selection_key`; `run` must be equal for equal seeds (`Ledger.mark` of the secret seed)
+        on equal data.
         """
         return Use(
             purpose="trial",
@@ -78,6 +79,7 @@ class SelectionCost:
             guarantee="nominal" if self.nominal else "proved",
             delta=self.delta,
             run=run,
+            loss_shown=loss_shown,
         )
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from dpfp_ray.methods.parts.one_release import release_id
@@ -15,6 +16,7 @@ from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
+from dpfp_ray.privacy.ledger_cost import part_from_json
 from dpfp_ray.privacy.ledger_entries import Use, use_of
 from dpfp_ray.training.loop import Reporter, State
 from dpfp_ray.training.prepare import Inputs, Prepared
@@ -60,6 +62,7 @@ def charged(
     state: State | None,
     purpose: str = "train",
     mark: str | None = None,
+    loss_shown: bool = False,
 ) -> Iterator[Charge]:
     """A run of `prepared` in the folder `where`; UserError if it would pass the ledger's total.
 
@@ -73,6 +76,7 @@ def charged(
         run=f"{where} {ledger.mark(seed)} {mark or data_mark(prepared.data, None, seed)}",
         seed=seed,
         purpose=purpose,
+        loss_shown=loss_shown,
     )
     entry = ledger.begin(use, resumed=state is not None)
     charge = Charge(entry.id, 0 if state is None else int(state["progress"]["step"]))
@@ -100,6 +104,7 @@ def use_for(
     seed: int,
     purpose: str,
     fixed_list: str | None = None,
+    loss_shown: bool = False,
 ) -> Use:
     plan, noise, table = prepared.plan, prepared.noise_multiplier, prepared.data.train
     release = None
@@ -107,7 +112,14 @@ def use_for(
     if plan.one_release and purpose != "audit" and isinstance(table, RepresentationTable):
         release = release_id(plan, noise, table, seed)
     return use_of(
-        plan, noise, people=people, run=run, purpose=purpose, release=release, fixed_list=fixed_list
+        plan,
+        noise,
+        people=people,
+        run=run,
+        purpose=purpose,
+        release=release,
+        fixed_list=fixed_list,
+        loss_shown=loss_shown,
     )
 
 
@@ -117,6 +129,13 @@ def entry_of(record: Record) -> str | None:
     return str(found) if found else None
 
 
+def found_mark(record: Record) -> str:
+    """The same for the same result, whichever ledger it is entered in."""
+    trial = record.get("trial", {}).get("id")
+    facts = json.dumps([record.get("privacy", {}), record.get("history"), trial])
+    return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
+
+
 def enter_past(ledger: Ledger, record: Record, people: str, known: set[str] | None = None) -> None:
     """Enter a result that another ledger paid for, or none: these people have paid for it."""
     known = {entry.id for entry in ledger.entries()} if known is None else known
@@ -124,15 +143,22 @@ def enter_past(ledger: Ledger, record: Record, people: str, known: set[str] | No
         return
     plan = recorded_plan(record)
     privacy = record.get("privacy", {})
-    facts = json.dumps([privacy, record.get("history"), record.get("trial", {}).get("id")])
+    mark = found_mark(record)
     use = use_of(
         plan,
         privacy.get("noise_multiplier") or calibrated(plan),
         people=people,
-        run=f"found {hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()}",
+        run=f"found {mark}",
         purpose="audit" if "audit" in record else "trial" if "trial" in record else "train",
         release=None if "audit" in record else privacy.get("release_id"),
+        loss_shown=any(epoch.get("train_loss") is not None for epoch in record.get("history", [])),
     )
+    use = replace(use, found=mark)
+    chosen = record.get("selection")
+    if chosen:  # the winner of a selection stands for the whole of it
+        use = replace(use, steps=1, parts=(part_from_json(chosen["part"]),), release=None)
+        ledger.enter_past(use, 1)
+        return
     ledger.enter_past(use, steps_done(record, use.steps), status_of(record))
 
 
@@ -148,7 +174,7 @@ def calibrated(plan: Plan) -> float:
 
 def status_of(record: Record) -> str:
     status = record.get("trial", {}).get("status", "finished")
-    return str(status) if status in ("failed", "stopped") else "finished"
+    return str(status) if status in ("failed", "stopped", "refused") else "finished"
 
 
 def steps_done(record: Record, planned: int) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dpfp_ray.data import Table
+from dpfp_ray.data import Table, content_hash
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.methods.parts.base import Method, Rows, make_method
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
@@ -27,9 +27,10 @@ from dpfp_ray.training.comm import Comm, share
 from dpfp_ray.training.evaluate import evaluate
 
 State = dict[str, Any]
-# What a run's draws and noise are keyed by: 2 is `run_seed`. States without the mark are of the
-# version before, which used the seed as it is, and are continued so.
-KEYING = 2
+# What a run's draws and noise are keyed by: 2 is `run_seed` of plan and records, 3 of the initial
+# weights, too. Unfinished runs are continued as they began; those without the mark are of the
+# version that used the seed as it is.
+KEYING = 3
 PROBE_ROWS = 8  # dev rows that show whether all weights learn
 LEAST_RATE = 1e-6  # AdamW moves a weight by about the rate: much below, rounding undoes it
 PATIENCE = 3  # steps until every weight must have moved; LoRA's A waits for B, which starts at zero
@@ -90,8 +91,11 @@ def train(
     device = next(model.parameters()).device
     shows_loss = show_training_loss or not plan.private
     keying = KEYING if state is None else state.get("keying", 1)
-    if keying == KEYING:
-        seed = run_seed(seed, plan, noise_multiplier, data.train.content())
+    if keying >= 2:
+        content = data.train.content()
+        if keying >= 3:  # a plan names an encoder, and other weights can have the same name
+            content += f" {weights_hash(model)}"
+        seed = run_seed(seed, plan, noise_multiplier, content)
     sampler = make_sampler(plan, seed)
     method = make_method(plan, model, noise_multiplier * plan.C, seed)
     assert plan.learning_rate is not None
@@ -179,6 +183,12 @@ def train(
             reporter.epoch(record, checkpoint)
         reporter.step(progress.step, mean_loss, checkpoint)
     return progress
+
+
+def weights_hash(model: Classifier) -> str:
+    """Of all weights, frozen ones included; they are public before the first step."""
+    weights = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
+    return content_hash({name: p.view(torch.uint8).numpy() for name, p in weights.items()})
 
 
 def take(

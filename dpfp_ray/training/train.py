@@ -145,7 +145,15 @@ def train(
         # The noise that the first steps really had, should calibration come out otherwise by now.
         prepared = replace(prepared, noise_multiplier=state["noise_multiplier"])
     place = "" if folder is None else str(folder.resolve())
-    charging = charged(book, prepared, where=place, seed=seed, state=state, mark=mark)
+    charging = charged(
+        book,
+        prepared,
+        where=place,
+        seed=seed,
+        state=state,
+        mark=mark,
+        loss_shown=show_training_loss,
+    )
     with (
         charging as charge,
         reporters(

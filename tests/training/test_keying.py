@@ -51,22 +51,24 @@ def gradient(model: torch.nn.Module) -> Tensor:
     return torch.cat(found).double()
 
 
-def released(plan: Plan, table: RepresentationTable, seed: int = SEED) -> tuple[Tensor, float]:
+def released(
+    plan: Plan, table: RepresentationTable, seed: int = SEED, start: int = 1
+) -> tuple[Tensor, float]:
     """Σ clip(g) + noise of the first step of a real run, and its σ."""
     inputs = Inputs(
         Data(table, {"dev": make_table(10, table.width, seed=3)}), ("no", "yes"), "mean"
     )
     prepared = prepare(plan, inputs)
-    model = build_model(prepared, 1, torch.device("cpu"))
+    model = build_model(prepared, start, torch.device("cpu"))
     with pytest.raises(Killed):
         run(prepared, Listener(1), seed=seed, model=model)
     return gradient(model) * prepared.plan.B, prepared.noise_multiplier * prepared.plan.C
 
 
-def clipped_sum(plan: Plan, table: RepresentationTable) -> Tensor:
+def clipped_sum(plan: Plan, table: RepresentationTable, start: int = 1) -> Tensor:
     inputs = Inputs(Data(table, {}), ("no", "yes"), "mean")
     bound = plan.bind(records=len(table), representation="mean", classes=2)
-    model = build_model(Prepared(bound, inputs, 0.0), 1, torch.device("cpu"))
+    model = build_model(Prepared(bound, inputs, 0.0), start, torch.device("cpu"))
     method = make_method(bound, model, 0.0, seed=0)
     records = np.arange(len(table))
     method.begin(0, len(table))
@@ -96,22 +98,24 @@ def test_the_attack_would_have_worked_on_noise_that_is_shared() -> None:
     assert (guess - truth).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("what", ["plan", "label", "representations", "seed"])
+@pytest.mark.parametrize("what", ["plan", "label", "representations", "weights", "seed"])
 def test_noise_differs_as_soon_as_anything_does(what: str) -> None:
     """Less the sum that is known here, the releases' noise is uncorrelated."""
     plan, table = full_batch(3.0), make_table(40, width=300)
-    other_plan, other, seed = plan, table, SEED
+    other_plan, other, seed, start = plan, table, SEED, 1
     if what == "plan":
         other_plan = full_batch(3.0, learning_rate=0.07)  # the same σ and the same first step
     elif what == "label":
         other = replace(table, labels=np.where(np.arange(40) == 7, 1 - table.labels, table.labels))
     elif what == "representations":
         other = replace(table, key="another encoder")
+    elif what == "weights":
+        start = 2  # as of two encoders of one name
     else:
         seed += 1
     noise = [
-        released(p, t, s)[0] - clipped_sum(p, t)
-        for p, t, s in ((plan, table, SEED), (other_plan, other, seed))
+        released(p, t, s, w)[0] - clipped_sum(p, t, w)
+        for p, t, s, w in ((plan, table, SEED, 1), (other_plan, other, seed, start))
     ]
     assert abs(float(torch.corrcoef(torch.stack(noise))[0, 1])) < 0.2  # of 602 numbers
 
@@ -204,7 +208,7 @@ def test_a_state_without_the_mark_continues_as_it_began() -> None:
         head_run(plan, listener)
     model, optimizer = old_steps(plan, 7)
     state = listener.state()
-    assert state.pop("keying") == 2
+    assert state.pop("keying") == 3
     state["model"] = {name: p.detach() for name, p in model.named_parameters()}
     state["optimizer"] = optimizer.state_dict()
 

@@ -80,6 +80,9 @@ def release_id(plan: Plan, noise_multiplier: float, table: RepresentationTable, 
         "noise_multiplier": noise_multiplier,
         "label_epsilon": plan.label_epsilon,
     }
+    found = int(np.max(table.labels, initial=-1)) + 1
+    if plan.classes and plan.classes != found:  # a class without records: other statistics
+        facts["classes"] = plan.classes
     key = hashlib.blake2b(str(seed).encode(), digest_size=32).digest()
     return hashlib.blake2b(repr(facts).encode(), key=key, digest_size=16).hexdigest()
 
