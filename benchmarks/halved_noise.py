@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("dpfp_ray", "tests", "search_spaces", "pyproject.toml")
 MEASURED = "tests/training/test_measured_noise.py"
+PREPARED = f"{MEASURED}::test_trials_and_audits_are_prepared_with_the_planned_noise"
 STEPS = f"{MEASURED}::test_empty_steps_of_a_run_are_the_planned_noise"
 
 
@@ -122,7 +123,7 @@ PLACES = (
         "return Trial(prepared.plan, prepared.noise_multiplier, seed_index, group)",
         "prepared.noise_multiplier",
         "prepared.noise_multiplier / 2",
-        ("tests/sweeps/test_charges.py",),
+        (PREPARED,),
     ),
     Place(
         "where a trial's process starts",
@@ -130,7 +131,7 @@ PLACES = (
         "prepared = Prepared(trial.plan, shared.inputs(), trial.noise_multiplier)",
         "trial.noise_multiplier",
         "trial.noise_multiplier / 2",
-        ("tests/sweeps/test_trial.py",),
+        (PREPARED,),
     ),
     Place(
         "where an audit is set up",
@@ -138,7 +139,7 @@ PLACES = (
         "prepared = run.Prepared(bound, inputs, noise_multiplier(bound))",
         "noise_multiplier(bound)",
         "noise_multiplier(bound) / 2",
-        ("tests/audit/test_audited_run.py",),
+        (PREPARED,),
     ),
     Place(
         "the ledger entry (states twice the noise)",

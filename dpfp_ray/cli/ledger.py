@@ -105,7 +105,7 @@ def choose(ledger: "Ledger", arguments: argparse.Namespace) -> "tuple[Spent | No
         from dpfp_ray.data.tasks import load_task
 
         train = load_task(make_plan(given)).train
-        wanted = ledger.find(train.texts, train.pairs)
+        wanted = ledger.find(train.all_texts())
         if wanted is None:
             raise UserError(f"the ledger {ledger.files.name} knows none of these records")
     if wanted:

@@ -21,13 +21,21 @@ class Split:
     texts: list[str]
     pairs: list[str] | None
     labels: npt.NDArray[np.int64]
+    # Texts in other columns of the same rows: not trained on, but a ledger knows people by them.
+    beside: list[tuple[str, ...]] | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def take(self, rows: npt.NDArray[np.int64]) -> "Split":
         pairs = None if self.pairs is None else [self.pairs[i] for i in rows]
-        return Split([self.texts[i] for i in rows], pairs, self.labels[rows])
+        beside = None if self.beside is None else [self.beside[i] for i in rows]
+        return Split([self.texts[i] for i in rows], pairs, self.labels[rows], beside)
+
+    def all_texts(self) -> list[str]:
+        """Every text of every record, those beside included."""
+        more = [text for row in self.beside or () for text in row]
+        return [*self.texts, *(self.pairs or ()), *more]
 
 
 @dataclass(frozen=True, eq=False)

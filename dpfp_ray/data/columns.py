@@ -89,8 +89,11 @@ def read_split(
     bad = BadRows(table, skip or plan.bad_rows == "skip")
     texts: list[list[str]] = []
     found: list[str] = []
-    for row in table.rows([*texts_at, label_at]):
-        *values, raw = row.fields or [None]
+    beside: list[tuple[str, ...]] = []
+    # A GLUE task's columns are the same for everybody; in a user's file another may be the text.
+    others = [] if glue else [i for i in table.with_text if i not in (*texts_at, label_at)]
+    for row in table.rows([*texts_at, label_at, *others]):
+        *values, raw = row.fields[: len(texts_at) + 1] or [None]
         label = _label_text(raw)
         problem = row.problem or next(
             filter(None, map(text_problem, values, text_columns)),
@@ -104,6 +107,7 @@ def read_split(
         else:
             texts.append(values)
             found.append(label)
+            beside.append(tuple(filter(_tells, row.fields[len(texts_at) + 1 :])))
     if not texts and not bad.found:
         raise UserError(f"{table.path}: a header but no rows; add rows")
     bad.warn(kept=len(texts))
@@ -112,7 +116,13 @@ def read_split(
         numbers = _label_numbers(names, glue)
     labels = np.array([_number_of(label, numbers) for label in found], dtype=np.int64)
     pairs = [pair for _, pair in texts] if len(text_columns) == 2 else None
-    return Split([values[0] for values in texts], pairs, labels), names
+    kept = beside if any(beside) else None
+    return Split([values[0] for values in texts], pairs, labels, kept), names
+
+
+def _tells(value: object) -> bool:
+    """Whether a cell can tell whose row it is: not a word or a date that many rows share."""
+    return isinstance(value, str) and len(value) >= 16 and len(value.split()) > 2
 
 
 def read_asked(

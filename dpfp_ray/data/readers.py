@@ -43,6 +43,13 @@ class Table:
     columns: tuple[str, ...]
     rows: Callable[[Sequence[int]], Iterator[Row]]
     unit: str = "line"
+    text_columns: tuple[int, ...] | None = None  # None: any may hold text
+
+    @property
+    def with_text(self) -> tuple[int, ...]:
+        """Columns that may hold text."""
+        every = tuple(range(len(self.columns)))
+        return every if self.text_columns is None else self.text_columns
 
     @property
     def header(self) -> str:
@@ -228,9 +235,16 @@ def _open_parquet(path: Path) -> Table:
     import pyarrow.parquet as pq
 
     try:
-        names = tuple(pq.read_schema(path).names)
+        schema = pq.read_schema(path)
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: not a readable Parquet file ({shorten(str(error))})") from None
+
+    names = tuple(schema.names)
+    texts = tuple(
+        i
+        for i, name in enumerate(names)
+        if names.count(name) == 1 and schema.types[i] in (pa.string(), pa.large_string())
+    )
 
     def rows(wanted: Sequence[int]) -> Iterator[Row]:
         try:
@@ -242,7 +256,7 @@ def _open_parquet(path: Path) -> Table:
         for number, fields in enumerate(zip(*columns, strict=True), start=1):
             yield Row(number, list(fields))
 
-    return Table(path, names, rows, unit="row")
+    return Table(path, names, rows, unit="row", text_columns=texts)
 
 
 def text_problem(value: object, column: str) -> str:

@@ -70,10 +70,11 @@ class Ledger:
 
     # --- writing ---
 
-    def register(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> KnownPeople:
-        """Whose records these are; call it before `begin`."""
+    def register(self, texts: Sequence[str], dev: Sequence[str] = ()) -> KnownPeople:
+        """Whose records these are; call it before `begin`. `dev`: texts that are dev rows."""
         with self.files.locked():
-            return self.people.register(texts, pairs)
+            self.people.register_dev(dev)
+            return self.people.register(texts)
 
     def mark(self, seed: int) -> str:
         """A secret seed as part of a `Use.run`: equal for equal seeds, useless to find them."""
@@ -210,9 +211,9 @@ class Ledger:
         group_of = self.people.groups([people, *(entry.use.people for entry in entries)])
         return self._sum_up(entries, group_of[people], group_of)
 
-    def find(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> str | None:
+    def find(self, texts: Sequence[str]) -> str | None:
         """A known data set that has one of these texts; unlike `register`, writes nothing."""
-        return self.people.find(texts, pairs)
+        return self.people.find(texts)
 
     def exists(self) -> bool:
         return bool(self.files.names(ENTRIES) or self.files.names(TOTALS))
@@ -226,7 +227,8 @@ class Ledger:
     def _sum_up(self, entries: Sequence[Entry], group: str, group_of: dict[str, str]) -> Spent:
         own = [entry for entry in entries if group_of[entry.use.people] == group]
         data_sets = sorted(name for name, its in group_of.items() if its == group)
-        return sum_up(own, group, data_sets, self.total(), self.delta)
+        found = sum_up(own, group, data_sets, self.total(), self.delta)
+        return dataclasses.replace(found, dev_rows=self.people.dev_rows(data_sets))
 
     def _problem(self, new: Sequence[Entry]) -> str | None:
         """Why `new`, which are written already, must not go on; None if they may."""

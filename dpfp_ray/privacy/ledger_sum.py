@@ -25,6 +25,7 @@ class Spent:
     total: float | None
     labels_protected: bool
     entries: tuple[Entry, ...]
+    dev_rows: int = 0  # of their texts that were dev rows as well, counted as public
 
     @property
     def used(self) -> list[Entry]:
@@ -60,11 +61,10 @@ class Spent:
         bare = [name for name in self.unprotected if name in private]
         text += f"; labels not protected by {', '.join(bare)}" if bare else ""
         shown = sorted({entry.use.method for entry in used if entry.use.loss_shown})
-        return text + (
-            f"; not covered: the training loss of {', '.join(shown)}, which was shown"
-            if shown
-            else ""
-        )
+        text += f"; not covered: the training loss of {', '.join(shown)}" if shown else ""
+        if self.dev_rows:
+            text += f"; not covered: {self.dev_rows:,} of their texts, which were dev rows, too"
+        return text
 
     def to_json(self) -> dict[str, Any]:
         facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -5,8 +5,11 @@ white space are made uniform; labels and order do not matter. A data set is its 
 fingerprints. A set that shares any text with a known one is about the same people, and so is
 whatever is linked to that: a set that overlaps two groups makes them one. Another spelling of a
 path, a copy, a subset, reordered rows or a dropped column so change nothing, and overlapping
-subsets count in full. Errors are on one side: a common phrase can join unrelated data sets, which
-makes a sum too large; what is not seen is a record whose every text was really rewritten.
+subsets count in full. Texts in columns that are not trained on count, too: another text column
+of the same file is the same people. Errors are on one side: a common phrase can join unrelated data
+sets, which makes a sum too large; what is not seen is a record whose every text was really
+rewritten. Dev sets are kept apart: dev rows count as public, and join nobody. But a record that is
+private in one use and a dev row in another is not protected from the second, and the sum says so.
 
 The key is random, made once, and lies beside the fingerprints: who has both can confirm a guess of
 a record, so both are for the owner only. Sets of more than `MOST` texts keep those whose
@@ -26,6 +29,7 @@ import secrets
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +38,7 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.ledger_files import OnceWritten
 
 MOST = 4_000_000  # fingerprints kept of a set: 32 MB
-KEYS, SETS = "keys", "people"
+KEYS, SETS, DEV = "keys", "people", "dev"
 
 Fingerprints = NDArray[np.uint64]
 
@@ -47,7 +51,7 @@ class KnownPeople:
     """
 
     id: str
-    records: int
+    texts: int
     overlaps: dict[str, int]
 
 
@@ -58,41 +62,74 @@ class People:
         self.files = files
         self.most = most
 
-    def register(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> KnownPeople:
-        """The data set's id; stored and linked to those it overlaps with, if it was not known."""
+    def register(self, texts: Sequence[str]) -> KnownPeople:
+        """The data set's id; stored and linked to those it overlaps with, if it was not known.
+
+        `texts` are all texts of all records, in any order.
+        """
         if not texts:
             raise UserError("a data set without records cannot be entered in a ledger")
-        keys = self.keys()
-        both = list(texts) if pairs is None else [*texts, *pairs]
-        by_key = {name: fingerprints(both, key) for name, key in keys.items()}
-        main = min(by_key)
-        digest = hashlib.blake2b(by_key[main].tobytes(), key=keys[main], digest_size=8)
-        name = digest.hexdigest()
+        name, by_key = self._fingerprints(texts)
         known = self.links().get(name)
         if known is None:
-            for key, prints in by_key.items():
-                if f"{name}.{key}.npy" not in self.files.names(SETS):
-                    self._store(f"{SETS}/{name}.{key}.npy", self._sample(prints))
+            self._store(SETS, name, by_key)
             known = self._overlaps(name)
-            self.files.write(
-                f"{SETS}/{name}.{secrets.token_hex(4)}.json",
-                json.dumps({"records": len(texts), "overlaps": known}).encode(),
-            )
+            self._note(SETS, name, {"texts": len(texts), "overlaps": known})
+            for dev, shared in self._shared_with(DEV, by_key).items():
+                self._note(DEV, dev, {"overlaps": {name: shared}})
         return KnownPeople(name, len(texts), known)
 
-    def find(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> str | None:
+    def register_dev(self, texts: Sequence[str]) -> None:
+        """Remember which records were dev rows, hence shown without any privacy.
+
+        As with sets: stored before it is compared, so that of a dev set and a training set that
+        are stored at once, the later one's writer sees the other.
+        """
+        if not texts:
+            return
+        name, by_key = self._fingerprints(texts)
+        if any(
+            file.split(".")[0] == name and file.endswith(".json") for file in self.files.names(DEV)
+        ):
+            return
+        self._store(DEV, name, by_key)
+        self._note(DEV, name, {"overlaps": self._shared_with(SETS, by_key)})
+
+    def dev_rows(self, data_sets: Iterable[str]) -> int:
+        """How many texts of `data_sets` were dev rows as well: of the largest overlap."""
+        wanted = set(data_sets)
+        found = [
+            self._read_links(DEV, file) for file in self.files.names(DEV) if file.endswith(".json")
+        ]
+        return max((n for one in found for name, n in one.items() if name in wanted), default=0)
+
+    def find(self, texts: Sequence[str]) -> str | None:
         """A stored set that shares a text with these; nothing is stored."""
-        names = self.files.names(KEYS)
-        both = list(texts) if pairs is None else [*texts, *pairs]
-        for key in names:
-            prints = fingerprints(both, self.files.read(f"{KEYS}/{key}"))
-            for file in self.files.names(SETS):
-                name, _, rest = file.partition(".")
-                if rest == f"{key}.npy":
-                    stored = self._load(name, key)[1:]
-                    if len(np.intersect1d(prints, stored, assume_unique=True)):
-                        return name
-        return None
+        keys = {key: self.files.read(f"{KEYS}/{key}") for key in self.files.names(KEYS)}
+        return next(
+            iter(self._shared_with(SETS, {k: fingerprints(texts, v) for k, v in keys.items()})),
+            None,
+        )
+
+    def _fingerprints(self, texts: Sequence[str]) -> tuple[str, dict[str, Fingerprints]]:
+        """The name of a set, and its fingerprints by every key."""
+        keys = self.keys()
+        by_key = {name: fingerprints(texts, key) for name, key in keys.items()}
+        main = min(by_key)
+        digest = hashlib.blake2b(by_key[main].tobytes(), key=keys[main], digest_size=8)
+        return digest.hexdigest(), by_key
+
+    def _store(self, folder: str, name: str, by_key: dict[str, Fingerprints]) -> None:
+        stored = self.files.names(folder)
+        for key, prints in by_key.items():
+            if f"{name}.{key}.npy" not in stored:
+                buffer = io.BytesIO()
+                np.save(buffer, self._sample(prints), allow_pickle=False)
+                self.files.write(f"{folder}/{name}.{key}.npy", buffer.getvalue())
+
+    def _note(self, folder: str, name: str, facts: dict[str, Any]) -> None:
+        content = json.dumps(facts).encode()
+        self.files.write(f"{folder}/{name}.{secrets.token_hex(4)}.json", content)
 
     def keys(self) -> dict[str, bytes]:
         """Every key, by name; the first call makes one."""
@@ -112,7 +149,7 @@ class People:
         found: dict[str, dict[str, int]] = {}
         for file in self.files.names(SETS):
             if file.endswith(".json"):
-                found.setdefault(file.split(".")[0], {}).update(self._read_links(file))
+                found.setdefault(file.split(".")[0], {}).update(self._read_links(SETS, file))
         return found
 
     def groups(self, also: Iterable[str] = ()) -> dict[str, str]:
@@ -132,12 +169,12 @@ class People:
                 parents[second] = first
         return {name: top(name) for name in list(parents)}
 
-    def _read_links(self, file: str) -> dict[str, int]:
+    def _read_links(self, folder: str, file: str) -> dict[str, int]:
         try:
-            links: dict[str, int] = json.loads(self.files.read(f"{SETS}/{file}"))["overlaps"]
+            links: dict[str, int] = json.loads(self.files.read(f"{folder}/{file}"))["overlaps"]
         except (ValueError, KeyError):
             raise UserError(
-                f"{SETS}/{file} of the ledger {self.files.name} is damaged; restore it"
+                f"{folder}/{file} of the ledger {self.files.name} is damaged; restore it"
             ) from None
         return links
 
@@ -159,14 +196,26 @@ class People:
                 f"the fingerprints of data set {lost[0]} are gone from the ledger "
                 f"{self.files.name}; restore its folder {SETS!r} from a backup"
             )
-        found = {}
-        for other in sorted(stored.keys() - {name}):
-            common = sorted(stored[other] & stored[name])
-            if not common:
-                continue
-            shared = self._shared(self._load(name, common[0]), self._load(other, common[0]))
-            if shared:
-                found[other] = shared
+        own = {key: self._load(SETS, name, key) for key in stored[name]}
+        return self._shared_with(SETS, own, sampled=True, but=name)
+
+    def _shared_with(
+        self,
+        folder: str,
+        by_key: dict[str, Fingerprints],
+        *,
+        sampled: bool = False,
+        but: str = "",
+    ) -> dict[str, int]:
+        """Sets in `folder` that share texts with these, and how many; of two keys, either tells."""
+        own = by_key if sampled else {key: self._sample(one) for key, one in by_key.items()}
+        found: dict[str, int] = {}
+        for file in self.files.names(folder):
+            name, key = file.split(".")[:2]
+            if file.endswith(".npy") and key in own and name not in (but, *found):
+                shared = self._shared(own[key], self._load(folder, name, key))
+                if shared:
+                    found[name] = shared
         return found
 
     def _shared(self, one: Fingerprints, other: Fingerprints) -> int:
@@ -184,18 +233,13 @@ class People:
         kept = prints[: np.searchsorted(prints, np.uint64(limit), side="right")]
         return np.concatenate([np.array([limit], dtype=np.uint64), kept])
 
-    def _store(self, name: str, prints: Fingerprints) -> None:
-        buffer = io.BytesIO()
-        np.save(buffer, prints, allow_pickle=False)
-        self.files.write(name, buffer.getvalue())
-
-    def _load(self, name: str, key: str) -> Fingerprints:
-        content = self.files.read(f"{SETS}/{name}.{key}.npy")
+    def _load(self, folder: str, name: str, key: str) -> Fingerprints:
+        content = self.files.read(f"{folder}/{name}.{key}.npy")
         try:
             return np.load(io.BytesIO(content), allow_pickle=False).astype(np.uint64)
         except ValueError:
             raise UserError(
-                f"{SETS}/{name}.{key}.npy of the ledger {self.files.name} is damaged; restore it"
+                f"{folder}/{name}.{key}.npy of the ledger {self.files.name} is damaged; restore it"
             ) from None
 
 

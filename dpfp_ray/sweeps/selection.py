@@ -107,8 +107,8 @@ def run_selection(
                 finished = {"selection": str(chosen), "winner": None}
                 if winner is not None:
                     whose = register(ledger, inputs_of(recorded_plan(winner)))
-                    entry = next(one.id for one in entries if one.use.people == whose)
-                    store.put(shown(winner, chosen, charge, entry))
+                    paid_by = next(one.id for one in entries if one.use.people == whose)
+                    store.put(shown(winner, chosen, charge, paid_by))
                     finished["winner"] = winner["trial"]["id"]
                 store.files.write(f"selection-{key}.json", json.dumps(finished).encode())
             for entry in entries:

@@ -93,7 +93,8 @@ def register(ledger: Ledger, inputs: Inputs) -> str:
     records = inputs.records
     if records is None:
         raise ValueError("these inputs do not hold the records as they were read")
-    return ledger.register(records.texts, records.pairs).id
+    dev = [text for split in inputs.dev_records.values() for text in split.all_texts()]
+    return ledger.register(records.all_texts(), dev).id
 
 
 def use_for(

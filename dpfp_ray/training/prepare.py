@@ -37,6 +37,7 @@ class Inputs:
     make_model: Callable[[Plan, int], Classifier] | None = None
     # The private records as they were read, for the ledger; not on Ray's workers.
     records: Split | None = None
+    dev_records: dict[str, Split] = dataclasses.field(default_factory=dict)
     # What tells dev sets apart, by split (`predictions.fingerprint_rows`).
     fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0  # reading, tokenising and encoding, as far as no cache had it
@@ -92,6 +93,7 @@ def load_inputs(plan: Plan, task: Task | None = None, own: OwnEncoder | None = N
         representation,
         make_model,
         task.train,
+        task.dev,
         {name: fingerprint_rows(rows_of(split), split.labels) for name, split in task.dev.items()},
         time.perf_counter() - started,
     )

@@ -20,6 +20,7 @@ from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.ledger import Ledger, default_place
 from dpfp_ray.privacy.ledger_cost import Gaussian, Pure, composed_epsilon
 from dpfp_ray.privacy.ledger_entries import Use, use_of
+from dpfp_ray.privacy.ledger_sum import rounded_up
 
 TEXTS = [f"record number {i}" for i in range(1000)]
 D, DELTA = len(TEXTS), 1 / (2 * len(TEXTS))
@@ -527,10 +528,17 @@ def test_a_mechanism_with_a_theorem_of_its_own_is_charged_by_it(tmp_path: Path) 
     """Objective perturbation costs more than a plain Gaussian with its σ would."""
     plan = Plan(method="objpert", epsilon=3.0).bind(records=1_000, classes=2)
     book = Ledger(tmp_path)
-    people = book.register([f"text {i}" for i in range(1_000)], None).id
+    people = book.register([f"text {i}" for i in range(1_000)]).id
     entry = book.begin(use_of(plan, noise_multiplier(plan), people=people, run="one"))
     book.end(entry.id, 1, "finished")
     assert plan.delta is not None
     found = Ledger(tmp_path, delta=plan.delta).spent(people)
     assert 3.0 <= found.epsilon < 3.6
     assert found.guarantee == "proved"
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "text"), [(3.0, "3"), (3.0049, "3.01"), (12.301, "12.4"), (0.0, "0")]
+)
+def test_what_is_published_is_never_less_than_the_sum(epsilon: float, text: str) -> None:
+    assert float(rounded_up(epsilon)) == float(text)

@@ -85,8 +85,8 @@ def test_a_chain_of_overlaps_is_one_group(people: People) -> None:
 
 def test_a_dropped_or_swapped_column_is_still_the_same_people(people: People) -> None:
     second = [f"answer {i}" for i in range(200)]
-    pairs = people.register(TEXTS, second)
-    assert same_group(people, pairs.id, people.register(second, TEXTS).id)
+    pairs = people.register([*TEXTS, *second])
+    assert same_group(people, pairs.id, people.register([*second, *TEXTS]).id)
     assert same_group(people, pairs.id, people.register(TEXTS).id)
     assert same_group(people, pairs.id, people.register(second).id)
 
@@ -97,7 +97,7 @@ def test_empty_texts_join_nobody(people: People) -> None:
 
 
 def test_texts_that_are_no_valid_unicode_can_be_registered(people: People) -> None:
-    assert people.register(["\ud800 broken"]).records == 1
+    assert people.register(["\ud800 broken"]).texts == 1
 
 
 def test_no_records_are_refused(people: People) -> None:
@@ -191,3 +191,19 @@ def test_nothing_is_rewritten(tmp_path: Path) -> None:
         files.write("entries/a.json", b"2")
     assert files.read("entries/a.json") == b"1"
     assert files.names("entries") == ["a.json"]
+
+
+@pytest.mark.parametrize("first", ["train", "dev"])
+def test_records_that_were_dev_rows_are_known_whoever_came_first(
+    people: People, first: str
+) -> None:
+    if first == "dev":
+        people.register_dev(TEXTS[:30])
+    mine = people.register(TEXTS).id
+    if first == "train":
+        people.register_dev(TEXTS[:30])
+        people.register_dev(TEXTS[:30])  # once more changes nothing
+    strangers = people.register(["nobody was a dev row here"]).id
+    assert people.dev_rows([mine]) == 30
+    assert people.dev_rows([strangers]) == 0
+    assert not same_group(people, mine, strangers)

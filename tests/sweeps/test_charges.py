@@ -7,6 +7,7 @@ import pytest
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.ledger import Ledger
+from dpfp_ray.privacy.ledger_cost import RdpCurve, part_to_json
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.audits import audits_of
 from dpfp_ray.sweeps.charges import Charges
@@ -136,6 +137,38 @@ def test_trials_that_another_ledger_paid_for_are_entered_once(head: Values, tmp_
         other.settle()
     assert ends(tmp_path, "other") == [("finished", trial.plan.steps)]
     assert other.spent()[0].epsilon == pytest.approx(first.spent()[0].epsilon)
+
+
+def test_a_winner_brings_the_price_of_its_selection_to_another_ledger(
+    head: Values, tmp_path: Path
+) -> None:
+    """One trial of it would cost far less."""
+    (trial,) = trials(head, 1e-3)
+    part = RdpCurve((2.0, 4.0, 8.0), (3.0, 4.0, 5.0))
+    put(tmp_path, trial, "finished", trial.plan.steps)
+    store = Store(tmp_path / "store")
+    (record,) = store.records()
+    store.put({**record, "selection": {"kind": "geometric:4", "part": part_to_json(part)}})
+    other = charges(tmp_path)
+    other.people(trial.plan)
+    other.settle()
+    (entry,) = Ledger(tmp_path / "ledger").entries()
+    assert (entry.use.parts, entry.done) == ((part,), 1)
+
+
+def test_a_trial_that_went_on_after_another_driver_ended_it_is_charged(
+    head: Values, tmp_path: Path
+) -> None:
+    """Two drivers on one store: the second fails early, the first one goes on."""
+    first, second = charges(tmp_path), charges(tmp_path)
+    (trial,) = first.begin(trials(head, 1e-3), SEED)
+    (again,) = second.begin(trials(head, 1e-3), SEED)
+    put(tmp_path, again, "failed", None, steps_drawn=1)
+    second.settle()
+    assert {done for _, done in ends(tmp_path)} == {1}
+    put(tmp_path, trial, "finished", trial.plan.steps)
+    first.settle()
+    assert first.spent()[0].entries[0].charged == trial.plan.steps
 
 
 def test_a_new_seed_is_a_new_run_of_the_same_trial(head: Values, tmp_path: Path) -> None:

@@ -99,6 +99,31 @@ def test_a_subset_is_the_same_people_and_counts_in_full(head: Values, ledger: Pa
     assert only(ledger).epsilon > 1.2 * alone
 
 
+def test_another_text_column_of_a_file_is_the_same_people(
+    head: Values, ledger: Path, tmp_path: Path
+) -> None:
+    rows = [
+        (f"title {i} of some review", f"the body of review number {i}", i % 2) for i in range(40)
+    ]
+    data = dict(zip(("title", "body", "stars"), map(list, zip(*rows, strict=True)), strict=True))
+    plan = drop(head, train_file=None, dev_file=None)
+    for column in ("title", "body"):
+        go(plan, ledger, data=data, dev=data, text=column, label="stars")
+    assert len(only(ledger).used) == 2
+
+
+def test_records_that_were_dev_rows_are_named(head: Values, ledger: Path) -> None:
+    go(head, ledger)
+    assert "dev rows" not in only(ledger).sentence()
+    go({**head, "train_file": head["dev_file"], "dev_file": head["train_file"]}, ledger)
+    assert all("dev rows, too" in group.sentence() for group in Ledger(ledger).groups())
+
+
+def test_a_training_loss_that_was_shown_is_named(head: Values, ledger: Path) -> None:
+    go(head, ledger, show_training_loss=True)
+    assert "not covered: the training loss of dpsgd" in only(ledger).sentence()
+
+
 def test_other_people_pay_for_themselves(head: Values, ledger: Path, tmp_path: Path) -> None:
     go(head, ledger)
     other = tmp_path / "other.csv"

@@ -6,6 +6,8 @@ anywhere on the way and a test here fails. Each mode is measured where its noise
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from dpfp_ray.methods.rgp import HEAD_SHARE
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.training.loop import Data
 from dpfp_ray.training.one_release import put_head
@@ -155,6 +158,36 @@ def test_rows_of_a_dpfp_run_get_the_planned_noise(
     assert len(found) > 500
     assert float(found.square().mean().sqrt()) == pytest.approx(needed(prepared), rel=0.08)
     assert abs(float(found.mean())) < 6 * needed(prepared) / len(found) ** 0.5
+
+
+def test_trials_and_audits_are_prepared_with_the_planned_noise(
+    tiny_task: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """From there on they are runs like those above."""
+    from dpfp_ray.audit.audited_run import Settings, set_up
+    from dpfp_ray.sweeps import trial_process
+    from dpfp_ray.sweeps.sweep import bind_trial
+
+    trial = bind_trial(tiny_task, load_inputs)
+    planned = noise_multiplier(trial.plan)
+    assert trial.noise_multiplier == planned
+    audited = set_up(make_plan(tiny_task), Settings(canaries=20), membership_seed=1).prepared
+    assert audited.noise_multiplier == planned
+
+    found = []
+
+    def look(prepared: Prepared, *_: Any, **__: Any) -> None:
+        found.append(prepared.noise_multiplier)
+        raise RuntimeError
+
+    monkeypatch.setattr(trial_process, "run", look)
+    monkeypatch.setattr(trial_process, "node_and_process", dict)
+    shared = SimpleNamespace(inputs=lambda: load_inputs(trial.plan))
+    sweep = trial_process.Sweep("s", str(tmp_path), seed=1)
+    facts = {"seconds": 0.0}
+    with pytest.raises(RuntimeError):
+        trial_process.run_worker(trial, sweep, shared, trial_process.TuneReporter, facts)  # type: ignore[arg-type]
+    assert found == [planned]
 
 
 # One release ---------------------------------------------------------------------------------
