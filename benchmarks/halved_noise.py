@@ -111,7 +111,7 @@ PLACES = (
     ),
     Place(
         "where a run is prepared",
-        "training/run.py",
+        "training/prepare.py",
         "noise = noise_multiplier(bound)",
         "noise_multiplier(bound)",
         "noise_multiplier(bound) / 2",
@@ -119,7 +119,7 @@ PLACES = (
     ),
     Place(
         "where a trial is bound",
-        "sweeps/sweep.py",
+        "sweeps/sweep_trials.py",
         "return Trial(prepared.plan, prepared.noise_multiplier, seed_index, group)",
         "prepared.noise_multiplier",
         "prepared.noise_multiplier / 2",
@@ -136,7 +136,7 @@ PLACES = (
     Place(
         "where an audit is set up",
         "audit/audited_run.py",
-        "prepared = run.Prepared(bound, inputs, noise_multiplier(bound))",
+        "prepared = Prepared(bound, inputs, noise_multiplier(bound))",
         "noise_multiplier(bound)",
         "noise_multiplier(bound) / 2",
         (PREPARED,),

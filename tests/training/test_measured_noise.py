@@ -166,7 +166,7 @@ def test_trials_and_audits_are_prepared_with_the_planned_noise(
     """From there on they are runs like those above."""
     from dpfp_ray.audit.audited_run import Settings, set_up
     from dpfp_ray.sweeps import trial_process
-    from dpfp_ray.sweeps.sweep import bind_trial
+    from dpfp_ray.sweeps.sweep_trials import bind_trial
 
     trial = bind_trial(tiny_task, load_inputs)
     planned = noise_multiplier(trial.plan)
