@@ -13,10 +13,10 @@ from dpfp_ray.training.checkpoints import load_state
 from dpfp_ray.training.console import Interrupted, SilentReporter, choose_reporter
 from dpfp_ray.training.machine import use_threads
 from dpfp_ray.training.prepare import Prepared
-from dpfp_ray.training.train import Run, refuse_other_data
+from dpfp_ray.training.train import TrainedRun, refuse_other_data
 
 
-class AuditedRun(Run):
+class AuditedRun(TrainedRun):
     """A run with canaries in its data. Its model is not kept: it is no release."""
 
     @property

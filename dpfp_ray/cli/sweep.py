@@ -24,7 +24,7 @@ from dpfp_ray.cli.options import (
 from dpfp_ray.data.whole_files import to_json
 
 if TYPE_CHECKING:
-    from dpfp_ray.sweeps.run_sweep import Results
+    from dpfp_ray.sweeps.run_sweep import FinishedSweep
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +67,7 @@ def command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def show(results: "Results", as_json: bool) -> None:
+def show(results: "FinishedSweep", as_json: bool) -> None:
     """The sweep's table, best trial first, and what choosing it costs."""
     from dpfp_ray.cli.results import show as show_table
     from dpfp_ray.data.terminal import stderr, stdout

@@ -14,7 +14,7 @@ from dpfp_ray.data.readers import (
     CSV,
     TSV,
     BadRows,
-    Table,
+    RawTable,
     find_column,
     open_table,
     shorten,
@@ -62,7 +62,7 @@ class DataChoice(Protocol):
     def header(self) -> str: ...
 
 
-def open_split(path: Path, glue: Glue | None, header: str = "first_line") -> Table:
+def open_split(path: Path, glue: Glue | None, header: str = "first_line") -> RawTable:
     """The file with its columns named by its header; by GLUE, or by number, where it has none."""
     table = open_table(path)
     if header == "none":
@@ -75,7 +75,7 @@ def open_split(path: Path, glue: Glue | None, header: str = "first_line") -> Tab
 
 
 def read_split(
-    table: Table,
+    table: RawTable,
     plan: DataChoice,
     glue: Glue | None,
     names: tuple[str, ...] | None,
@@ -126,7 +126,7 @@ def _tells(value: object) -> bool:
 
 
 def read_asked(
-    table: Table, plan: DataChoice, glue: Glue | None, names: tuple[str, ...]
+    table: RawTable, plan: DataChoice, glue: Glue | None, names: tuple[str, ...]
 ) -> tuple[bool, Iterator[tuple[tuple[str, ...], int | None]]]:
     """Rows to predict: whether they have labels, and (texts, class number) one after the other.
 
@@ -161,7 +161,7 @@ def read_asked(
 
 
 def _choose_columns(
-    table: Table, plan: DataChoice, glue: Glue | None, *, label_needed: bool = True
+    table: RawTable, plan: DataChoice, glue: Glue | None, *, label_needed: bool = True
 ) -> tuple[list[int], int | None]:
     """Positions of the text (and the second text if there is one), and of the label."""
     lowered = [name.casefold() for name in table.columns]
@@ -206,7 +206,7 @@ def _choose_columns(
     return texts, label
 
 
-def _say_guesses(table: Table, guessed: Mapping[str, int | None]) -> None:
+def _say_guesses(table: RawTable, guessed: Mapping[str, int | None]) -> None:
     """Nobody should find out from a score that another column was read than the one meant."""
     roles = {role: table.columns[i] for role, i in guessed.items() if i is not None}
     roles = {role: name for role, name in roles.items() if name.casefold() != role}
@@ -245,7 +245,7 @@ def _loose(label: str) -> str:
     return re.sub(r"(?<=\w)[ -](?=\w)", "_", label.casefold())
 
 
-def _classes_of(found: Sequence[str], table: Table, column: str) -> tuple[str, ...]:
+def _classes_of(found: Sequence[str], table: RawTable, column: str) -> tuple[str, ...]:
     classes = set(found)
     if len(classes) < 2:
         raise UserError(f"{table.path}: {column!r} is always {shorten(found[0])}; two are needed")

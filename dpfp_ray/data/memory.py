@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfp_ray.data import Task
-from dpfp_ray.data.readers import Row, Table
+from dpfp_ray.data.readers import RawTable, Row
 from dpfp_ray.data.tasks import DEV_STEMS, MEMORY, load_task
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
@@ -87,7 +87,7 @@ def _splits(data: Any) -> list[Any]:
     return [data["train"], *(data[stem] for stem in DEV_STEMS if stem in data)][:2]
 
 
-def _table(name: str, data: Any) -> Table:
+def _table(name: str, data: Any) -> RawTable:
     columns = _columns(name, data)
     lengths = {column: len(values) for column, values in columns.items()}
     if len(set(lengths.values())) > 1:
@@ -99,7 +99,7 @@ def _table(name: str, data: Any) -> Table:
         for number, fields in enumerate(zip(*chosen, strict=True), start=1):
             yield Row(number, list(fields))
 
-    return Table(Path(name), tuple(columns), rows, unit="row")
+    return RawTable(Path(name), tuple(columns), rows, unit="row")
 
 
 def _columns(name: str, data: Any) -> dict[str, Sequence[Any]]:

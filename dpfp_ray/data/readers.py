@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
+class RawTable:
     """A file with named columns. `rows(wanted)` reads it from the start, wanted columns only.
 
     `unit` is "line" for text files (1-based, the header is line 1) and "row" for Parquet
@@ -61,7 +61,7 @@ class Table:
         return "the columns are " + ", ".join(shorten(name) for name in self.columns[:40])
 
 
-def open_table(path: Path, names: tuple[str, ...] | None = None) -> Table:
+def open_table(path: Path, names: tuple[str, ...] | None = None) -> RawTable:
     """The file's columns, known before its rows are read. `names` are for a file without header."""
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
@@ -91,7 +91,7 @@ def shorten(value: object, limit: int = 60) -> str:
 class BadRows:
     """What happens to rows that cannot be used: the first is an error, or all are counted."""
 
-    table: Table
+    table: RawTable
     skip: bool
     found: list[str] = field(default_factory=list)
 
@@ -114,7 +114,7 @@ class BadRows:
         )
 
 
-def find_column(table: Table, wanted: str, flag: str) -> int:
+def find_column(table: RawTable, wanted: str, flag: str) -> int:
     """The column that the user named: exactly, else ignoring case."""
     for same in (str, str.casefold):
         hits = [i for i, name in enumerate(table.columns) if same(name) == same(wanted)]
@@ -180,7 +180,7 @@ def _split_csv(path: Path) -> Iterator[Row]:
 
 def _open_delimited(
     path: Path, split: Callable[[Path], Iterator[Row]], names: tuple[str, ...] | None
-) -> Table:
+) -> RawTable:
     header = next(split(path), None)
     if header is None:
         raise UserError(f"{path}: the file is empty; give one with a header and rows")
@@ -200,10 +200,10 @@ def _open_delimited(
             else:
                 yield Row(row.line, [row.fields[i] for i in wanted])
 
-    return Table(path, columns, rows)
+    return RawTable(path, columns, rows)
 
 
-def _open_jsonl(path: Path) -> Table:
+def _open_jsonl(path: Path) -> RawTable:
     parsed = [_parse_json(number, text) for number, text in _decoded_lines(path) if text.strip()]
     # Keys may be left out of single rows, so no one row can say what the columns are.
     columns = tuple(dict.fromkeys(key for _, value, _ in parsed for key in value))
@@ -217,7 +217,7 @@ def _open_jsonl(path: Path) -> Table:
         for line, value, problem in parsed:
             yield Row(line, [value.get(columns[i]) for i in wanted], problem)
 
-    return Table(path, columns, rows)
+    return RawTable(path, columns, rows)
 
 
 def _parse_json(number: int, text: str) -> tuple[int, dict[str, Any], str]:
@@ -230,7 +230,7 @@ def _parse_json(number: int, text: str) -> tuple[int, dict[str, Any], str]:
     return number, value, ""
 
 
-def _open_parquet(path: Path) -> Table:
+def _open_parquet(path: Path) -> RawTable:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -256,7 +256,7 @@ def _open_parquet(path: Path) -> Table:
         for number, fields in enumerate(zip(*columns, strict=True), start=1):
             yield Row(number, list(fields))
 
-    return Table(path, names, rows, unit="row", text_columns=texts)
+    return RawTable(path, names, rows, unit="row", text_columns=texts)
 
 
 def text_problem(value: object, column: str) -> str:

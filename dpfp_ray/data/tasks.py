@@ -11,7 +11,7 @@ from dpfp_ray.data import Split, Task
 from dpfp_ray.data.columns import DataChoice, open_split, read_split, require_all_classes
 from dpfp_ray.data.demo import DEMO_DEV_SHARE, DEMO_LABELS, demo_rows
 from dpfp_ray.data.glue import GLUE, Glue
-from dpfp_ray.data.readers import SUFFIXES, Row, Table, shorten
+from dpfp_ray.data.readers import SUFFIXES, RawTable, Row, shorten
 from dpfp_ray.data.split import hold_out, subset
 from dpfp_ray.plan.errors import UserError, unknown
 
@@ -20,7 +20,7 @@ DEV_STEMS = ("dev", "validation", "valid", "val")
 # How `train_file` names data that were given to a call; see `memory`.
 MEMORY = "memory:"
 # A training split and perhaps a dev split, opened and not yet read.
-Tables = tuple[Table, Table | None]
+Tables = tuple[RawTable, RawTable | None]
 
 
 def task_names() -> tuple[str, ...]:
@@ -189,7 +189,7 @@ def task_from_hub(name: str, data: Mapping[str, Any], plan: DataChoice) -> Task:
     return Task(name, glue.labels, splits.pop("train"), splits)
 
 
-def _hub_table(path: Path, data: Any) -> Table:
+def _hub_table(path: Path, data: Any) -> RawTable:
     columns = tuple(data.column_names)
 
     def rows(wanted: Sequence[int]) -> Iterator[Row]:
@@ -198,4 +198,4 @@ def _hub_table(path: Path, data: Any) -> Table:
         for number, fields in enumerate(zip(*(values[n] for n in names), strict=True), start=1):
             yield Row(number, list(fields))
 
-    return Table(path, columns, rows, unit="row")
+    return RawTable(path, columns, rows, unit="row")

@@ -21,8 +21,7 @@ from typing import Any
 from dpfp_ray.data.storage import Files, Found, open_files
 from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.results.rows import Row, columns, scalar, section, to_csv, to_parquet
-from dpfp_ray.results.rows import flatten as flatten
+from dpfp_ray.results.rows import Row, columns, flatten, scalar, section, to_csv, to_parquet
 
 Record = dict[str, Any]
 

@@ -24,7 +24,7 @@ from dpfp_ray.serve.figures import Figures, TrialCurves
 from dpfp_ray.serve.guard import COOKIE, SESSION_SECONDS
 from dpfp_ray.serve.parameters import (
     PAGE,
-    Selection,
+    Query,
     check_names,
     matching,
     picks_by_score,
@@ -60,7 +60,7 @@ def page_routes(
             asked = read_request(request, CHOICES)
             found = matching(now, asked, {name: request.query_params.get(name) for name in CHOICES})
         except UserError as error:
-            complaint, asked, found = str(error), Selection(), None
+            complaint, asked, found = str(error), Query(), None
         # Whatever the page says is about the trials that it shows.
         shown = now
         if found is not None and len(found.all) < len(now.runs):

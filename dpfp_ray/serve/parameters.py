@@ -17,7 +17,7 @@ SCORES = ("accuracy", "f1", "matthews", "calibration_error")
 
 
 @dataclass(frozen=True)
-class Selection:
+class Query:
     where: str | None = None
     sort: str | None = None
     limit: int = PAGE
@@ -47,10 +47,10 @@ def check_names(request: Request, names: tuple[str, ...]) -> None:
             raise UserError(f"{name} is given {given.count(name)} times; give it once")
 
 
-def read_request(request: Request, more: tuple[str, ...] = ()) -> Selection:
+def read_request(request: Request, more: tuple[str, ...] = ()) -> Query:
     check_names(request, (*NAMES, *more))
     asked = request.query_params
-    return Selection(
+    return Query(
         asked.get("where", "").strip() or None,
         asked.get("sort", "").strip() or None,
         whole_number("limit", asked.get("limit"), PAGE, 1, LARGEST),
@@ -76,7 +76,7 @@ def picks_by_score(where: str | None, columns: Sequence[str]) -> bool:
 
 
 def matching(
-    snapshot: Snapshot, asked: Selection, chosen: Mapping[str, str | None] | None = None
+    snapshot: Snapshot, asked: Query, chosen: Mapping[str, str | None] | None = None
 ) -> Matches:
     """`chosen` are exact values of columns, from the page's lists."""
     rows = query.filter_rows(snapshot.rows, asked.where, snapshot.columns)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class Results:
+class FinishedSweep:
     """A finished sweep: its trials' records, and what they cost.
 
     `costs` are the ledger's sums of everything that was ever done to these records; after a
@@ -80,7 +80,7 @@ def sweep(
     total_epsilon: float | None = None,
     total_delta: float | None = None,
     **ray: Unpack[RayChoices],
-) -> Results:
+) -> FinishedSweep:
     """Run all trials of a search space, each calibrated to the same budget before it starts.
 
     space      a YAML file (see search_spaces/), or one that was read
@@ -108,7 +108,7 @@ def sweep(
         chosen = parse_selection(selection)
         check_search(chosen, space.search, space.scheduler)
         if chosen.repeats:
-            return Results(
+            return FinishedSweep(
                 place, space, *run_selection(space, chosen, place, options, inputs_of, book)
             )
     try:
@@ -116,7 +116,7 @@ def sweep(
             run_sweep(space, runner)
     except KeyboardInterrupt:
         raise stopped(place) from None
-    return Results(place, space, close(place), runner.charges.spent())
+    return FinishedSweep(place, space, close(place), runner.charges.spent())
 
 
 def close(storage: str) -> list[Record]:

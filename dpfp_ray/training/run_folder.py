@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from dpfp_ray.data import storage
 from dpfp_ray.data.whole_files import read_json, write_json
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.own_encoder import OwnEncoder
@@ -22,7 +23,7 @@ from dpfp_ray.privacy.sampling import derived_seed
 from dpfp_ray.training.checkpoints import forget_state, refuse_changed_files
 from dpfp_ray.training.loop import Data
 
-RESULT, WEIGHTS = "result.json", "weights.safetensors"
+RESULT, WEIGHTS = storage.RESULT, "weights.safetensors"
 
 
 def make_folder(name: str | Path) -> Path:

@@ -26,7 +26,7 @@ from dpfp_ray.training.prepare import load_inputs, prepare
 
 
 @dataclass(frozen=True, repr=False)
-class Run:
+class TrainedRun:
     """A finished run. `record` holds all facts, as in result.json; there is no secret in it.
 
     `folder` is where it was written, None if it was not. `model.predict(texts)` asks the trained
@@ -92,7 +92,7 @@ def train(
     ledger: str | Path | Ledger | None = None,
     total_epsilon: float | None = None,
     total_delta: float | None = None,
-) -> Run:
+) -> TrainedRun:
     """Train as planned.
 
     output     folder for the result, the weights and, while unfinished, what continues it; without
@@ -135,7 +135,7 @@ def train(
             doubt = "" if task is None else " (perhaps of other data: none are kept to compare)"
             say(f"{folder} already holds this plan's result{doubt}; --overwrite runs it again")
             enter_past(book, known, register(book, prepared.inputs))
-            return Run(known, folder)
+            return TrainedRun(known, folder)
         state = load_state(folder, prepared.plan)
     seed, seed_known = settle_seed(seed, state, folder)
     mark = None if task is None and own is None else run_folder.data_mark(prepared.data, own, seed)
@@ -178,7 +178,7 @@ def train(
     if folder is not None:
         run_folder.write_result(folder, record, model if weights else None, prepared.plan)
     answers = predictor_of(prepared.plan, prepared.inputs.label_names, model, own)
-    return Run(record, folder, answers)
+    return TrainedRun(record, folder, answers)
 
 
 def own_encoder(encoder: Any, tokenizer: Any) -> OwnEncoder | None:

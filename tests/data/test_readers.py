@@ -7,8 +7,8 @@ import pytest
 
 from dpfp_ray.data.readers import (
     BadRows,
+    RawTable,
     Row,
-    Table,
     find_column,
     open_table,
     shorten,
@@ -146,8 +146,8 @@ def test_damaged_parquet(tmp_path: Path) -> None:
         open_table(write(tmp_path / "a.parquet", "PAR1 nothing here"))
 
 
-def table_with(*columns: str) -> Table:
-    return Table(Path("a.tsv"), columns, lambda wanted: iter(()))
+def table_with(*columns: str) -> RawTable:
+    return RawTable(Path("a.tsv"), columns, lambda wanted: iter(()))
 
 
 def test_named_column_is_found_ignoring_case() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dpfp_ray.results.store import Store
 from dpfp_ray.serve import snapshot
-from dpfp_ray.serve.parameters import Selection, matching, picks_by_score
+from dpfp_ray.serve.parameters import Query, matching, picks_by_score
 from dpfp_ray.serve.snapshot import BY_SCORE, IN_PART, CachedStore, LiveRecords
 from tests.support.samples import comparison, sample
 
@@ -122,7 +122,7 @@ def filtered(folder: Path, where: str) -> list[str]:
     for record in comparison(budgets=(3.0,)):
         store.put(record)
     now = LiveRecords(str(folder)).now()
-    found = matching(now, Selection(where))
+    found = matching(now, Query(where))
     shown = now.only(found.all, picks_by_score(where, now.columns))
     return [contest.why_not for contest in shown.contests]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfp_ray.plan.values import make_plan
-from dpfp_ray.training.train import Run, train
+from dpfp_ray.training.train import TrainedRun, train
 
 KINDS: dict[str, dict[str, Any]] = {
     "non_private": {"method": "non_private", "epsilon": None},
@@ -25,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
 STEPS = ("batch_size", "epochs", "learning_rate")
 
 
-def finished(task: dict[str, Any], kind: str, folder: Path, **changes: Any) -> Run:
+def finished(task: dict[str, Any], kind: str, folder: Path, **changes: Any) -> TrainedRun:
     """A run of `kind` on the tiny task, written to `folder`."""
     values = {key: value for key, value in task.items() if key not in ("method", "micro_batches")}
     values |= {"method": "dpfp"} | KINDS[kind] | changes

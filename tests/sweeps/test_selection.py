@@ -23,7 +23,7 @@ from dpfp_ray.results.store import Store
 from dpfp_ray.serve.snapshot import LiveRecords
 from dpfp_ray.sweeps import selection
 from dpfp_ray.sweeps.ray_options import RayOptions
-from dpfp_ray.sweeps.run_sweep import Results, sweep
+from dpfp_ray.sweeps.run_sweep import FinishedSweep, sweep
 from dpfp_ray.sweeps.search_space import SearchSpace
 from dpfp_ray.sweeps.selection import (
     Draw,
@@ -371,7 +371,7 @@ class Selected:
     space: Path
     storage: Path
     seed: int
-    results: Results
+    results: FinishedSweep
     sealed: list[dict[str, Any]]
     modes: set[int]
     folder_mode: int

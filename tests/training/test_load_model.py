@@ -13,7 +13,7 @@ from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.pretrained import load_tokenizer
 from dpfp_ray.training.load_model import plan_of
 from dpfp_ray.training.run_folder import RESULT, WEIGHTS
-from dpfp_ray.training.train import Run, train
+from dpfp_ray.training.train import TrainedRun, train
 from tests.support.finished_runs import KINDS, finished
 from tests.support.tiny_models import build_tiny
 from tests.training.test_train import Words, quick_plan, rows
@@ -24,11 +24,11 @@ def run(
     request: pytest.FixtureRequest,
     tiny_task: dict[str, Any],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Run:
+) -> TrainedRun:
     return finished(tiny_task, request.param, tmp_path_factory.mktemp("run"))
 
 
-def dev_score(model: Any, run: Run) -> dict[str, float]:
+def dev_score(model: Any, run: TrainedRun) -> dict[str, float]:
     dev = load_task(plan_of(run.record)).dev["dev"]
     shares = model.probabilities(dev.texts)
     right = shares[np.arange(len(dev)), dev.labels]
@@ -36,7 +36,7 @@ def dev_score(model: Any, run: Run) -> dict[str, float]:
     return {"accuracy": accuracy, "loss": float(-np.log(right).mean())}
 
 
-def test_the_saved_model_has_the_runs_own_dev_score(run: Run) -> None:
+def test_the_saved_model_has_the_runs_own_dev_score(run: TrainedRun) -> None:
     last = run.record["history"][-1]["dev"]["dev"]
     assert run.folder is not None
     score = dev_score(load_model(run.folder), run)
@@ -44,7 +44,7 @@ def test_the_saved_model_has_the_runs_own_dev_score(run: Run) -> None:
     assert score["loss"] == pytest.approx(last["loss"], rel=1e-5)
 
 
-def test_the_model_in_memory_answers_as_the_saved_one(run: Run) -> None:
+def test_the_model_in_memory_answers_as_the_saved_one(run: TrainedRun) -> None:
     assert run.model is not None
     assert run.folder is not None
     texts = ["a great story", "dull, tedious and boring", "x" * 500]
