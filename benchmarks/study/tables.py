@@ -29,8 +29,8 @@ GLUE = {
 }
 
 
-def study_tables(records: Path, plans: Path = PLANS) -> dict[str, str]:
-    """All tables of the document, by name."""
+def study_tables(records: Path, report: Path, plans: Path = PLANS) -> dict[str, str]:
+    """All that is made for the document, by name; pictures are those that `report` has."""
     runs = read_runs(Store(records).records())
     cells = [cell for cell in cells_of(runs) if not cell.first.part("audit")]
     found = contests_of(cells)
@@ -41,6 +41,8 @@ def study_tables(records: Path, plans: Path = PLANS) -> dict[str, str]:
         "accounting": accounting_table(),
         "audits": audit_table([run for run in runs if run.part("audit")]),
         "cost": cost_table([cell for cell in cells if not is_subset(cell.first)]),
+        "curves": pictures(report, "epsilon-"),
+        "figures": pictures(report, "heatmap-", "micro-"),
     }
 
 
@@ -98,6 +100,13 @@ def score(cell: Cell) -> str:
     if cell.interval is not None:
         shown += f" [{100 * cell.interval[0]:.1f}, {100 * cell.interval[1]:.1f}]"
     return f"{shown}, {seeds}" + (" (one class)" if cell.one_class else "")
+
+
+def pictures(report: Path, *kinds: str) -> str:
+    """Links to the report's pictures, from the folder of the document."""
+    found = sorted(path.name for path in (report / "figures").glob("*.png"))
+    named = [name for name in found if name.startswith(kinds)]
+    return "".join(f"![{n[:-4]}](../benchmarks/study/report/figures/{n})\n" for n in named)
 
 
 def outcome_lines(found: Sequence[Contest]) -> str:

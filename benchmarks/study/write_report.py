@@ -15,8 +15,6 @@ from dpfp_ray import UserError, report
 
 DOCUMENT = HERE.parents[1] / "docs" / "study.md"
 TITLE = "A study of DP-FP and its rivals"
-# The page holds its figures; of their files only the pictures for the documents are kept.
-UNUSED = (".svg", ".tex", ".csv")
 
 
 def main() -> int:
@@ -31,11 +29,8 @@ def main() -> int:
     arguments = parser.parse_args()
     ledger = arguments.ledger or arguments.records.parent / "ledger"
     made = report(arguments.records, output=arguments.output, title=TITLE, ledger=ledger)
-    for name in made.files:
-        if name.endswith(UNUSED):
-            (arguments.output / name).unlink(missing_ok=True)
     text = arguments.document.read_text(encoding="utf-8")
-    tables = study_tables(arguments.records)
+    tables = study_tables(arguments.records, arguments.output)
     arguments.document.write_text(filled(text, tables), encoding="utf-8")
     print(made.index)
     print(made.headline, file=sys.stderr)

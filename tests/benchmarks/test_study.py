@@ -92,6 +92,6 @@ def test_missing_data_are_said_at_once(study: Any, tmp_path: Path) -> None:
 def test_the_document_says_what_the_records_say(study: Any) -> None:
     tables = importlib.import_module("tables")
     text = (STUDY.parents[1] / "docs" / "study.md").read_text()
-    made = tables.study_tables(STUDY / "records")
+    made = tables.study_tables(STUDY / "records", STUDY / "report")
     assert tables.filled(text, made) == text, "run benchmarks/study/write_report.py"
     assert {name for _, name, _ in tables.BLOCK.findall(text)} == set(made)
