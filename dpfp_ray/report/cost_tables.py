@@ -9,8 +9,8 @@ from dpfp_ray.report import paper
 from dpfp_ray.report.plots import cell_label
 from dpfp_ray.report.statements import proved_epsilon, tuning_epsilon, unamplified_epsilon
 from dpfp_ray.report.table import MISSING, Column, Entry, Row, Table, duration, number, text
-from dpfp_ray.results.cells import Cell
-from dpfp_ray.results.runs import ACCOUNTANT_NAMES, LEAST_SECONDS, NOMINAL, REFUTED, Run
+from dpfp_ray.results.cells import Cell, relative
+from dpfp_ray.results.runs import ACCOUNTANT_NAMES, NOMINAL, REFUTED, Run
 
 MARKS = (
     f"{NOMINAL} nominal ε: what the accounting says, and no guarantee; the statement says why.",
@@ -36,11 +36,11 @@ def cost_table(cells: Sequence[Cell]) -> Table:
             *who(cell),
             number(cell.key.epsilon, "g", cell.mark),
             number(None if memory is None else memory / 2**20, ",.0f"),
-            _relative(cell, base, "peak_memory_bytes"),
+            number(relative(cell, base, "peak_memory_bytes"), ".2f"),
             text(claims.get("memory")),
             duration(cell.average("prepare_seconds")),
             duration(cell.average("train_seconds")),
-            _relative(cell, base, "train_seconds"),
+            number(relative(cell, base, "train_seconds"), ".2f"),
             _rate(cell),
             _relative_rate(cell, base),
             text(claims.get("compute")),
@@ -185,11 +185,10 @@ def _noise_ratio(cells: Sequence[Cell], cell: Cell) -> float | None:
     """(σ/C)² against DP-SGD's at the same model, task, ε and expected batch."""
     for other in cells:
         same = other.key[:2] == cell.key[:2] and other.budget == cell.budget
+        same = same and cell.average("batch_size") == other.average("batch_size")
         if same and other.key.method == paper.BASELINE and uses(cell.base_method, "micro_batches"):
-            ours, theirs = cell.average("noise_multiplier"), other.average("noise_multiplier")
-            if cell.average("batch_size") == other.average("batch_size"):
-                ratio = _ratio(ours, theirs)
-                return None if ratio is None else ratio**2
+            ratio = relative(cell, other, "noise_multiplier")
+            return None if ratio is None else ratio**2
     return None
 
 
@@ -206,17 +205,6 @@ def _relative_rate(cell: Cell, base: Cell | None) -> Entry:
     if base is None or not cell.rates or not base.rates:
         return Entry(MISSING)
     return number(mean(cell.rates) / mean(base.rates), ".2f")
-
-
-def _relative(cell: Cell, base: Cell | None, column: str) -> Entry:
-    times = [c.average(column) or 0.0 for c in (cell, base) if c is not None]
-    if column == "train_seconds" and min(times) < LEAST_SECONDS:
-        return Entry(MISSING)
-    return number(_ratio(cell.average(column), base.average(column) if base else None), ".2f")
-
-
-def _ratio(value: float | None, base: float | None) -> float | None:
-    return value / base if value is not None and base else None
 
 
 def _device(run: Run) -> str | None:

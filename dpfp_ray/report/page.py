@@ -30,6 +30,7 @@ from dpfp_ray.report.ranks import rank_tables
 from dpfp_ray.report.run_tables import audit_table, runs_table
 from dpfp_ray.report.score_tables import pairs_table, scores_table
 from dpfp_ray.report.statements import statement_text
+from dpfp_ray.report.summary_table import summary_table
 from dpfp_ray.report.table import Table
 from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.contests import Contest, contests_of
@@ -83,7 +84,7 @@ def make_report(
     found = contests_of(cells)
     refuted = [run for run in runs if run.refuted]
     tables = [
-        winners.summary_table(found),
+        summary_table(found),
         main_table(cells, found),
         scores_table(cells, found),
         pairs_table(found),

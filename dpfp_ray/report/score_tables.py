@@ -5,8 +5,8 @@ from statistics import mean
 
 from dpfp_ray.report.cost_tables import columns_of, marks_legend, tone, who
 from dpfp_ray.report.plots import cell_label
+from dpfp_ray.report.summary_table import called, interval_text
 from dpfp_ray.report.table import Column, Entry, Row, Table, number, percent, text
-from dpfp_ray.report.winners import called, interval_text
 from dpfp_ray.results.cells import Cell
 from dpfp_ray.results.contests import Contest
 

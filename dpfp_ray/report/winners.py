@@ -7,16 +7,16 @@ why nothing can be said.
 from collections import Counter
 from collections.abc import Sequence
 
-from dpfp_ray.report.cost_tables import MARKS, guarantee_text
+from dpfp_ray.report.cost_tables import guarantee_text
 from dpfp_ray.report.plots import cell_label
-from dpfp_ray.report.table import Column, Entry, Row, Table, duration, number, percent, text
-from dpfp_ray.results.cells import Cell
+from dpfp_ray.report.table import duration
+from dpfp_ray.results.cells import Cell, relative
 from dpfp_ray.results.contests import Contest, Outcome
-from dpfp_ray.results.runs import ACCOUNTANT_NAMES, LEAST_SECONDS, Run
+from dpfp_ray.results.runs import Run
 from dpfp_ray.results.statistics import Pair
 
 MORE_SEEDS = "run with --seeds 5"
-_WORDS: dict[Outcome, str] = {
+OUTCOMES: dict[Outcome, str] = {
     "tie": "a tie",
     "one seed": "one seed only",
     "one class": "one class only",
@@ -108,8 +108,7 @@ class Card:
         parts = [f"{duration(seconds).text} of training"] if seconds is not None else []
         parts += [f"{duration(before).text} before it"] if before is not None else []
         parts += [f"{memory / 2**20:,.0f} MiB"] if memory is not None else []
-        times = relative(self.first, self.contest.plain, "train_seconds")
-        share = relative(self.first, self.contest.plain, "peak_memory_bytes")
+        times, share = self.relative("train_seconds"), self.relative("peak_memory_bytes")
         shown = [
             f"{ratio:.2f}× {what}"
             for ratio, what in ((times, "the training time"), (share, "the memory"))
@@ -117,6 +116,11 @@ class Card:
         ]
         tail = f" ({', '.join(shown)} of Non-DP)" if shown else ""
         return self._whose + (", ".join(parts) or "cost not recorded") + tail
+
+    def relative(self, column: str) -> float | None:
+        """A measured column over that of training without privacy."""
+        plain = self.contest.plain
+        return None if self.first is plain else relative(self.first, plain, column)
 
     @property
     def guarantee_text(self) -> str:
@@ -148,23 +152,8 @@ def difference_text(pair: Pair | None) -> str:
     if pair is None:
         return "not tested"
     low, high = pair.simultaneous
-    shown = f"{_points(pair.difference)} [{_signed(low)}, {_signed(high)}]"
+    shown = f"{_points(pair.difference)} [{signed_text(low)}, {signed_text(high)}]"
     return f"{shown}, a tie" if pair.call == "tie" else shown
-
-
-def relative(cell: Cell, plain: Cell | None, column: str) -> float | None:
-    """A cell's measured `column` over that of training without privacy.
-
-    Times of a fraction of a second are not compared: they are mostly the first step's start-up.
-    """
-    if plain is None or cell is plain:
-        return None
-    mine, base = cell.average(column), plain.average(column)
-    if mine is None or not base:
-        return None
-    if column == "train_seconds" and min(mine, base) < LEAST_SECONDS:
-        return None
-    return mine / base
 
 
 def headline(found: Sequence[Contest], refuted: Sequence[Run]) -> str:
@@ -182,7 +171,7 @@ def headline(found: Sequence[Contest], refuted: Sequence[Run]) -> str:
         f"{outcomes[outcome]} {words.removeprefix('a ') + ('s' if outcomes[outcome] > 1 else '')}"
         if outcome == "tie"
         else f"{outcomes[outcome]} {words}"
-        for outcome, words in _WORDS.items()
+        for outcome, words in OUTCOMES.items()
         if outcomes[outcome]
     )
     if not outcomes["won"]:
@@ -225,83 +214,6 @@ def worth(winners: Sequence[Cell], refuted: Sequence[Run]) -> str:
     return ", and its guarantee is proved" if guarantees == {"proved"} else ""
 
 
-def summary_table(found: Sequence[Contest]) -> Table:
-    names = [
-        *("Task", "Model", "ε", "Accountant", "Outcome", "Highest mean", "Accuracy (%)"),
-        *("95% interval", "Difference to next (points)", "Its interval", "Next", "Against Non-DP"),
-        *("Majority class (%)", "Runs each", "Training time", "Time ÷ Non-DP", "Guarantee"),
-        *("Proved, highest mean", "Its accuracy (%)"),
-    ]
-    words = {"Task", "Model", "Accountant", "Outcome", "Highest mean", "Next", "Guarantee"}
-    words |= {"Proved, highest mean", "95% interval", "Its interval", "Runs each"}
-    columns = [Column(name, numeric=name not in words) for name in names]
-    rows = []
-    for contest in found:
-        card, first = Card(contest), contest.ranked[0]
-        rival = contest.ranked[1] if len(contest.ranked) > 1 else None
-        pair, price = contest.pair(first, rival), contest.pair(first, contest.plain)
-        proved = card.proved
-        entries = [
-            text(contest.task),
-            text(contest.model),
-            number(contest.budget.epsilon if contest.budget else None, "g", first.mark),
-            text(
-                ACCOUNTANT_NAMES.get(contest.budget.accountant, contest.budget.accountant)
-                if contest.budget
-                else None
-            ),
-            text(outcome_text(contest)),
-            text(cell_label(first)),
-            percent(first.accuracy, first.spread),
-            text(interval_text(first.interval)),
-            called(pair),
-            text(interval_text(pair.simultaneous, signed=True) if pair else None),
-            text(cell_label(rival) if rival else None),
-            called(price),
-            percent(first.majority),
-            text(", ".join(str(len(cell.runs)) for cell in contest.ranked)),
-            duration(first.average("train_seconds")),
-            number(relative(first, contest.plain, "train_seconds"), ".2f"),
-            text(guarantee_text(first)),
-            text(cell_label(proved) if proved else None),
-            percent(proved.accuracy if proved else None, proved.spread if proved else None),
-        ]
-        rows.append(Row(entries, "refuted" if first.guarantee == "refuted" else ""))
-    marks = "".join(cell.mark for one in found for cell in one.ranked)
-    notes = [
-        "Won: better than every other private method of the row, by a paired test over dev rows "
-        "and seeds, Holm over all pairs of a model and task (5%). Tie: not told apart. One seed: "
-        "the spread over seeds is unknown, so no winner. Intervals of differences hold for all "
-        "pairs together. ±: standard deviation over seeds.",
-    ]
-    notes += [legend for legend in MARKS if legend[0] in marks]
-    return Table("summary", "Which method wins, at what price", columns, rows, notes=notes)
-
-
-def outcome_text(contest: Contest) -> str:
-    if contest.outcome == "won":
-        return f"{cell_label(contest.ranked[0])} is best"
-    if contest.outcome == "alone":
-        return "nothing to compare"
-    return _WORDS[contest.outcome]
-
-
-def interval_text(interval: tuple[float, float] | None, signed: bool = False) -> str | None:
-    if interval is None:
-        return None
-    form = _signed if signed else (lambda share: f"{100 * share:.2f}")
-    return f"{form(interval[0])} to {form(interval[1])}"
-
-
-def called(pair: Pair | None) -> Entry:
-    """A difference in points, with what the test calls it where that is no clear answer."""
-    if pair is None:
-        return percent(None)
-    shown = percent(pair.difference, signed=True)
-    mark = {"tie": " (tie)", "these models only": " (one seed)"}.get(pair.call, "")
-    return Entry(shown.text + mark, shown.value)
-
-
 def joined(names: Sequence[str]) -> str:
     """A, B and C."""
     if len(names) < 2:
@@ -309,9 +221,9 @@ def joined(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _signed(share: float) -> str:
+def signed_text(share: float) -> str:
     return f"{100 * share:+.2f}".replace("-", "−")
 
 
 def _points(share: float) -> str:
-    return f"{_signed(share)} points"
+    return f"{signed_text(share)} points"

@@ -13,7 +13,16 @@ from functools import cached_property
 from statistics import mean, stdev
 from typing import Any, Literal
 
-from dpfp_ray.results.runs import REFUTED, Budget, Key, Run, correct_answers, finite, order
+from dpfp_ray.results.runs import (
+    LEAST_SECONDS,
+    REFUTED,
+    Budget,
+    Key,
+    Run,
+    correct_answers,
+    finite,
+    order,
+)
 
 Tuning = Literal["", "retrained", "picked"]
 
@@ -108,6 +117,21 @@ class Cell:
         if self.key.epsilon is None:
             return None
         return Budget(self.key.accountant or "unknown", self.key.epsilon)
+
+
+def relative(cell: Cell, base: Cell | None, column: str) -> float | None:
+    """A measured `column` over that of `base`; None if one of them has none.
+
+    Times of a fraction of a second are not compared: they are mostly the first step's start-up.
+    """
+    if base is None:
+        return None
+    mine, other = cell.average(column), base.average(column)
+    if mine is None or not other:
+        return None
+    if column == "train_seconds" and min(mine, other) < LEAST_SECONDS:
+        return None
+    return mine / other
 
 
 def _deviation(scores: Sequence[float]) -> float | None:
