@@ -93,7 +93,6 @@ def test_a_hostile_where_is_a_bad_request_with_a_reason(url: str, where: str) ->
     answer = get(f"{url}/api/results", where=where)
     assert answer.status_code == 400
     assert len(answer.json()["error"]) > 10
-    assert answer.elapsed.total_seconds() < 5
 
 
 @pytest.mark.parametrize(
