@@ -94,7 +94,8 @@ class Charges:
             trial = record.get("trial", {})
             if trial.get("status") not in SETTLED or trial["status"] == "refused":
                 continue
-            name = self.begun.get(trial["id"]) or entry_of(record)
+            # A record speaks for the run that made it, which may be another driver's.
+            name = entry_of(record) or self.begun.get(trial["id"])
             entry = known.get(name or "")
             if entry is not None:
                 done = steps_done(record, entry.use.steps)

@@ -12,6 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from dpfp_ray.methods.parts.one_release import release_id
+from dpfp_ray.models.download import encoder_identity
+from dpfp_ray.models.own_encoder import CUSTOM
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
@@ -112,6 +114,8 @@ def use_for(
     # An audit's release has canaries in it, so it is one of its own whatever the seed is.
     if plan.one_release and purpose != "audit" and isinstance(table, RepresentationTable):
         release = release_id(plan, noise, table, seed)
+    if not isinstance(table, RepresentationTable) and not plan.model.startswith(CUSTOM):
+        run += f" {encoder_identity(plan.model)}"  # a folder's weights may have changed
     return use_of(
         plan,
         noise,

@@ -171,6 +171,20 @@ def test_a_trial_that_went_on_after_another_driver_ended_it_is_charged(
     assert first.spent()[0].entries[0].charged == trial.plan.steps
 
 
+def test_a_record_of_another_driver_s_run_does_not_end_ours(head: Values, tmp_path: Path) -> None:
+    """Two seeds in one store: the same trial twice, and only the last record of it is left."""
+    first, second = charges(tmp_path), charges(tmp_path)
+    (ours,) = first.begin(trials(head, 1e-3), SEED)
+    (theirs,) = second.begin(trials(head, 1e-3), SEED + 1)
+    put(tmp_path, ours, "finished", ours.plan.steps)
+    put(tmp_path, theirs, "failed", None, steps_drawn=1)
+    first.settle()
+    assert {entry.id: entry.charged for entry in Ledger(tmp_path / "ledger").entries()} == {
+        ours.entry: ours.plan.steps,
+        theirs.entry: 1,
+    }
+
+
 def test_a_new_seed_is_a_new_run_of_the_same_trial(head: Values, tmp_path: Path) -> None:
     driver = charges(tmp_path)
     driver.begin(trials(head, 1e-3), SEED)

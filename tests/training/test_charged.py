@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from dpfp_ray.audit.audit import audit
 from dpfp_ray.plan.errors import UserError
@@ -14,7 +15,9 @@ from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.training import run as run_module
+from dpfp_ray.training.charged import use_for
 from dpfp_ray.training.console import Interrupted, SilentReporter
+from dpfp_ray.training.prepare import prepare
 from dpfp_ray.training.train import train
 from tests.support.tiny_runs import write_csv
 
@@ -161,6 +164,23 @@ def test_the_same_seed_on_other_labels_is_charged_again(
     Path(own["train_file"]).write_text(text.replace(first, f"{first.split(',')[0]},{flipped}", 1))
     go(own, ledger, tmp_path / "run", seed=1, overwrite=True)
     assert only(ledger).epsilon > 1.2 * alone
+
+
+def test_another_encoder_in_the_same_folder_is_another_run(
+    tiny_task: Values, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_task["model"], tmp_path / "model"))
+    prepared = prepare(make_plan({**tiny_task, "model": str(folder)}))
+
+    def run_id() -> str:
+        use = use_for(prepared, people="them", run="same", seed=1, purpose="train")
+        return use.run_id
+
+    first = run_id()
+    assert run_id() == first
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: 2 * value for name, value in weights.items()}, folder / "model.safetensors")
+    assert run_id() != first
 
 
 def test_a_release_that_is_read_again_costs_nothing_more(tiny_task: Values, ledger: Path) -> None:
