@@ -1,9 +1,12 @@
-"""Accuracy on a frozen encoder: the modes whose guarantee is proved, and their honest rivals.
+"""Accuracy on a frozen encoder: the methods whose guarantee is proved, and their honest rivals.
 
   python benchmarks/frozen.py --task sst2 --data-dir /path/to/SST-2 --seeds 3
+  python benchmarks/frozen.py --task sst2 --data-dir /path/to/SST-2 --only "objpert;moments" \
+      --rows mean layers layers,centred
 
-One pass of the encoder (cached), then every method at every ε. Prints a Markdown table of dev
-accuracy, mean ± standard deviation over seeds; committed results are in benchmarks/frozen.md.
+One pass of the encoder (cached), then every method at every ε on every kind of row. Prints a
+Markdown table of dev accuracy, mean ± standard deviation over seeds; committed results are in
+benchmarks/frozen.md.
 """
 
 import argparse
@@ -16,18 +19,22 @@ import numpy as np
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.training import run
 from dpfp_ray.training.machine import use_threads
-from dpfp_ray.training.prepare import load_inputs, prepare
+from dpfp_ray.training.prepare import Inputs, load_inputs, prepare
 
-EPSILONS = (0.1, 1.0, 3.0, 8.0)
 METHODS: dict[str, dict[str, Any]] = {
+    "objpert": {"method": "objpert"},
     "moments": {"method": "dpfp", "mode": "moments"},
+    "moments, ridge 1": {"method": "dpfp", "mode": "moments", "ridge": 1.0},
+    "moments, ridge 2": {"method": "dpfp", "mode": "moments", "ridge": 2.0},
+    "moments, ridge auto": {"method": "dpfp", "mode": "moments", "ridge": "auto"},
     "release_once": {"method": "dpfp", "mode": "release_once"},
+    "release_once, ridge auto": {"method": "dpfp", "mode": "release_once", "ridge": "auto"},
     "release_once, prior dev": {"method": "dpfp", "mode": "release_once", "prior": "dev"},
     "release_once, label ε = ε/4": {"method": "dpfp", "mode": "release_once", "label_share": 0.25},
     "dpsgd, head": {"method": "dpsgd", "scope": "head"},
     "dpfp paper, head (nominal ε)": {"method": "dpfp", "scope": "head"},
+    "non_private, head: no noise": {"method": "non_private", "scope": "head"},
 }
-REFERENCE = "non_private, head: no noise, last epoch"
 
 
 class Silent:
@@ -40,40 +47,61 @@ def main() -> None:
     parser.add_argument("--task", default="demo")
     parser.add_argument("--data-dir")
     parser.add_argument("--model", default="minilm")
+    parser.add_argument("--max-train", type=int)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--only", default="", help="rows whose name starts so")
+    parser.add_argument("--epsilons", default="0.1,1,3,8")
+    parser.add_argument("--rows", nargs="+", default=["mean"], help="representations[,centred]")
+    parser.add_argument("--only", default="", help="names of methods, with ; between them")
     arguments = parser.parse_args()
     use_threads(arguments.threads)
-    common = {"task": arguments.task, "data_dir": arguments.data_dir, "model": arguments.model}
-    inputs = load_inputs(make_plan({**common, "scope": "head"}))
+    epsilons = [float(text) for text in arguments.epsilons.split(",")]
+    named = [name for name in arguments.only.split(";") if name] or list(METHODS)
+    common = {
+        "task": arguments.task,
+        "data_dir": arguments.data_dir,
+        "model": arguments.model,
+        "max_train": arguments.max_train,
+    }
 
-    def score(values: dict[str, Any]) -> str:
+    def score(values: dict[str, Any], inputs: Inputs) -> str:
         """Seeds are fixed, so that the table can be made again: nothing here is for release."""
-        prepared = prepare(make_plan({**common, **values}), inputs)
+        prepared = prepare(make_plan(values), inputs)
         found, started = [], time.perf_counter()
         for seed in range(arguments.seeds):
             record, _ = run.run(prepared, Silent(), seed=seed)
             found.append(record["metrics"]["accuracy_last"])
         seconds = (time.perf_counter() - started) / arguments.seeds
-        print(f"{values} {found} {seconds:.2f} s a run", file=sys.stderr)
-        return f"{np.mean(found):.4f} ± {np.std(found, ddof=1):.4f}"
+        print(f"{values} {found} {seconds:.2f} s a run", file=sys.stderr, flush=True)
+        spread = f" ± {np.std(found, ddof=1):.4f}" if len(found) > 1 else ""
+        return f"{np.mean(found):.4f}{spread}"
 
-    print("| dev accuracy | " + " | ".join(f"ε = {epsilon:g}" for epsilon in EPSILONS) + " |")
-    print("| --- |" + " --- |" * len(EPSILONS))
-    for name, values in METHODS.items():
-        if not name.startswith(arguments.only):
-            continue
-        cells = []
-        for epsilon in EPSILONS:
-            chosen = {key: value for key, value in values.items() if key != "label_share"}
-            if "label_share" in values:
-                chosen["label_epsilon"] = values["label_share"] * epsilon
-            cells.append(score({**chosen, "epsilon": epsilon}))
-        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
-    if REFERENCE.startswith(arguments.only):
-        reference = score({"method": "non_private", "scope": "head"})
-        print(f"| {REFERENCE} | {reference} |" + " |" * (len(EPSILONS) - 1))
+    print("| dev accuracy | rows | " + " | ".join(f"ε = {one:g}" for one in epsilons) + " |")
+    print("| --- | --- |" + " --- |" * len(epsilons))
+    for kind in arguments.rows:
+        representation = kind.removesuffix(",centred")
+        centred = representation != kind
+        rows = {"representation": representation, "centring": "dev" if centred else "none"}
+        inputs = load_inputs(make_plan({**common, **rows, "scope": "head"}))
+        for name in named:
+            values = {**common, **rows, **METHODS[name]}
+            share = values.pop("label_share", None)
+            if values["method"] == "non_private":
+                cells = [score(values, inputs)] + [""] * (len(epsilons) - 1)
+            else:
+                cells = [
+                    score(
+                        {
+                            **values,
+                            "epsilon": epsilon,
+                            **({} if share is None else {"label_epsilon": share * epsilon}),
+                        },
+                        inputs,
+                    )
+                    for epsilon in epsilons
+                ]
+            shown = representation + (", centred" if centred else "")
+            print(f"| {name} | {shown} | " + " | ".join(cells) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from dpfp_ray.audit.scores import (
 )
 from dpfp_ray.audit.watch import Watcher
 from dpfp_ray.data import Table, Task
+from dpfp_ray.data.pair_tokens import PairTable
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.data.whole_files import PRIVATE, read_json, write_json
@@ -104,11 +105,18 @@ def set_up(plan: Plan, settings: Settings, membership_seed: int, task: Task | No
         classes=len(inputs.label_names),
     )
     canaries = make_canaries(
-        str(settings.family), settings.canaries, task, load_tokenizer(plan.model), plan.max_length
+        str(settings.family),
+        settings.canaries,
+        task,
+        load_tokenizer(plan.model),
+        plan.max_length,
+        text_by_text=inputs.representation == "pair",
     )
     if isinstance(real, RepresentationTable):
-        tokens = cast(TokenTable, canaries.table)
-        h = represent(tokens, plan.model, inputs.representation, plan.precision, "canaries")
+        tokens = cast(TokenTable | PairTable, canaries.table)
+        h = represent(
+            tokens, plan.model, inputs.representation, plan.precision, "canaries", real.centre
+        )
         canaries = replace(canaries, table=h)
     members = flip_coins(len(canaries), membership_seed)
     train = insert(real, canaries, members, absence(bound))

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfp_ray.data import Split, Table, Task, public_order
+from dpfp_ray.data.pair_tokens import tokenise_sides
 from dpfp_ray.data.tokens import TokenTable, tokenise
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.sampling import keyed_generator
@@ -47,8 +48,17 @@ def flip_coins(count: int, seed: int) -> Bools:
     return keyed_generator(seed, "canary coins", 0).random(count) < 0.5
 
 
-def make_canaries(family: str, count: int, task: Task, tokenizer: Any, max_length: int) -> Canaries:
-    """`count` canaries for the training set of `task`, as tokens.
+def make_canaries(
+    family: str,
+    count: int,
+    task: Task,
+    tokenizer: Any,
+    max_length: int,
+    *,
+    text_by_text: bool = False,
+) -> Canaries:
+    """`count` canaries for the training set of `task`, as tokens; those of pairs jointly, or text
+    by text.
 
     mislabelled   the displaced record itself, under a class that it does not have
     unused_token  a neutral sentence with one token of its own: an `[unusedN]` where the vocabulary
@@ -65,15 +75,19 @@ def make_canaries(family: str, count: int, task: Task, tokenizer: Any, max_lengt
     displaced = split.take(places)
     if family == "mislabelled":
         labels = (displaced.labels + rng.integers(1, classes, count)) % classes
-        return Canaries(
-            family, tokenise(replace(displaced, labels=labels), tokenizer, max_length), places, None
-        )
+        tokens_of = tokenise_sides if text_by_text else tokenise
+        mislabelled = tokens_of(replace(displaced, labels=labels), tokenizer, max_length)
+        return Canaries(family, mislabelled, places, None)
     pairs = None if split.pairs is None else [NEUTRAL] * count
     neutral = Split([NEUTRAL] * count, pairs, rng.integers(0, classes, count))
     tables = [tokenise(part, tokenizer, max_length) for part in (split, *task.dev.values())]
     tokens = unused_tokens(tables, tokenizer, count)
-    table = mark(tokenise(neutral, tokenizer, max_length), tokens, tokenizer)
-    return Canaries(family, table, places, tokens)
+    if not text_by_text:
+        table = mark(tokenise(neutral, tokenizer, max_length), tokens, tokenizer)
+        return Canaries(family, table, places, tokens)
+    sides = tokenise_sides(neutral, tokenizer, max_length)
+    marked = replace(sides, first=mark(sides.first, tokens, tokenizer))
+    return Canaries(family, marked, places, tokens)
 
 
 def unused_tokens(tables: Iterable[TokenTable], tokenizer: Any, count: int) -> Ints:

@@ -86,7 +86,9 @@ def blank(like: Table, labels: Ints, length: int) -> Table:
     """Rows of `length` padding tokens; zero rows of representations."""
     rows = len(labels)
     if isinstance(like, RepresentationTable):
-        return RepresentationTable(np.zeros((rows, like.width), np.float32), labels, "zero")
+        return replace(
+            like, h=np.zeros((rows, like.width), like.h.dtype), labels=labels, key="zero"
+        )
     like = cast(TokenTable, like)
     columns = {
         name: np.full(rows * length, like.pad_token_id if name == "input_ids" else 0, column.dtype)
@@ -101,7 +103,8 @@ def stack(*tables: Table) -> Table:
     if isinstance(tables[0], RepresentationTable):
         parts = cast(tuple[RepresentationTable, ...], tables)
         key = " ".join(f"{part.key}*{len(part)}" for part in parts)
-        return RepresentationTable(np.concatenate([part.h for part in parts]), labels, key)
+        h = np.concatenate([part.h for part in parts])
+        return replace(parts[0], h=h, labels=labels, key=key)
     packed = cast(tuple[TokenTable, ...], tables)
     columns = {
         name: np.concatenate([table.columns[name] for table in packed])
@@ -118,7 +121,7 @@ def select(table: Table, rows: Ints) -> Table:
         # Noise of a release is keyed by what it is made from: other rows must have another key.
         digest = hashlib.blake2b(table.key.encode(), digest_size=16)
         digest.update(np.ascontiguousarray(rows, dtype=np.int64).data)
-        return RepresentationTable(table.h[rows], labels, digest.hexdigest())
+        return replace(table, h=table.h[rows], labels=labels, key=digest.hexdigest())
     table = cast(TokenTable, table)
     lengths = table.lengths[rows]
     ends = offsets(lengths)

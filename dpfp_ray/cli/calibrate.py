@@ -31,6 +31,7 @@ USED = (
     "epochs",
     "epsilon",
     "delta",
+    "label_epsilon",
     "accountant",
     "clip",
 )
@@ -65,8 +66,8 @@ def show(found: "Calibration") -> None:
 
     plan = found.plan
     stdout.print(
-        f"{plan.method}: D = {plan.D:,}, B = {plan.B}, M = {plan.M}, E = {plan.epochs:g}, "
-        f"δ = {plan.delta:.3g}, neighbours differ by {plan.adjacency}"
+        f"{plan.spec.title}, scope {plan.scope}: D = {plan.D:,}, B = {plan.B}, M = {plan.M}, "
+        f"E = {plan.epochs:g}, δ = {plan.delta:.3g}, neighbours differ by {plan.adjacency}"
     )
     stdout.print(
         f"p = {plan.p:.4g}, T = {plan.steps:,} steps, n = {plan.draws:,} draws\n"

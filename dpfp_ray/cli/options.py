@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import users_of
 from dpfp_ray.plan.plan import FIELDS, Plan
+from dpfp_ray.plan.shown_defaults import by_method
 from dpfp_ray.plan.values import ALIASES, field_name, make_plan, read_plan_file
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ def add_flag(group: Any, name: str) -> None:
     flags += ["--lr"] if name == "learning_rate" else []
     users = ", ".join(users_of(name))
     help_text = (f"{users}: " if users else "") + spec.metadata["help"]
-    if spec.default is not None:
+    if known := by_method(name):
+        help_text += f" (default: {known})"
+    elif spec.default is not None:
         help_text += f" (default: {spec.default})"
     choices = spec.metadata["choices"]
     symbol = next((short for short, long in ALIASES.items() if long == name), None)

@@ -7,9 +7,11 @@ A row whose loss or gradient is not finite has no clipped gradient, and adds not
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from dpfp_ray.methods.parts.base import Method, Rows
+from dpfp_ray.methods.parts.width_noise import of_minimum
 from dpfp_ray.plan.defaults import SST2_RECORDS, Defaults
 from dpfp_ray.plan.method_spec import SCOPES, MethodSpec
 
@@ -80,6 +82,11 @@ class DpSgd(Method):
         torch._foreach_div_(gradients, self.plan.B)
 
 
+def noise_to_signal(plan: Plan, noise_multiplier: float, width: int, classes: int) -> float:
+    """T noisy sums over a share p of the records each are about one of noise σ/(p √T)."""
+    return of_minimum(noise_multiplier / (plan.p * math.sqrt(plan.steps)), width, plan.D)
+
+
 SPEC = MethodSpec(
     method="dpsgd",
     label="DP-SGD",
@@ -91,6 +98,7 @@ SPEC = MethodSpec(
     steps=DpSgd,
     scopes=SCOPES,
     uses=("clipping", "clip_style"),
+    noise_to_signal=noise_to_signal,
     # Li et al. 2022: lxuechen/private-transformers, examples/classification/run_wrapper.py. It
     # multiplies both B = 1000 and 3 epochs by 2 (QNLI) and 6 (QQP, MNLI) to keep sampling rates.
     defaults=Defaults(

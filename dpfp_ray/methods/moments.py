@@ -32,6 +32,7 @@ from dpfp_ray.methods.parts.one_release import (
     bounded_rows,
     release_id,
 )
+from dpfp_ray.methods.parts.width_noise import of_second_moment
 from dpfp_ray.plan.defaults import closed_form
 from dpfp_ray.plan.method_spec import MethodSpec, OneRelease
 from dpfp_ray.privacy.sampling import keyed_generator
@@ -129,6 +130,10 @@ def released_moments(seen: Seen) -> Floats:
     return np.asarray(np.linalg.solve(gram + noise, projected - gram.sum(1) / 2))
 
 
+def noise_to_signal(plan: Plan, noise_multiplier: float, width: int, classes: int) -> float:
+    return of_second_moment(noise_multiplier, SECOND, width, plan.D)
+
+
 SPEC = MethodSpec(
     method="dpfp",
     mode="moments",
@@ -140,6 +145,7 @@ SPEC = MethodSpec(
     scopes=("head",),
     one_release=OneRelease(release, coordinates, released_moments),
     uses=("scaling", "ridge", "shrinkage", "prior"),
+    noise_to_signal=noise_to_signal,
     # Measured on SST-2 and the demo, which are public (benchmarks/frozen.md); the optimum is flat.
     defaults=closed_form(ridge=0.5, shrinkage=0.01),
     released="class counts, class sums and second moment of the representations, with noise",

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dpfp_ray.methods.parts.discriminant import LinearHead
 from dpfp_ray.methods.parts.one_release import Recent, Seen, bounded, bounded_rows, release_id
+from dpfp_ray.methods.parts.width_noise import of_minimum
 from dpfp_ray.plan.defaults import closed_form
 from dpfp_ray.plan.method_spec import MethodSpec, OneRelease, OwnProfile
 from dpfp_ray.privacy.sampling import keyed_generator
@@ -105,6 +106,10 @@ def released_gradient(seen: Seen) -> Floats:
     return np.asarray(np.linalg.solve(gram + noise, projected - gram.sum(1) / 2))
 
 
+def noise_to_signal(plan: Plan, noise_multiplier: float, width: int, classes: int) -> float:
+    return of_minimum(noise_multiplier, width, plan.D)
+
+
 SPEC = MethodSpec(
     method="objpert",
     label="Objective perturbation",
@@ -119,6 +124,7 @@ SPEC = MethodSpec(
         "for two classes, docs/privacy_objpert.md for more): an upper bound",
     ),
     uses=("scaling",),
+    noise_to_signal=noise_to_signal,
     defaults=closed_form(ridge=None, shrinkage=None),
     released="the weights of a linear classifier that minimises a randomly perturbed loss, with "
     "a little noise",

@@ -13,6 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn import Embedding, Linear, Module, Parameter
 
+from dpfp_ray.models.modeling_dpfp import (
+    PAIR,
+    chosen_layers,
+    join,
+    layer_means,
+    mean_of_tokens,
+    reads_layers,
+    relation,
+)
 from dpfp_ray.models.shortcut import Shortcut
 from dpfp_ray.plan.errors import UserError
 
@@ -24,8 +33,12 @@ class Classifier(Module):
     """`forward(batch)`: logits of shape (rows, classes); `represent(batch)`: (rows, width).
 
     A batch is what the tokenizer gives: `input_ids`, `attention_mask` and, where there are any,
-    `token_type_ids`, each of shape (rows, length). Zero rows are a normal batch.
+    `token_type_ids`, each of shape (rows, length). Zero rows are a normal batch. For the
+    representation `pair` it has the second texts too, as `pair_input_ids` and so on.
     """
+
+    # Taken off h, if anything is: a mean of public rows, (width,).
+    centre: Tensor | None
 
     def __init__(
         self,
@@ -37,6 +50,7 @@ class Classifier(Module):
         head_seed: int = 0,
     ) -> None:
         super().__init__()
+        self.register_buffer("centre", None)
         self.encoder = encoder
         self.representation = representation
         self.classes = classes
@@ -70,26 +84,43 @@ class Classifier(Module):
 
     def represent(self, batch: Mapping[str, Tensor]) -> Tensor:
         """h(x): one fp32 vector for each row; without a graph if the encoder is frozen."""
-        rows, length = batch["input_ids"].shape
-        if rows == 0:
+        if len(batch["input_ids"]) == 0:
             # No row, no encoder; but backward still works, through an empty slice of a weight.
             weight = next(self.encoder.parameters())
             return weight.reshape(-1)[:0].reshape(0, self.width).float()
-        if self._longest is not None and length > self._longest:
-            raise UserError(f"rows of {length} tokens; this encoder reads at most {self._longest}")
         known = batch.get("below")
         way = nullcontext() if known is None or not self.shortcut else self.shortcut.given(known)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen), way:
-            output = self.encoder(**self._inputs(batch))
-            if self.representation == "pooler":
-                pooled: Tensor = output.pooler_output.float()
-                return pooled
-            hidden: Tensor = output.last_hidden_state.float()
-            if self.representation == "cls":
-                return hidden[:, 0]
-            mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
-            weights = mask.unsqueeze(-1).to(hidden.dtype)
-            return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
+            if self.representation == PAIR:
+                second = {
+                    name.removeprefix(f"{PAIR}_"): value
+                    for name, value in batch.items()
+                    if name.startswith(f"{PAIR}_")
+                }
+                return join(relation(self._vector(batch), self._vector(second)), self.centre)
+            if reads_layers(self.representation):
+                means = self.layer_means(batch)
+                return join(chosen_layers(means, self.representation), self.centre)
+            h = self._vector(batch)
+            return h if self.centre is None else h - self.centre
+
+    def layer_means(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """(rows, layers + 1, width of one layer)."""
+        output = self.encoder(**self._inputs(batch), output_hidden_states=True)
+        return layer_means(output, _mask(batch))
+
+    def _vector(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """One vector for each text: as `pooler` and `cls` have it, else the mean of its tokens."""
+        output = self.encoder(**self._inputs(batch))
+        if self.representation == "pooler":
+            pooled: Tensor = output.pooler_output.float()
+            return pooled
+        hidden: Tensor = output.last_hidden_state
+        return (
+            hidden[:, 0].float()
+            if self.representation == "cls"
+            else mean_of_tokens(hidden, _mask(batch))
+        )
 
     def _inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the encoder's forward takes, with what it would fill in by itself spelt out.
@@ -100,6 +131,8 @@ class Classifier(Module):
         """
         inputs = {key: value for key, value in batch.items() if key in self._accepted}
         ids = inputs["input_ids"]
+        if self._longest is not None and (length := ids.shape[1]) > self._longest:
+            raise UserError(f"rows of {length} tokens; this encoder reads at most {self._longest}")
         if "token_type_ids" in self._accepted and self._token_types is not None:
             if self._token_types == 0:
                 inputs.pop("token_type_ids", None)
@@ -140,7 +173,14 @@ class Classifier(Module):
         real = [number for number in range(3, 8) if number != padding][:4]
         ids = torch.tensor([real, [*real[:2], padding, padding]])
         mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
-        return {"input_ids": ids, "attention_mask": mask}
+        batch = {"input_ids": ids, "attention_mask": mask}
+        if self.representation == PAIR:
+            batch |= {f"{PAIR}_{name}": value for name, value in batch.items()}
+        return batch
+
+
+def _mask(batch: Mapping[str, Tensor]) -> Tensor:
+    return batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
 
 
 def bound_rows(h: Tensor, scaling: str, C: float) -> Tensor:

@@ -89,6 +89,7 @@ def model_config(predictor: Predictor) -> DpfpConfig:
         width=classifier.width,
         bounded=classifier.bounded,
         precision=predictor.precision,
+        centred=classifier.centre is not None,
         id2label=dict(enumerate(predictor.labels)),
         label2id={label: number for number, label in enumerate(predictor.labels)},
         architectures=["DpfpForSequenceClassification"],

@@ -13,6 +13,60 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedMode
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.pipelines.text_classification import TextClassificationPipeline
 
+# One vector for each text ------------------------------------------------------------------------
+
+PAIR = "pair"  # how a pair is represented, and the start of its second text's inputs: `pair_…`
+
+
+def reads_layers(representation: str) -> bool:
+    return representation.partition(":")[0] == "layers"
+
+
+def mean_of_tokens(hidden: Tensor, mask: Tensor) -> Tensor:
+    hidden = hidden.float()
+    weights = mask.unsqueeze(-1).to(hidden.dtype)
+    return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+def layer_means(output: Any, mask: Tensor) -> Tensor:
+    """(rows, layers + 1, width): the embeddings' mean, then every layer's.
+
+    The last one is that of what the encoder gives in the end, after a last norm if it has one.
+    """
+    layers = [*output.hidden_states[:-1], output.last_hidden_state]
+    return torch.stack([mean_of_tokens(hidden, mask) for hidden in layers], 1)
+
+
+def unit(parts: Tensor) -> Tensor:
+    """Vectors along the last axis scaled to norm 1; 0 stays 0."""
+    norms = torch.linalg.vector_norm(parts, dim=-1, keepdim=True)
+    return parts / norms.clamp(min=torch.finfo(parts.dtype).tiny)
+
+
+def chosen_layers(means: Tensor, representation: str) -> Tensor:
+    """Those that `layers:3,4` names; all for `layers`."""
+    numbers = representation.partition(":")[2]
+    return means[:, [int(number) for number in numbers.split(",")]] if numbers else means
+
+
+def relation(u: Tensor, v: Tensor) -> Tensor:
+    """(rows, 4, width): what two texts say together, each part to be scaled by itself."""
+    u, v = unit(u), unit(v)
+    return torch.stack([u, v, (u - v).abs(), u * v], 1)
+
+
+def join(parts: Tensor, centre: Tensor | None = None) -> Tensor:
+    """Parts of equal length, one after the other, in a vector of norm 1.
+
+    `centre` is taken off before, and each part is scaled again: what is left of it, however short,
+    is what tells rows apart.
+    """
+    count = parts.shape[1]
+    parts = unit(parts)
+    if centre is not None:
+        parts = unit(parts - centre.reshape(parts.shape[1:]) * count**0.5)
+    return (parts / count**0.5).flatten(1)
+
 
 class DpfpConfig(PreTrainedConfig):
     """`encoder` is the encoder's own config; `bounded` is None or (how, length)."""
@@ -27,12 +81,13 @@ class DpfpConfig(PreTrainedConfig):
         width: int = 0,
         bounded: tuple[str, float] | None = None,
         precision: str = "fp32",
+        centred: bool = False,
         **others: Any,
     ) -> None:
         self.encoder = encoder or {}
         self.encoder_options = encoder_options or {}
         self.representation, self.width = representation, width
-        self.bounded, self.precision = bounded, precision
+        self.bounded, self.precision, self.centred = bounded, precision, centred
         super().__init__(**others)
 
 
@@ -41,6 +96,7 @@ class DpfpForSequenceClassification(PreTrainedModel):
 
     config_class = DpfpConfig
     _supports_sdpa = True
+    centre: Tensor | None  # what is taken off each vector, if anything
 
     def __init__(self, config: DpfpConfig) -> None:
         super().__init__(config)
@@ -48,6 +104,7 @@ class DpfpForSequenceClassification(PreTrainedModel):
         encoder = AutoConfig.for_model(inner.pop("model_type"), **inner)
         self.encoder = AutoModel.from_config(encoder, **config.encoder_options)
         self.head = nn.Linear(config.width, len(config.id2label or {}))
+        self.register_buffer("centre", torch.zeros(config.width) if config.centred else None)
         self.accepted = set(inspect.signature(self.encoder.forward).parameters)
         if getattr(encoder, "type_vocab_size", None) in (0, 1):
             self.accepted.discard("token_type_ids")  # tokenizers may number what has no place
@@ -59,28 +116,54 @@ class DpfpForSequenceClassification(PreTrainedModel):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
+        pair_input_ids: Tensor | None = None,
+        pair_attention_mask: Tensor | None = None,
+        pair_token_type_ids: Tensor | None = None,
         **_: Any,
     ) -> SequenceClassifierOutput:
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        given = {"input_ids": input_ids, "attention_mask": mask, "token_type_ids": token_type_ids}
-        inputs = {k: v for k, v in given.items() if v is not None and k in self.accepted}
-        bf16 = self.config.precision == "bf16"
-        with torch.autocast(input_ids.device.type, torch.bfloat16, enabled=bf16):
-            output = self.encoder(**inputs)
-        logits = self.head(self.bound(self.pool(output, mask)).to(self.head.weight.dtype))
+        first = self.encode(input_ids, attention_mask, token_type_ids)
+        if self.config.representation == PAIR:
+            if pair_input_ids is None:
+                raise ValueError(
+                    "this model reads its two texts one by one: tokenize the second by itself and "
+                    "give it as pair_input_ids and pair_attention_mask, or use the pipeline with "
+                    '{"text": …, "text_pair": …}'
+                )
+            second = self.encode(pair_input_ids, pair_attention_mask, pair_token_type_ids)
+            h = join(relation(first, second), self.centre)
+        elif reads_layers(self.config.representation):
+            h = join(chosen_layers(first, self.config.representation), self.centre)
+        else:
+            h = first if self.centre is None else first - self.centre
+        logits = self.head(self.bound(h).to(self.head.weight.dtype))
         loss: Any = None if labels is None else nn.functional.cross_entropy(logits, labels)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
-    def pool(self, output: Any, mask: Tensor) -> Tensor:
-        """One vector for each text."""
+    def encode(self, ids: Tensor, mask: Tensor | None, types: Tensor | None) -> Tensor:
+        """What the encoder says of each text: a vector, or one for each layer."""
+        mask = torch.ones_like(ids) if mask is None else mask
+        given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+        inputs: dict[str, Any] = {
+            name: value
+            for name, value in given.items()
+            if value is not None and name in self.accepted
+        }
+        if reads_layers(self.config.representation):
+            inputs["output_hidden_states"] = True
+        bf16 = self.config.precision == "bf16"
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=bf16):
+            output = self.encoder(**inputs)
+        if reads_layers(self.config.representation):
+            return layer_means(output, mask)
         if self.config.representation == "pooler":
             pooled: Tensor = output.pooler_output.float()
             return pooled
-        hidden: Tensor = output.last_hidden_state.float()
-        if self.config.representation == "cls":
-            return hidden[:, 0]
-        weights = mask.unsqueeze(-1).to(hidden.dtype)
-        return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
+        hidden: Tensor = output.last_hidden_state
+        return (
+            hidden[:, 0].float()
+            if self.config.representation == "cls"
+            else mean_of_tokens(hidden, mask)
+        )
 
     def bound(self, h: Tensor) -> Tensor:
         """Vectors of length at most C ("clip") or exactly C ("unit"), if the head needs that."""
@@ -102,3 +185,13 @@ class DpfpPipeline(TextClassificationPipeline):
     ) -> Any:
         before, during, after = super()._sanitize_parameters(function_to_apply, top_k, **given)
         return {"truncation": "longest_first", **before}, during, after
+
+    def preprocess(self, inputs: Any, **options: Any) -> Any:  # type: ignore[override]
+        """Of a model that reads pairs text by text: each text tokenized by itself."""
+        if self.model.config.representation != PAIR:
+            return super().preprocess(inputs, **options)
+        if not isinstance(inputs, dict) or set(inputs) != {"text", "text_pair"}:
+            raise ValueError('this model reads pairs: give {"text": …, "text_pair": …}')
+        found = super().preprocess(inputs["text"], **options)
+        second = super().preprocess(inputs["text_pair"], **options)
+        return {**found, **{f"{PAIR}_{name}": value for name, value in second.items()}}

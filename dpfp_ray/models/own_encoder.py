@@ -17,9 +17,11 @@ from torch.nn import Dropout, Module
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from dpfp_ray.data.batches import PART_COST, split_rows
+from dpfp_ray.data.pair_tokens import PairTable
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.models.classifier import Classifier
-from dpfp_ray.models.representations import INFERENCE_ROWS, RepresentationTable
+from dpfp_ray.models.representations import Floats, RepresentationTable
+from dpfp_ray.models.row_store import INFERENCE_ROWS
 from dpfp_ray.models.scopes import Lora, restrict
 from dpfp_ray.plan.errors import UserError
 
@@ -76,6 +78,8 @@ class OwnEncoder:
     def resolve_representation(self, wanted: str) -> str:
         """`mean` unless the plan says otherwise: nobody but the caller knows what it was trained
         for."""
+        if wanted.startswith("layers") and not isinstance(self.module, PreTrainedModel):
+            raise UserError(f"representation {wanted}: {self.name} gives one layer; use mean")
         if wanted == "pooler" and not hasattr(self.module, "pooler"):
             raise UserError(f"representation pooler: {self.name} has none; use cls or mean")
         return "mean" if wanted == "auto" else wanted
@@ -112,10 +116,15 @@ class OwnEncoder:
 
     @torch.inference_mode()
     def represent(
-        self, table: TokenTable, representation: str, precision: str
+        self,
+        table: TokenTable | PairTable,
+        representation: str,
+        precision: str,
+        centre: Floats | None = None,
     ) -> RepresentationTable:
         """h of every row, as `representations.represent` makes it, but kept nowhere."""
         model = self.classifier(representation, 2, dropout=0.0, head_seed=0, scope="head")
+        model.centre = None if centre is None else torch.from_numpy(centre)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model.to(device).eval()
         h = np.empty((len(table), model.width), np.float32)
@@ -124,4 +133,4 @@ class OwnEncoder:
             with torch.autocast(device.type, torch.bfloat16, precision == "bf16"):
                 h[part] = model.represent(batch).float().cpu().numpy()
         key = hashlib.blake2b(h.data, digest_size=16).hexdigest()
-        return RepresentationTable(h, np.asarray(table.labels), key)
+        return RepresentationTable(h, np.asarray(table.labels), key, centre)

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpfp_ray.data import Split
+from dpfp_ray.data import Split, Table
 from dpfp_ray.data.batches import PART_COST, split_rows
+from dpfp_ray.data.pair_tokens import tokenise_sides
 from dpfp_ray.data.tokens import tokenise_once
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.plan.errors import UserError
@@ -75,8 +76,13 @@ class Predictor:
     def probabilities(self, texts: str | Sequence[Text]) -> NDArray[np.float64]:
         """Of every class for every row: shape (rows, classes)."""
         split = rows_of([texts] if isinstance(texts, str) else texts)
-        table = tokenise_once(split, self.tokenizer, self.max_length)
         model = self.classifier
+        if model.representation != "pair":
+            table: Table = tokenise_once(split, self.tokenizer, self.max_length)
+        elif split.pairs is not None:
+            table = tokenise_sides(split, self.tokenizer, self.max_length, keep=False)
+        else:
+            raise UserError("this model was trained on pairs of texts; give two texts a row")
         device = next(model.parameters()).device
         found = np.empty((len(table), len(self.labels)))
         for part in split_rows(table.lengths, ROWS, PART_COST[device.type]):

@@ -19,8 +19,8 @@ from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.scopes import Lora, restrict
 from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.method_spec import SCOPES, scope_kind
+from dpfp_ray.plan.representation import check_representation, is_joined, layer_numbers
 
-REPRESENTATIONS = ("pooler", "cls", "mean")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 # Have a causal-LM class and no masked-LM class, yet AutoModel runs them in both directions.
 _BOTH_WAYS = ("xlnet", "bert-generation")
@@ -79,16 +79,22 @@ def build_classifier(
 
 
 def resolve_representation(model: str, representation: str) -> str:
-    """`pooler`, `cls` or `mean`: "auto" decided, and what the encoder cannot give refused.
+    """As the encoder was trained for it where it is "auto"; what it cannot give is refused.
 
     "auto" takes what the weights were trained for: the known models' own choice, the pooling that a
     sentence-transformers folder declares, `mean` for left-to-right models, `pooler` (the paper's
     choice) where the checkpoint really holds one, else `cls`.
     """
-    if representation not in ("auto", *REPRESENTATIONS):
-        choices = ", ".join(("auto", *REPRESENTATIONS))
-        raise UserError(f"representation must be one of {choices}, not {representation!r}")
+    check_representation(representation)
     config, kind = _load_config(model)
+    if is_joined(representation):
+        highest = max(layer_numbers(representation), default=0)
+        if highest > (count := _count_layers(config)):
+            raise UserError(
+                f"representation {representation} with {model!r}: its layers are 1 to {count}, and "
+                f"0 is the embeddings"
+            )
+        return representation
     causal = getattr(config, "is_decoder", False) or (
         config.model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         and config.model_type not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
@@ -109,6 +115,17 @@ def resolve_representation(model: str, representation: str) -> str:
     if causal:
         return "mean"
     return "pooler" if _builds_pooler(config, kind) and _holds_pooler(model) else "cls"
+
+
+def width_of_layers(model: str) -> int:
+    """Of all layers' means joined, the embeddings' among them."""
+    config, _ = _load_config(model)
+    return (_count_layers(config) + 1) * int(config.hidden_size)
+
+
+def _count_layers(config: Any) -> int:
+    """Configs have their own names for it, which transformers maps to this one."""
+    return int(config.num_hidden_layers)
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:

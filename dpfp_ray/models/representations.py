@@ -7,9 +7,8 @@ their owner only, and they are no release.
 """
 
 import hashlib
-import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,21 @@ from torch.nn import Linear, Module
 from dpfp_ray.data import content_hash
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.cache import cache_dir
+from dpfp_ray.data.pair_tokens import PairTable
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.data.whole_files import PRIVATE, whole_file
 from dpfp_ray.models.classifier import Classifier, initialise_head
 from dpfp_ray.models.download import encoder_identity
+from dpfp_ray.models.modeling_dpfp import chosen_layers, join, relation
 from dpfp_ray.models.pretrained import build_classifier
+from dpfp_ray.models.progress import bar_of_rows
+from dpfp_ray.models.row_store import INFERENCE_ROWS, encoded_rows
+from dpfp_ray.plan.representation import is_joined
 
 # Part of every key: raise it when the meaning of the stored numbers changes.
 FORMAT_VERSION = 1
-INFERENCE_ROWS = 256
+ASSEMBLED_ROWS = 4096  # at once
+Rows = npt.NDArray[np.float16] | npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float32]
 
 
@@ -39,9 +44,10 @@ Floats = npt.NDArray[np.float32]
 class RepresentationTable:
     """What a `TokenTable` is to the encoder, this is to the head: `h[i]` belongs to `labels[i]`."""
 
-    h: Floats
+    h: Rows  # joined ones in half precision: their numbers are below 1
     labels: npt.NDArray[np.int64]
-    key: str  # of what h was computed from: tokens, encoder, representation, precision
+    key: str  # of what h was computed from: tokens, encoder, representation, precision, centre
+    centre: Floats | None = None  # what was taken off h, if anything
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -56,7 +62,8 @@ class RepresentationTable:
         return np.ones(len(self), np.int64)
 
     def collate(self, rows: npt.NDArray[Any]) -> dict[str, Tensor]:
-        return {"representation": torch.from_numpy(self.h[np.asarray(rows, dtype=np.int64)])}
+        h = self.h[np.asarray(rows, dtype=np.int64)]
+        return {"representation": torch.from_numpy(h).float()}
 
     def content(self) -> str:
         """By what h was computed from: its last digits depend on the machine."""
@@ -73,6 +80,7 @@ class HeadClassifier(Classifier):
 
     def __init__(self, width: int, classes: int, representation: str, head_seed: int = 0) -> None:
         Module.__init__(self)  # there is no encoder to probe
+        self.register_buffer("centre", None)
         self.encoder = torch.nn.Identity()
         self.representation = representation
         self.width, self.classes = width, classes
@@ -85,18 +93,25 @@ class HeadClassifier(Classifier):
 
 
 def represent(
-    table: TokenTable, model: str, representation: str, precision: str = "fp32", name: str = ""
+    table: TokenTable | PairTable,
+    model: str,
+    representation: str,
+    precision: str = "fp32",
+    name: str = "",
+    centre: Floats | None = None,
 ) -> RepresentationTable:
     """h of every row of `table`, from the cache if these tokens went through this encoder before.
 
     The encoder runs in inference mode, without dropout; `name` is only for the progress bar. A
-    pooler that the checkpoint lacks is random with seed 0, whatever the run's seed.
+    pooler that the checkpoint lacks is random with seed 0, whatever the run's seed. `centre` is
+    what to take off (`public_centre`).
     """
-    key = _key(table, model, representation, precision)
+    key = _key(table, model, representation, precision, centre)
     entry = cache_dir() / "representations" / f"{key}.npy"
-    known = _load(entry, len(table))
+    joined = is_joined(representation)
+    known = _load(entry, len(table), np.float16 if joined else np.float32)
     if known is None:
-        known = _encode(table, model, representation, precision, name)
+        known = _compute(table, model, representation, precision, name, centre)
         try:
             with whole_file(entry, PRIVATE) as file:
                 np.save(file, known)
@@ -105,57 +120,99 @@ def represent(
             warnings.warn(
                 f"representations are not cached in {entry.parent}: {error}", stacklevel=2
             )
-    return RepresentationTable(known, np.asarray(table.labels), key)
+    return RepresentationTable(known, np.asarray(table.labels), key, centre)
+
+
+def public_centre(tables: list[RepresentationTable]) -> Floats:
+    """The mean of all their rows: of dev rows, for plans that count these as public."""
+    h = np.concatenate([np.asarray(table.h, np.float64) for table in tables])
+    finite = h[np.isfinite(h).all(1)]
+    return np.asarray(finite.sum(0) / max(len(finite), 1), np.float32)
+
+
+def _compute(
+    table: TokenTable | PairTable,
+    model: str,
+    representation: str,
+    precision: str,
+    name: str,
+    centre: Floats | None,
+) -> Rows:
+    off = None if centre is None else torch.from_numpy(centre)
+    if isinstance(table, PairTable) or is_joined(representation):
+        return _assemble(table, model, representation, precision, name, off)
+    if representation == "mean" and len(table):
+        h = encoded_rows(table, model, precision, name).last()
+    else:
+        h = _encode(table, model, representation, precision, name)
+    return h if centre is None else h - centre
+
+
+def _assemble(
+    table: TokenTable | PairTable,
+    model: str,
+    representation: str,
+    precision: str,
+    name: str,
+    centre: Tensor | None,
+) -> npt.NDArray[np.float16]:
+    """Joined rows from what the encoder said of each text."""
+    sides = [table.first, table.second] if isinstance(table, PairTable) else [table]
+    encoded = [encoded_rows(side, model, precision, name) for side in sides]
+    found: list[npt.NDArray[np.float16]] = []
+    for start in range(0, len(table), ASSEMBLED_ROWS):
+        rows = slice(start, start + ASSEMBLED_ROWS)
+        texts = [torch.from_numpy(one.layers(rows)).float() for one in encoded]
+        if len(texts) == 2:
+            parts = relation(texts[0][:, -1], texts[1][:, -1])
+        else:
+            parts = chosen_layers(texts[0], representation)
+        found.append(join(parts, centre).half().numpy())
+    return np.concatenate(found)
 
 
 @torch.inference_mode()
 def _encode(
     table: TokenTable, model: str, representation: str, precision: str, name: str
 ) -> Floats:
+    """What the row store does not hold: `cls` and `pooler`."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     encoder = build_classifier(model, representation, classes=2, scope="head").to(device).eval()
     h = np.empty((len(table), encoder.width), np.float32)
     parts = split_rows(table.lengths, INFERENCE_ROWS, PART_COST[device.type])
-    for part in progress(parts, f"encoding {name}".rstrip()):
+    for part in bar_of_rows(parts, f"encoding {name}".rstrip()):
         batch = {key: tensor.to(device) for key, tensor in table.collate(part).items()}
         with torch.autocast(device.type, torch.bfloat16, precision == "bf16"):
             h[part] = encoder.represent(batch).float().cpu().numpy()
     return h
 
 
-def progress(
-    parts: list[npt.NDArray[np.int64]], description: str
-) -> Iterator[npt.NDArray[np.int64]]:
-    from rich.progress import Progress, TextColumn
-
-    from dpfp_ray.data.terminal import stderr
-
-    columns = [*Progress.get_default_columns(), TextColumn("{task.completed:,.0f} rows")]
-    with Progress(*columns, console=stderr, disable=not sys.stderr.isatty()) as bar:
-        # Rows are sorted by length: those still to come cost more, so time left is a lower bound.
-        task = bar.add_task(description, total=sum(len(part) for part in parts))
-        for part in parts:
-            yield part
-            bar.advance(task, len(part))
-
-
-def _key(table: TokenTable, model: str, representation: str, precision: str) -> str:
+def _key(
+    table: TokenTable | PairTable,
+    model: str,
+    representation: str,
+    precision: str,
+    centre: Floats | None,
+) -> str:
     """Labels are not in it: h does not depend on them."""
     facts = f"{FORMAT_VERSION} {encoder_identity(model)} {representation} {precision}"
     digest = hashlib.blake2b(facts.encode(), digest_size=16)
-    for name, array in {**table.columns, "offsets": table.offsets}.items():
-        digest.update(f"\n{name} {array.dtype.str} {array.shape}\n".encode())
-        digest.update(np.ascontiguousarray(array).data)
+    for side in [table.first, table.second] if isinstance(table, PairTable) else [table]:
+        for name, array in {**side.columns, "offsets": side.offsets}.items():
+            digest.update(f"\n{name} {array.dtype.str} {array.shape}\n".encode())
+            digest.update(np.ascontiguousarray(array).data)
+    if centre is not None:
+        digest.update(b"\ncentre\n" + centre.tobytes())
     return digest.hexdigest()
 
 
-def _load(entry: Path, rows: int) -> Floats | None:
+def _load(entry: Path, rows: int, kind: type[np.floating[Any]]) -> Rows | None:
     """The entry if it is whole, else None: a damaged cache costs time, never a run."""
     try:
         h = np.load(entry, mmap_mode="r")
     except (OSError, ValueError, EOFError):
         return None
-    if h.shape[:1] != (rows,) or h.ndim != 2 or h.dtype != np.float32:
+    if h.shape[:1] != (rows,) or h.ndim != 2 or h.dtype != kind:
         return None
     # As a plain array on the mapped memory: np.memmap is slower to index.
     return np.asarray(h)

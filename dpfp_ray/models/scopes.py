@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.nn import Linear, Module, ModuleList, Parameter
 from transformers.pytorch_utils import Conv1D
 
@@ -81,11 +82,14 @@ def initialise(model: Classifier, seed: int) -> None:
         torch.nn.init.zeros_(b)
 
 
-def weights_to_keep(model: Classifier) -> dict[str, Parameter]:
+def weights_to_keep(model: Classifier) -> dict[str, Tensor]:
     """Weights that, on top of the public checkpoint, make the trained model: LoRA's A also where
-    it was fixed, because it was drawn with the run's secret seed."""
-    drawn = {f"{name}.lora_A.default.weight": a for name, a, _ in _lora_pairs(model)}
-    return dict(trainable_parameters(model)) | drawn
+    it was fixed, because it was drawn with the run's secret seed, and what is taken off rows."""
+    drawn: dict[str, Tensor] = {
+        f"{name}.lora_A.default.weight": a for name, a, _ in _lora_pairs(model)
+    }
+    centre = {} if model.centre is None else {"centre": model.centre}
+    return dict(trainable_parameters(model)) | drawn | centre
 
 
 @contextmanager

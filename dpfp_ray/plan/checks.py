@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.method_spec import LORA_FIELDS, SCOPES, USED_BY_SOME, scope_kind, users_of
+from dpfp_ray.plan.representation import check_representation, is_joined
 
 if TYPE_CHECKING:
     from dpfp_ray.plan.plan import Plan
@@ -49,8 +50,9 @@ def check(plan: "Plan") -> None:
     _require(plan.max_length, "max_length", lambda v: v >= 3, "3 or more")
     _require(plan.weight_decay, "weight_decay", lambda v: 0 <= v < math.inf, "0 or more")
     _require(plan.dropout, "dropout", lambda v: 0 <= v < 1, "from 0 to below 1")
-    for name in ("ridge", "shrinkage"):
-        _require(getattr(plan, name), name, lambda v: 0 <= v < math.inf, "0 or more")
+    if plan.ridge != "auto":
+        _require(plan.ridge, "ridge", lambda v: 0 <= v < math.inf, "0 or more, or auto")
+    _require(plan.shrinkage, "shrinkage", lambda v: 0 <= v < math.inf, "0 or more")
     _check_method(plan)
     if not plan.private and (plan.epsilon is not None or plan.delta is not None):
         raise UserError(f"{plan.method} spends no budget; drop epsilon and delta")
@@ -82,6 +84,7 @@ def _check_method(plan: "Plan") -> None:
     """What the plan's method, in its mode, has no use for."""
     spec = plan.spec
     _check_scope(plan)
+    _check_representation(plan)
     if scope_kind(plan.scope) not in spec.scopes:
         why = " freezes the encoder" if spec.scopes == ("head",) else f" has no scope {plan.scope}"
         raise UserError(f"{spec.title}{why}; use scope {' or '.join(spec.scopes)}, or drop scope")
@@ -114,6 +117,19 @@ def _check_method(plan: "Plan") -> None:
         )
     if plan.one_release:
         _check_one_release(plan)
+
+
+def _check_representation(plan: "Plan") -> None:
+    check_representation(plan.representation)
+    if plan.scope == "head":
+        return
+    if is_joined(plan.representation):
+        raise UserError(
+            f"representation {plan.representation} is read off a frozen encoder, but scope is "
+            f"{plan.scope}; use scope head, or mean"
+        )
+    if plan.centring != "none":
+        raise UserError(f"centring needs a frozen encoder, but scope is {plan.scope}; drop it")
 
 
 def _check_scope(plan: "Plan") -> None:

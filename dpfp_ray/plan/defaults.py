@@ -7,6 +7,9 @@ are scaled to other sizes the way their authors scaled them.
 from dataclasses import dataclass
 
 SST2_RECORDS = 67_349
+# A batch that follows D stays this large on small sets, or takes all of them: at SST-2's sampling
+# rate, B of 64 records would be one record, which no noise that protects it leaves readable.
+LEAST_BATCH = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +31,7 @@ class Defaults:
 
     def batch_size_at(self, records: int) -> int:
         """B for D = `records`: fixed, or at the same sampling rate B / D as on SST-2."""
-        scaled = round(self.batch_size * records / SST2_RECORDS)
+        scaled = max(LEAST_BATCH, round(self.batch_size * records / SST2_RECORDS))
         return max(1, min(records, scaled if self.scales_batch else self.batch_size))
 
     def epochs_at(self, records: int) -> float:

@@ -11,10 +11,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.plan.defaults import Defaults
 from dpfp_ray.plan.errors import UserError
+
+if TYPE_CHECKING:
+    from dpfp_ray.plan.plan import Plan
 
 METHODS_ROOM = "dpfp_ray.methods"
 DEFAULT_METHOD = "dpfp"  # of a plan that names none: what this project is about
@@ -98,6 +101,10 @@ class MethodSpec:
     uses: tuple[str, ...] = ()  # plan fields that are not everyone's
     # By scope: what differs from `defaults`.
     scope_changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    # `noise_to_signal(plan, noise_multiplier, width, classes)` of rows of that width, by formulas
+    # alone: up to 1 `representation: auto` takes the means of all layers. None: never.
+    noise_to_signal: Callable[["Plan", float, int, int], float] | None = None
 
     # The privacy statement
     released: str = "the trained weights, and those after every step"

@@ -39,7 +39,12 @@ ACCOUNTANTS = ("gdp", "rdp", "pld")
 LORA_RANK, LORA_ALPHA = 8, 16.0  # where Hu et al. 2022 and peft start
 # Fields younger than the first hashes are hashed only where they say something: plans that do not
 # use them keep the hash that they have in stores.
-UNSAID = {**dict.fromkeys(LORA_FIELDS), "clip_style": "abadi", "header": "first_line"}
+UNSAID = {
+    **dict.fromkeys(LORA_FIELDS),
+    "clip_style": "abadi",
+    "header": "first_line",
+    "centring": "none",
+}
 # Where the data lie and how a step is split for memory do not change what is computed.
 NOT_HASHED = frozenset(
     {"data_dir", "max_physical_batch", "cache_gb", "classes"}  # classes follow from data
@@ -79,7 +84,16 @@ class Plan:
 
     model: str = option("minilm", "minilm, mpnet, a local folder or a hub id")
     representation: str = option(
-        "auto", "what is clipped and noised", ("auto", "pooler", "cls", "mean")
+        "auto",
+        "the vector of a text: pooler, cls, mean; with scope head also layers (means of all layers "
+        "joined), layers:3,4,5,6 (of some), pair (of two texts: u, v, |u-v|, u*v); auto: pair for "
+        "pairs on a frozen encoder, else by the encoder, D and the noise",
+    )
+    centring: str = option(
+        "none",
+        "scope head: dev takes the mean of the dev texts, which must then be public, off every "
+        "representation",
+        ("none", "dev"),
     )
     max_length: int = option(128, "tokens of a record; what is longer is truncated")
     dropout: float = option(0.0, "0 makes a run independent of how its rows are split")
@@ -109,12 +123,12 @@ class Plan:
         "how a representation is bounded: clipped to C, or scaled to norm 1",
         ("auto", "clip", "unit"),
     )
-    ridge: float | None = option(
-        None, "ridge, in units of the noise's known size; default: the method's own"
+    ridge: float | str | None = option(
+        None,
+        "ridge, in units of the noise's known size; auto chooses it from the release, at no "
+        "further cost",
     )
-    shrinkage: float | None = option(
-        None, "ridge, in units of the mean variance; default: the method's own"
-    )
+    shrinkage: float | None = option(None, "ridge, in units of the mean variance")
     prior: str = option(
         "none",
         "dev lets the unlabelled dev texts, which must then be public, "

@@ -58,7 +58,10 @@ def read_plan_file(path: str | Path) -> dict[str, Any]:
 def _coerce(name: str, value: Any) -> Any:
     if value is None:
         return None
-    wanted = next(kind for kind in kinds_of(TYPES[name]) if kind is not type(None))
+    kinds = [kind for kind in kinds_of(TYPES[name]) if kind is not type(None)]
+    if str in kinds[1:] and value == "auto":
+        return value
+    wanted = kinds[0]
     if typing.get_origin(wanted) is tuple or wanted is tuple:
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)) or not items:

@@ -39,8 +39,9 @@ BETA = 0.25  # the largest second derivative of log(1 + e^−t)
 LEAST_RIDGE = BETA * (1 + 1e-6)
 # σ beyond the Gaussian mechanism's: a little more noise allows a far smaller λ. After DESIGN 3.7.
 MORE_NOISE = 1.2
-# The same over the σ that no λ can go below; it decides only where δ is large (D of some hundreds).
-MORE_THAN_LEAST = 1.05
+# Where δ is large (D of some hundreds) that is hardly more than the σ which no λ can go below, and
+# λ would be without bounds: up to CLOSE times that σ, MORE_THAN_LEAST times it is taken instead.
+CLOSE, MORE_THAN_LEAST = 1.01, 1.05
 # m/s. The last step's share of the squared privacy loss is its square: a millionth.
 OUTPUT_SHARE = 1e-3
 GRADIENT_TOLERANCE = 1e-8  # τ: far above the rounding of a sum over millions of rows
@@ -140,7 +141,9 @@ def calibrate(epsilon: float, delta: float, classes: int = 2) -> ObjectivePertur
     if not 0 < delta < 1 or epsilon <= 0:
         raise UserError(f"objpert needs epsilon > 0 and 0 < delta < 1, not {epsilon} and {delta}")
     gaussian = lipschitz(classes) / gdp_mu_of_budget(epsilon, delta)
-    sigma = max(MORE_NOISE * gaussian, MORE_THAN_LEAST * least_sigma(epsilon, delta, classes))
+    sigma, least = MORE_NOISE * gaussian, least_sigma(epsilon, delta, classes)
+    if sigma < CLOSE * least:
+        sigma = MORE_THAN_LEAST * least
     output_mu = OUTPUT_SHARE * lipschitz(classes) / sigma
 
     def over(rest: float) -> float:

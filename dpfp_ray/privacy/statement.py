@@ -176,6 +176,8 @@ def _not_protected(plan: Plan, loss_shown: bool) -> list[str]:
         missing[-1] += "; they were held out of your training file"
     if plan.prior == "dev":
         missing.append("dev texts: they shape the head (prior dev), without noise")
+    if plan.centring == "dev":
+        missing.append("dev texts: their mean is taken off every row (centring dev), without noise")
     missing.append("persons with several records: the unit is one record")
     return missing
 
@@ -214,13 +216,14 @@ def _split(plan: Plan) -> str:
 def _tuning(plan: Plan) -> str:
     if plan.one_release and "ridge" not in plan.spec.uses:
         return (
-            "none: nothing is left to tune on this release. Another ε, clip, scaling or seed is "
-            "another release, and releases compose."
+            "none: nothing is left to tune on this release. Another ε, representation, clip, "
+            "scaling or seed is another release, and releases compose."
         )
     if plan.one_release:
         return (
             "none: ridge, shrinkage and prior can be tuned on this release at no further cost. "
-            "Another ε, clip, scaling or seed is another release, and releases compose."
+            "Another ε, representation, clip, scaling or seed is another release, and releases "
+            "compose."
         )
     return (
         "none counted: right for one run whose hyperparameters were fixed beforehand. Choosing "

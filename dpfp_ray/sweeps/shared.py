@@ -41,6 +41,7 @@ INPUT_FIELDS = (
     "bad_rows",
     "model",
     "representation",
+    "centring",
     "max_length",
     "dropout",
     "scope",

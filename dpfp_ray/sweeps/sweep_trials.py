@@ -1,6 +1,7 @@
 """From a search space to trials on one budget, run on Ray, and a record of every one of them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import blake2b
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from dpfp_ray.sweeps.shared import INPUT_FIELDS, input_key
 from dpfp_ray.sweeps.trial import SETTLED, Trial
 from dpfp_ray.training.dev_scores import quote
 from dpfp_ray.training.prepare import Inputs, load_inputs, prepare
+from dpfp_ray.training.representation_choice import TaskFacts, choose_representation
 
 if TYPE_CHECKING:
     from ray.tune.schedulers import TrialScheduler
@@ -33,11 +35,20 @@ class InputsOnce:
     def __init__(self, load: Callable[[Plan], Inputs] = load_inputs) -> None:
         self._load = load
         self._known: dict[tuple[object, ...], Inputs] = {}
+        self._facts: dict[tuple[object, ...], TaskFacts] = {}
 
     def __call__(self, plan: Plan) -> Inputs:
+        asked = input_key(plan)
+        if asked in self._facts:  # "auto" may be another one for another budget
+            chosen = choose_representation(plan, self._facts[asked])
+            plan = replace(plan, representation=chosen)
         key = input_key(plan)
         if key not in self._known:
-            self._known[key] = self._load(plan)
+            found = self._load(plan)
+            paired, classes = found.paired, len(found.label_names)
+            self._facts[asked] = TaskFacts(len(found.data.train), classes, paired)
+            key = input_key(replace(plan, representation=found.representation))
+            self._known.setdefault(key, found)
         return self._known[key]
 
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from dpfp_ray.data.whole_files import read_json
-from dpfp_ray.models.classifier import Classifier, trainable_parameters
+from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.own_encoder import CUSTOM, OwnEncoder
 from dpfp_ray.models.predictor import Predictor
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.models.representations import HeadClassifier
-from dpfp_ray.models.scopes import Lora, merge_lora
+from dpfp_ray.models.scopes import Lora, merge_lora, weights_to_keep
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
@@ -106,7 +106,9 @@ def predictor(
     def build() -> Classifier:
         model = _untrained(plan, len(labels), own)
         model.bounded = (plan.scaling, plan.C) if plan.one_release else None
-        put_weights(model, weights)
+        centre = weights.get("centre")
+        model.centre = None if centre is None else centre.detach().clone()
+        put_weights(model, {name: value for name, value in weights.items() if name != "centre"})
         merge_lora(model)
         return model
 
@@ -124,7 +126,7 @@ def predictor_of(
 ) -> Predictor:
     """For a model in memory; a head that was trained on representations gets its encoder back."""
     if isinstance(trained, HeadClassifier):
-        weights = {name: p.detach() for name, p in trainable_parameters(trained)}
+        weights = {name: value.detach() for name, value in weights_to_keep(trained).items()}
         return predictor(plan, labels, weights, own)
     return Predictor(
         lambda: trained,

@@ -9,10 +9,12 @@ import torch
 from numpy.typing import NDArray
 
 from dpfp_ray.methods.parts.discriminant import ClassStatistics, LinearHead, discriminant
-from dpfp_ray.methods.parts.one_release import bounded_rows
+from dpfp_ray.methods.parts.one_release import bounded_rows, release_id
+from dpfp_ray.methods.parts.ridge_choice import choose_ridge
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.sampling import keyed_generator
 from dpfp_ray.privacy.spending import Spending
 from dpfp_ray.training.comm import Comm
 from dpfp_ray.training.evaluate import evaluate
@@ -43,7 +45,13 @@ def fit(
     known = method.release(plan, noise_multiplier, table, model.classes, seed)
     if on_release is not None:
         on_release(known)
-    put_head(model, method.head(known) if method.head else solve(plan, known, data), plan.C)
+    ridge: float | None = None
+    if method.head:
+        head = method.head(known)
+    else:
+        name = release_id(plan, noise_multiplier, table, seed)
+        head, ridge = solve(plan, known, data, keyed_generator(seed, f"ridge {name}", 0))
+    put_head(model, head, plan.C)
     progress = Progress(
         step=1,
         rows=len(table),
@@ -62,6 +70,8 @@ def fit(
         "epsilon": Spending(plan, noise_multiplier).spent(1),
         "train_seconds": progress.train_seconds,
     }
+    if plan.ridge == "auto":
+        record["ridge"] = ridge
     progress.history.append(record)
 
     def checkpoint() -> State:
@@ -79,12 +89,20 @@ def fit(
     return progress
 
 
-def solve(plan: Plan, known: ClassStatistics, data: Data) -> LinearHead:
-    """The head that class statistics give, by the plan's ridge, shrinkage and prior."""
-    assert plan.ridge is not None
+def solve(
+    plan: Plan, known: ClassStatistics, data: Data, rng: np.random.Generator
+) -> tuple[LinearHead, float]:
+    """The head that class statistics give, by the plan's shrinkage and prior, and its ridge.
+
+    `rng` is for choosing one (`ridge: auto`); it has nothing to do with the records.
+    """
     assert plan.shrinkage is not None
     public = public_covariance(data, plan) if plan.prior == "dev" else None
-    return discriminant(known, plan.ridge, plan.shrinkage, public)
+    if isinstance(plan.ridge, float):
+        ridge = plan.ridge
+    else:
+        ridge = choose_ridge(known, plan.shrinkage, rng, public)
+    return discriminant(known, ridge, plan.shrinkage, public), ridge
 
 
 def public_covariance(data: Data, plan: Plan) -> NDArray[np.float64]:

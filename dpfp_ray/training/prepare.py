@@ -6,17 +6,25 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 from dpfp_ray.data import Split, Table, Task
+from dpfp_ray.data.pair_tokens import PairTable, tokenise_sides
 from dpfp_ray.data.tasks import load_task
-from dpfp_ray.data.tokens import tokenise
+from dpfp_ray.data.tokens import TokenTable, tokenise
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.own_encoder import CUSTOM, OwnEncoder
-from dpfp_ray.models.pretrained import build_classifier, load_tokenizer, resolve_representation
-from dpfp_ray.models.representations import HeadClassifier, RepresentationTable, represent
+from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
+from dpfp_ray.models.representations import (
+    Floats,
+    HeadClassifier,
+    RepresentationTable,
+    public_centre,
+    represent,
+)
 from dpfp_ray.models.scopes import Lora
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
@@ -24,6 +32,7 @@ from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.sampling import keyed_integer
 from dpfp_ray.training.loop import Data
 from dpfp_ray.training.predictions import fingerprint_rows
+from dpfp_ray.training.representation_choice import TaskFacts, choose_representation
 
 
 @dataclass
@@ -41,6 +50,7 @@ class Inputs:
     # What tells dev sets apart, by split (`predictions.fingerprint_rows`).
     fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0  # reading, tokenising and encoding, as far as no cache had it
+    paired: bool = False
 
 
 @dataclass
@@ -61,7 +71,7 @@ def load_inputs(plan: Plan, task: Task | None = None, own: OwnEncoder | None = N
     """Load and tokenise; with a frozen encoder, also encode (`representations.py`).
 
     `task` and `own` are what the caller holds in memory, in place of what the plan would load.
-    Nothing here depends on method, budget or seed.
+    Nothing here depends on method, budget or seed, but for what `representation: auto` becomes.
     """
     started = time.perf_counter()
     if own is None and plan.model.startswith(CUSTOM):
@@ -69,22 +79,25 @@ def load_inputs(plan: Plan, task: Task | None = None, own: OwnEncoder | None = N
             f"model {plan.model} is a module in the memory of another call; give encoder= to "
             f"train(), or save it to a folder with save_pretrained and name that"
         )
-    resolve = own.resolve_representation if own else partial(resolve_representation, plan.model)
-    representation = resolve(plan.representation)
     task = task or load_task(plan)
+    representation = choose_representation(plan, facts_of(task), own)
     tokenizer = own.tokenizer if own else load_tokenizer(plan.model)
 
-    def table(split: Split, name: str) -> Table:
-        tokens = tokenise(split, tokenizer, plan.max_length, name)
+    def table(split: Split, name: str, centre: Floats | None = None) -> Table:
         if plan.scope != "head":
-            return tokens
+            return tokenise(split, tokenizer, plan.max_length, name)
+        tokens = tokens_for(representation, split, tokenizer, plan.max_length, name)
         if own:
-            return own.represent(tokens, representation, plan.precision)
-        return represent(tokens, plan.model, representation, plan.precision, name)
+            return own.represent(tokens, representation, plan.precision, centre)
+        return represent(tokens, plan.model, representation, plan.precision, name, centre)
 
+    centre: Floats | None = None
+    if plan.centring == "dev":
+        public = [table(split, name) for name, split in task.dev.items()]
+        centre = public_centre([t for t in public if isinstance(t, RepresentationTable)])
     data = Data(
-        table(task.train, f"{task.name} train"),
-        {name: table(split, name) for name, split in task.dev.items()},
+        table(task.train, f"{task.name} train", centre),
+        {name: table(split, name, centre) for name, split in task.dev.items()},
     )
     make_model = partial(_classifier, own.classifier, data, len(task.label_names)) if own else None
     return Inputs(
@@ -96,7 +109,20 @@ def load_inputs(plan: Plan, task: Task | None = None, own: OwnEncoder | None = N
         task.dev,
         {name: fingerprint_rows(rows_of(split), split.labels) for name, split in task.dev.items()},
         time.perf_counter() - started,
+        task.train.pairs is not None,
     )
+
+
+def facts_of(task: Task) -> TaskFacts:
+    return TaskFacts(len(task.train), len(task.label_names), task.train.pairs is not None)
+
+
+def tokens_for(
+    representation: str, split: Split, tokenizer: Any, max_length: int, name: str
+) -> TokenTable | PairTable:
+    """As the representation reads them: the two texts of a pair by themselves, or jointly."""
+    tokens = tokenise_sides if representation == "pair" else tokenise
+    return tokens(split, tokenizer, max_length, name)
 
 
 def rows_of(split: Split) -> list[str] | list[tuple[str, str]]:
@@ -146,6 +172,8 @@ def build_model(prepared: Prepared, seed: int, device: torch.device) -> Classifi
             train_table.width, classes, plan.representation, head_seed
         )
         model.bounded = (plan.scaling, plan.C) if plan.one_release else None
+        if train_table.centre is not None:
+            model.centre = torch.from_numpy(np.array(train_table.centre))
     elif prepared.inputs.make_model is not None:
         model = prepared.inputs.make_model(plan, head_seed)
     else:

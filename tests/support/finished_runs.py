@@ -21,6 +21,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "release_once": {"mode": "release_once"},
     "release_once clip": {"mode": "release_once", "scaling": "clip", "clip": 0.5},
     "objpert": {"method": "objpert", "accountant": "pld"},
+    "moments layers": {
+        "mode": "moments",
+        "representation": "layers",
+        "centring": "dev",
+        "ridge": "auto",
+    },
 }
 STEPS = ("batch_size", "epochs", "learning_rate")
 

@@ -5,6 +5,7 @@ number of heads (other ridges, other priors) can be made from one release at no 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,35 @@ class LinearHead:
     bias: Floats
 
 
+@dataclass(frozen=True)
+class Classes:
+    """Class statistics put in order: what heads of any ridge are made from.
+
+    priors, means, centre   of the classes, and the mean of all rows
+    between, between_var    means less the centre, and the variance of the noise in a coordinate
+    within                  the covariance within classes
+    entry_std               standard deviation of the noise in an off-diagonal entry of `within`
+    spread                  mean variance of a coordinate
+    total                   records
+    """
+
+    priors: Floats
+    means: Floats
+    centre: Floats
+    between: Floats
+    between_var: Floats
+    within: Floats
+    entry_std: float
+    spread: float
+    total: float
+
+    @cached_property
+    def spectrum(self) -> tuple[Floats, Floats]:
+        """Eigenvalues and eigenvectors of `within`: nearly all the time that a head takes."""
+        values, vectors = np.linalg.eigh((self.within + self.within.T) / 2)
+        return values, vectors
+
+
 def discriminant(
     known: ClassStatistics, ridge: float, shrinkage: float, public: Floats | None = None
 ) -> LinearHead:
@@ -63,10 +93,18 @@ def discriminant(
     `public` is a covariance of *public* rows. Classes differ mostly in directions in which texts
     differ at all, so g_c is then shrunk to what noise leaves likely, see `_likely`.
     """
-    classes, width = known.sums.shape
+    found = in_order(known)
+    if found is None:
+        return LinearHead(np.zeros(known.sums.shape), np.zeros(len(known.counts)))
+    return head_of(found, ridge, shrinkage, public)
+
+
+def in_order(known: ClassStatistics) -> Classes | None:
+    """None if noise hides even how many records there are."""
+    width = known.sums.shape[1]
     seen = known.counts > np.maximum(1.0, SEEN * known.count_std)
     if not seen.any():
-        return LinearHead(np.zeros((classes, width)), np.zeros(classes))
+        return None
     counts = np.where(seen, known.counts, 1.0)
     total = counts[seen].sum()
     priors = np.where(seen, counts, 0.5) / total
@@ -78,33 +116,48 @@ def discriminant(
     outer = (means[seen].T * priors[seen]) @ means[seen]
     noise_in_outer = priors[seen] @ mean_var[seen]
     within = known.second / total - outer + noise_in_outer * np.eye(width)
-    values, vectors = np.linalg.eigh((within + within.T) / 2)
     entry_std = known.second_std / total
     # ‖u‖ ≤ 1 bounds the trace by 1; below its own noise's deviation it is not known.
     spread = float(np.trace(within)) / width
     spread = min(max(spread, entry_std * np.sqrt(2 / width), 1e-12), 1 / width)
-    radius = 2 * np.sqrt(width) * entry_std
-    values = np.maximum(values, 0.0) + ridge * radius + (shrinkage + width / total) * spread
-    precision = (vectors / np.maximum(values, 1e-12)) @ vectors.T
-
     # g_c = (1 − π_c) m_c − Σ_{j≠c} π_j m_j, with independent noise in the m's
     between_var = (1 - 2 * priors) * mean_var + priors**2 @ mean_var
+    return Classes(
+        priors, means, centre, between, between_var, within, float(entry_std), spread, float(total)
+    )
+
+
+def head_of(
+    known: Classes, ridge: float, shrinkage: float, public: Floats | None = None
+) -> LinearHead:
+    """See `discriminant`."""
+    priors, between, between_var = known.priors, known.between, known.between_var
+    width, spread, entry_std = between.shape[1], known.spread, known.entry_std
+    radius = 2 * np.sqrt(width) * entry_std
+    values, vectors = known.spectrum
+    values = np.maximum(values, 0.0) + ridge * radius + (shrinkage + width / known.total) * spread
+    inverse = 1 / np.maximum(values, 1e-12)  # P's eigenvalues
+
     noise_var = float(priors @ between_var)
-    solve = precision  # g → weights
+    # g → weights is `solve`, here P; all that is asked of P itself is its spectrum.
+    weight = (between @ vectors * inverse) @ vectors.T
+    trace, squares = float(inverse.sum()), float(np.sum(inverse**2))
     if public is not None and noise_var > 0:
         signal = float(priors @ np.einsum("ck,ck->c", between, between)) - width * noise_var
-        solve = _likely(public, signal, noise_var) @ precision
-    weight = between @ solve
-    distance = np.einsum("ck,ck->c", weight, between) - between_var * np.trace(solve)
+        solve = (_likely(public, signal, noise_var) @ vectors * inverse) @ vectors.T
+        weight = between @ solve
+        trace, squares = float(np.trace(solve)), float(np.sum(solve**2))
+    distance = np.einsum("ck,ck->c", weight, between) - between_var * trace
     separation = float(priors @ distance)
     # Its variance by the noise in the g's: the quadratic and the mixed part.
     size = float(priors @ np.einsum("ck,ck->c", weight, weight))
-    unsure = 2 * noise_var**2 * float(np.sum(solve**2)) + 4 * noise_var * size
-    variance = _variance(weight, precision, within, priors, spread, entry_std)
+    unsure = 2 * noise_var**2 * squares + 4 * noise_var * size
+    variance = _variance(weight, float(inverse.sum()), known.within, priors, spread, entry_std)
     # A ridge makes scores too small: the right scale is separation over variance. Where noise hides
     # the separation the order of scores is all there is, and the logits are made less sure of it.
     scale = max(separation, np.sqrt(unsure)) / max(variance, 1e-300)
-    logits = LinearHead(scale * weight, scale * (-distance / 2 - weight @ centre) + np.log(priors))
+    bias = scale * (-distance / 2 - weight @ known.centre) + np.log(priors)
+    logits = LinearHead(scale * weight, bias)
     positive = max(separation, 0.0)
     sure = max(positive**2 / max(positive**2 + unsure, 1e-300), LEAST_SURE)
     return LinearHead(sure * logits.weight, sure * logits.bias)
@@ -127,20 +180,20 @@ def _likely(public: Floats, signal: float, noise_var: float) -> Floats:
 
 def _variance(
     weight: Floats,
-    precision: Floats,
+    trace: float,
     within: Floats,
     priors: Floats,
     spread: float,
     entry_std: float,
 ) -> float:
-    """Σ π_c w_cᵀΣw_c, the variance of a class's scores on clean rows, from the noisy Σ + E.
+    """Σ π_c w_cᵀΣw_c, the variance of a class's scores on clean rows, from noisy Σ + E and tr P.
 
     P was made with the same E, which makes wᵀ(Σ+E)w too small by 2 τ² tr P ‖w‖² to first order (for
     a symmetric Gaussian E, E[E A E] = τ² (tr A · I + A)). Where τ hides the variance a guess takes
     over: the two are weighted by how far off each may be.
     """
     size = float(priors @ np.einsum("ck,ck->c", weight, weight))
-    correction = 2 * entry_std**2 * float(np.trace(precision))
+    correction = 2 * entry_std**2 * trace
     measured = float(priors @ np.einsum("ck,kl,cl->c", weight, within, weight))
     guess = GUESSED_SPREAD * spread
     trust = guess**2 / (guess**2 + 2 * entry_std**2 + correction**2)

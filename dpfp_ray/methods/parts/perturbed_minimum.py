@@ -28,6 +28,8 @@ BIAS = 0.25
 # Rows are kept in fp32 and a little shorter than 1, so that rounding makes none longer.
 SAFE = 1 - 1e-6
 CHUNK = 8192  # rows in fp64 at once
+SAMPLE = 8192  # rows, or four times the width, that stand for all of them in a preconditioner
+LEAST_ACCURACY = 1e-3  # of a Newton step: what fp32 can give
 MOST_STEPS = 200
 
 
@@ -72,21 +74,22 @@ class Objective:
             result[np.arange(len(labels)), labels] -= 1
         return result
 
-    def curvature(self, probabilities: Floats, v: Floats) -> Floats:
-        """∇²J v at the point with these probabilities."""
-        total = self.ridge * v
-        for part, x in self._chunks():
-            p, moved = probabilities[part], x @ v
-            if self.classes == 2:
-                change = p * (1 - p) * moved
-            else:
-                change = p * (moved - np.sum(p * moved, axis=1, keepdims=True))
-            total += x.T @ change
-        return total
+    def curvature(self, probabilities: NDArray[np.float32], v: Floats) -> Floats:
+        """∇²J v at the point with these probabilities, in fp32: it finds directions, ∇J judges."""
+        p, moved = probabilities, self.x @ v.astype(np.float32)
+        if self.classes == 2:
+            change = p * (1 - p) * moved
+        else:
+            change = p * (moved - np.sum(p * moved, axis=1, keepdims=True))
+        return self.ridge * v + self.x.T @ change
 
-    def gram(self) -> Floats:
-        width = self.x.shape[1]
-        return sum((x.T @ x for _, x in self._chunks()), np.zeros((width, width)))
+    def spectrum(self) -> tuple[Floats, Floats]:
+        """Of XᵀX, nearly: eigenvalues and eigenvectors, from some of many rows and in fp32."""
+        every = max(1, len(self.x) // max(SAMPLE, 4 * self.x.shape[1]))
+        some = self.x[::every]
+        values, vectors = np.linalg.eigh(some.T @ some)
+        scale = len(self.x) / max(len(some), 1)
+        return scale * np.maximum(values.astype(np.float64), 0.0), vectors.astype(np.float64)
 
     def _chunks(self) -> Iterator[tuple[slice, Floats]]:
         for start in range(0, len(self.x), CHUNK):
@@ -98,12 +101,12 @@ def minimise(objective: Objective, tau: float) -> Floats:
     """θ with ‖∇J(θ)‖ ≤ τ. It stops at τ/2, and leaves the other half to rounding in ∇J."""
     theta = np.zeros_like(objective.b)
     gradient, probabilities = objective.gradient(theta)
-    values, vectors = np.linalg.eigh(objective.gram())
+    values, vectors = objective.spectrum()
     first = size = float(np.linalg.norm(gradient))
     for _ in range(MOST_STEPS):
         if size <= tau / 2:
             return theta
-        accuracy = min(0.1, np.sqrt(size / first))
+        accuracy = max(LEAST_ACCURACY, min(0.1, np.sqrt(size / first)))
         step = _newton_step(objective, probabilities, gradient, values, vectors, accuracy)
         length = 1.0
         while True:
@@ -128,13 +131,15 @@ def _newton_step(
 ) -> Floats:
     """−H⁻¹∇J by conjugate gradients, to a residual of `accuracy` ‖∇J‖.
 
-    Preconditioned with w XᵀX + λI, w the mean p(1−p): H with the rows' weights averaged. Under
+    Preconditioned with w XᵀX + λI, w the mean p(1−p): H with the rows' weights averaged (and XᵀX
+    from some rows: what is wrong with a preconditioner costs steps, never accuracy). Under
     softmax all columns may move together without any effect, so their mean meets λ alone.
     """
     weight = float(np.mean(probabilities * (1 - probabilities))) if len(probabilities) else 0.0
     if objective.classes > 2:
         weight *= objective.classes / (objective.classes - 1)
-    scale = 1 / (weight * np.maximum(values, 0.0) + objective.ridge)
+    scale = 1 / (weight * values + objective.ridge)
+    rounded = probabilities.astype(np.float32)
 
     def precondition(v: Floats) -> Floats:
         shared = v.mean(axis=1, keepdims=True) if objective.classes > 2 else np.zeros((len(v), 1))
@@ -150,7 +155,7 @@ def _newton_step(
     for _ in range(10 * gradient.size + 10):
         if np.linalg.norm(residual) <= goal:
             break
-        bent = objective.curvature(probabilities, towards)
+        bent = objective.curvature(rounded, towards)
         far = product / float(np.sum(towards * bent))
         step = step + far * towards
         residual = residual - far * bent

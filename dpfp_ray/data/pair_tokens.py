@@ -1,0 +1,54 @@
+"""Tokens of sentence pairs whose two texts are encoded one by one, not as one joint text."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpfp_ray.data import Split
+from dpfp_ray.data.tokens import TokenTable, tokenise, tokenise_once
+from dpfp_ray.plan.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, eq=False)
+class PairTable:
+    """Row i is the pair of row i of `first` and of `second`, which hold the same labels."""
+
+    first: TokenTable
+    second: TokenTable
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64]:
+        return self.first.labels
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        return np.maximum(self.first.lengths, self.second.lengths)
+
+    def collate(self, rows: npt.NDArray[Any]) -> "dict[str, torch.Tensor]":
+        second = {f"pair_{name}": value for name, value in self.second.collate(rows).items()}
+        return self.first.collate(rows) | second
+
+    def content(self) -> str:
+        both = f"{self.first.content()} {self.second.content()}"
+        return hashlib.blake2b(both.encode(), digest_size=16).hexdigest()
+
+
+def tokenise_sides(
+    split: Split, tokenizer: Any, max_length: int, name: str = "", *, keep: bool = True
+) -> PairTable:
+    """Each text of each pair by itself, cut to `max_length`; without `keep` nothing is cached."""
+    if split.pairs is None:
+        raise UserError("representation pair needs two texts a record; give pair_column, or mean")
+    first, second = (Split(texts, None, split.labels) for texts in (split.texts, split.pairs))
+    if not keep:
+        return PairTable(*(tokenise_once(side, tokenizer, max_length) for side in (first, second)))
+    return PairTable(*(tokenise(side, tokenizer, max_length, name) for side in (first, second)))
