@@ -7,10 +7,12 @@ from datetime import datetime
 from typing import Any
 
 from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.privacy.ledger_cost import Total
+from dpfp_ray.privacy.ledger_cost import Gaussian, Total
+from dpfp_ray.privacy.ledger_entries import Entry
 from dpfp_ray.privacy.ledger_sum import Spent, sum_up
 from dpfp_ray.report.plots import Drawing, canvas, finish
 from dpfp_ray.report.table import Column, Row, Table, number, text
+from dpfp_ray.report.table import Entry as Cell
 from dpfp_ray.training.charged import entry_of, found_mark, status_of
 
 MOST_POINTS = 40  # of a curve; each is a sum of its own
@@ -58,9 +60,12 @@ def spent_of_total(spent: Spent) -> str:
 
 
 def uses_table(spent: Spent) -> Table:
-    """Every entry, oldest first."""
-    titles = ("Opened", "By", "For", "Method", "Records", "Steps", "Of", "Guarantee", "Status")
-    numeric = ("Records", "Steps", "Of")
+    """Every entry, oldest first: who, what for, mechanism, steps charged of those planned."""
+    titles = (
+        *("Opened", "By", "For", "Method", "Records", "Rate p", "σ/C", "Steps", "Of"),
+        *("Guarantee", "Status"),
+    )
+    numeric = ("Records", "Rate p", "σ/C", "Steps", "Of")
     rows = [
         Row(
             [
@@ -69,6 +74,7 @@ def uses_table(spent: Spent) -> Table:
                 text(entry.use.purpose),
                 text(entry.use.method),
                 number(entry.use.records, ",.0f"),
+                *_noise(entry),
                 number(entry.charged, ",.0f"),
                 number(entry.use.steps, ",.0f"),
                 text(entry.use.guarantee),
@@ -80,6 +86,13 @@ def uses_table(spent: Spent) -> Table:
     ]
     columns = [Column(title, numeric=title in numeric) for title in titles]
     return Table("ledger", "Uses of these records", columns, rows, notes=[spent.sentence()])
+
+
+def _noise(entry: Entry) -> list[Cell]:
+    """Rate and σ/C of a use that is Gaussian; others are known by their theorem's curve."""
+    found = [part for part in entry.use.parts if isinstance(part, Gaussian)]
+    values = (found[0].p, found[0].noise_multiplier) if found else (None, None)
+    return [number(value, ".3g") for value in values]
 
 
 def curve(spent: Spent, total: Total | None) -> list[tuple[datetime, float]]:
@@ -94,18 +107,23 @@ def curve(spent: Spent, total: Total | None) -> list[tuple[datetime, float]]:
 
 
 def ledger_figure(spent: Spent, total: Total | None, command: str) -> Drawing:
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
     points = curve(spent, total)
     with canvas() as (figure, axes):
         times: Sequence[Any] = [at for at, _ in points]
         if points:
             values = [epsilon for _, epsilon in points]
-            axes.step(times, values, where="post", marker="o", color="#0072B2", label="spent")
+            label = "spent" + "†" * spent.shown.endswith("†")
+            axes.step(times, values, where="post", marker="o", color="#0072B2", label=label)
+            places = AutoDateLocator()
+            axes.xaxis.set_major_locator(places)
+            axes.xaxis.set_major_formatter(ConciseDateFormatter(places))
         if spent.total is not None:
             axes.axhline(spent.total, color="#D55E00", linestyle="--", label="total")
         axes.set_ylim(bottom=0)
         axes.set_xlabel("time (UTC)")
         axes.set_ylabel(f"ε at δ = {spent.delta:.3g}, zero-out")
-        figure.autofmt_xdate()
         if axes.get_legend_handles_labels()[0]:
             axes.legend(loc="best")
         title = "What these people have paid"
