@@ -1,11 +1,14 @@
 """Measure what a trained model leaks, and hold it against the stated ε (see docs/auditing.md)."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from dpfp_ray.audit import audited_run
 from dpfp_ray.data import Task
+from dpfp_ray.data.lease import held
 from dpfp_ray.data.memory import in_memory
+from dpfp_ray.data.storage import LocalFiles
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.training import run_folder
@@ -62,6 +65,7 @@ def audit(
     overwrite: bool = False,
     threads: int | None = None,
     reporter: str = "auto",
+    save_every: float | None = None,
     show_training_loss: bool = False,
     ledger: str | Path | Ledger | None = None,
     total_epsilon: float | None = None,
@@ -82,8 +86,6 @@ def audit(
     use_threads(threads)
     book = open_ledger(ledger, total_epsilon, total_delta)
     folder = run_folder.make_folder(output)
-    if overwrite:
-        audited_run.discard(folder)
     task: Task | None = None
     if data is not None:
         plan, task = in_memory(plan, data, dev=dev, text=text, pair=pair, label=label)
@@ -94,21 +96,25 @@ def audit(
         if state is not None:
             refuse_other_data(state, mark, folder)
         noise, name = prepared.noise_multiplier, f"audit {plan.method}"
-        return reporters(prepared.plan, noise, name, scratch, seed, True, mark)
+        return reporters(prepared.plan, noise, name, scratch, seed, True, mark, save_every)
 
+    done = not overwrite and (folder / run_folder.RESULT).exists()
     try:
-        record = audited_run.audit_in(
-            folder,
-            plan,
-            settings,
-            listen,
-            seed=seed,
-            membership_seed=membership_seed,
-            task=task,
-            say=reporters.say,
-            show_training_loss=show_training_loss,
-            ledger=book,
-        )
+        with nullcontext() if done else held(LocalFiles(folder), "use another --output"):
+            if overwrite:
+                audited_run.discard(folder)
+            record = audited_run.audit_in(
+                folder,
+                plan,
+                settings,
+                listen,
+                seed=seed,
+                membership_seed=membership_seed,
+                task=task,
+                say=reporters.say,
+                show_training_loss=show_training_loss,
+                ledger=book,
+            )
     except Interrupted:
         raise Interrupted(f"stopped; saved in {folder}. The same command continues it.") from None
     return AuditedRun(record, folder)

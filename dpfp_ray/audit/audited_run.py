@@ -46,7 +46,7 @@ from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.sampling import fresh_seed, keyed_generator
 from dpfp_ray.training import run, run_folder
 from dpfp_ray.training.charged import Charge, charged, enter_past, register
-from dpfp_ray.training.checkpoints import load_state
+from dpfp_ray.training.checkpoints import ask_for_room, load_state
 from dpfp_ray.training.loop import Data, Reporter, State
 from dpfp_ray.training.prepare import Prepared, build_model, load_inputs
 
@@ -139,11 +139,17 @@ def run_audit(
     seed: int,
     state: State | None = None,
     show_training_loss: bool = False,
+    folder: Path | None = None,
 ) -> tuple[Record, Floats]:
-    """Train by the ordinary loop and score: the record with its `audit`, and the scores."""
+    """Train by the ordinary loop and score: the record with its `audit`, and the scores.
+
+    `folder` is where the run is saved; there must be room.
+    """
     prepared, plan = audit.prepared, audit.prepared.plan
     device = run.default_device()
     model = hide_empty(build_model(prepared, seed, device))
+    if folder is not None:
+        ask_for_room(folder, model, plan, weights=False)
     initial = snapshot(model)
     watched = np.zeros(0)
     if audit.score_name == WATCHED:
@@ -249,6 +255,7 @@ def audit_in(
                 seed=seeds["seed"],
                 state=state,
                 show_training_loss=show_training_loss,
+                folder=scratch,
             )
     if charge is not None:
         record["ledger_entry"] = charge.entry_id

@@ -20,6 +20,7 @@ from dpfp_ray.cli.options import (
     add_ledger_flags,
     add_loss_flag,
     add_plan_flags,
+    add_save_flag,
     add_seed_flags,
     ledger_choices,
     plan_from,
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", action="store_true", help="print the audit as one JSON object")
     add_plan_flags(parser)
     add_seed_flags(parser)
+    add_save_flag(group)
     add_loss_flag(parser)
     add_ledger_flags(parser)
 
@@ -62,7 +64,7 @@ def command(arguments: argparse.Namespace) -> int:
     names = ("output", "canaries", "family", "access", "confidence", "seed", "membership_seed")
     given = {
         name: getattr(arguments, name)
-        for name in (*names, "overwrite", "threads", "show_training_loss")
+        for name in (*names, "overwrite", "threads", "show_training_loss", "save_every")
     }
     record = audit(plan, **given, **ledger_choices(arguments)).record
     if arguments.json:

@@ -41,12 +41,12 @@ def command(arguments: argparse.Namespace) -> int:
     from dpfp_ray.models.export import check_free, export_model
     from dpfp_ray.privacy.statement_forms import first_line
     from dpfp_ray.report.model_card import model_card
-    from dpfp_ray.training.load_model import plan_of, predictor, read_weights
+    from dpfp_ray.training.load_model import plan_of, predictor, weights_of
 
     record = record_with_audit(arguments.run, arguments.audit)
     folder = Path(arguments.folder).expanduser()
     check_free(folder, overwrite=arguments.overwrite)
-    weights = read_weights(Path(arguments.run).expanduser(), record)
+    weights = weights_of(Path(arguments.run).expanduser(), record)
     model = predictor(plan_of(record), record["labels"], weights)
     name = arguments.name or (arguments.push_to_hub or "").rpartition("/")[2]
 

@@ -31,11 +31,14 @@ VERBS = {
 }
 
 
+LONGEST = 1000  # characters
+
+
 class Parser(argparse.ArgumentParser):
     """argparse with errors in one line."""
 
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        print(f"{self.prog}: {shortened(message)} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -72,6 +75,11 @@ def build_parser() -> Parser:
     return parser
 
 
+def shortened(line: str) -> str:
+    """A line that a person can read, also of a path of thousands of characters."""
+    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
+
+
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """One line, without the file and line of our code that Python would show."""
     mark = "" if isinstance(message, Guess) else "warning: "
@@ -86,11 +94,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # a closed pipe shows here, not when Python exits
         return code
     except UserError as error:
-        print(f"dpfp: {error}", file=sys.stderr)
+        print(f"dpfp: {shortened(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `dpfp … | head`: nobody reads on, and that is fine
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # of a file or a disk that nobody below had something to say about
+        from dpfp_ray.data.disk import FULL
+
+        if error.filename is None and error.errno not in FULL:
+            raise
+        what = "" if error.filename is None else f"{error.filename}: "
+        print(f"dpfp: {shortened(what + str(error.strerror))}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt as stop:  # one with a message says where the work is saved
         print(str(stop) or "dpfp: interrupted", file=sys.stderr)
         return 130

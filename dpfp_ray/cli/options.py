@@ -102,6 +102,16 @@ def add_loss_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_save_flag(group: Any) -> None:
+    group.add_argument(
+        "--save-every",
+        type=float,
+        metavar="SECONDS",
+        help="how often unfinished work is saved (default: $DPFP_SAVE_SECONDS, else 30; less often "
+        "where a save takes long)",
+    )
+
+
 def add_ray_flags(parser: argparse.ArgumentParser, default_storage: str | None = None) -> None:
     """Flags of every verb that runs trials on Ray."""
     group = parser.add_argument_group("Ray")
@@ -134,6 +144,7 @@ def add_ray_flags(parser: argparse.ArgumentParser, default_storage: str | None =
         help="also show the trials there: MLflow (MLFLOW_TRACKING_URI, or a folder beside the "
         "results), Weights & Biases (WANDB_API_KEY), TensorBoard (a folder beside the results)",
     )
+    add_save_flag(group)
     add_loss_flag(parser)
 
 
@@ -170,7 +181,7 @@ def positive(text: str) -> int:
 def ray_choices(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the Ray flags say, as keywords of `sweep` and `compare`."""
     names = ("address", "workers", "cpus_per_worker", "gpus_per_worker")
-    more = ("concurrency", "seed", "tracker", "show_training_loss")
+    more = ("concurrency", "seed", "tracker", "show_training_loss", "save_every")
     return {name: getattr(arguments, name) for name in (*names, *more)}
 
 

@@ -62,12 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(arguments: argparse.Namespace) -> int:
-    from dpfp_ray.training.load_model import plan_of, read_run, read_weights
+    from dpfp_ray.training.load_model import plan_of, read_run, weights_of
     from dpfp_ray.training.load_model import predictor as make_predictor
     from dpfp_ray.training.machine import use_threads
 
     record = read_run(arguments.run)
-    weights = read_weights(Path(arguments.run).expanduser(), record)
+    weights = weights_of(Path(arguments.run).expanduser(), record)
     if arguments.batch < 1:
         raise UserError(f"--batch is {arguments.batch}; give 1 or more")
     use_threads(arguments.threads)

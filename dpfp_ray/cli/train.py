@@ -19,6 +19,7 @@ from dpfp_ray.cli.options import (
     add_ledger_flags,
     add_loss_flag,
     add_plan_flags,
+    add_save_flag,
     add_seed_flags,
     ledger_choices,
     plan_from,
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--overwrite", action="store_true", help="discard what is in DIR")
     group.add_argument("--no-weights", action="store_true", help="do not save the trained weights")
     group.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    add_save_flag(group)
     add_loss_flag(parser)
 
 
@@ -51,6 +53,7 @@ def command(arguments: argparse.Namespace) -> int:
         weights=not arguments.no_weights,
         threads=arguments.threads,
         show_training_loss=arguments.show_training_loss,
+        save_every=arguments.save_every,
         **ledger_choices(arguments),
     )
     show(run.record, arguments.json)

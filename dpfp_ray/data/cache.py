@@ -1,4 +1,7 @@
-"""Where everything that can be rebuilt is kept: tokens, downloads, calibrations."""
+"""Where everything that can be rebuilt is kept: tokens, downloads, calibrations.
+
+Tokens are private records in another form: all of it is readable by its owner only.
+"""
 
 import contextlib
 import hashlib
@@ -8,7 +11,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from dpfp_ray.data.whole_files import write_text
+from dpfp_ray.data.whole_files import PRIVATE, private_folder, write_text
 from dpfp_ray.plan.errors import UserError
 
 # Raise when the meaning of a remembered number changes.
@@ -20,7 +23,7 @@ def cache_dir() -> Path:
     root = os.environ.get("DPFP_CACHE")
     path = Path(root).expanduser() if root else Path.home() / ".cache" / "dpfp-ray"
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        private_folder(path)
     except OSError as error:
         raise UserError(
             f"cannot make the cache folder {path} ({error.strerror}); "
@@ -45,5 +48,5 @@ def cached_number(key: str, compute: Callable[[], float]) -> float:
         pass  # not there yet, or damaged: compute it again
     value = compute()
     with contextlib.suppress(OSError):  # full or read-only: the next run computes it again
-        write_text(path, json.dumps({"key": full_key, "value": value}))
+        write_text(path, json.dumps({"key": full_key, "value": value}), PRIVATE)
     return value

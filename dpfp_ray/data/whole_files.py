@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from errno import ENOTDIR
 from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,15 +20,20 @@ from dpfp_ray.plan.errors import UserError
 
 # Modes of new files: as the user's umask has it, or readable by their owner only.
 PUBLIC, PRIVATE = 0o666, 0o600
+PRIVATE_FOLDER = 0o700
 
 
 @contextmanager
 def whole_file(path: Path, mode: int = PUBLIC) -> Iterator[BinaryIO]:
     """A file to write to; it replaces `path` in one step if the block ends without an error."""
+    if mode == PRIVATE:
+        private_folder(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
         with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            if mode == PRIVATE:
+                os.fchmod(file.fileno(), mode)  # a umask may have taken more than it should
             yield file
             file.flush()
             os.fsync(file.fileno())  # without it, a power failure may leave the new name empty
@@ -37,17 +43,52 @@ def whole_file(path: Path, mode: int = PUBLIC) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def whole_folder(path: Path, keep: Callable[[Path], bool] = Path.is_dir) -> Iterator[Path]:
+def whole_path(path: Path) -> Iterator[Path]:
+    """As `whole_file`, for writers that want a name; they leave nothing behind if they fail."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        yield scratch
+        with scratch.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def private_folder(path: Path) -> None:
+    """Make a folder for its owner only, whatever the umask; one that is there stays as it is, and
+    so do the folders above it, which are the user's."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=PRIVATE_FOLDER)
+    except FileExistsError:
+        if not path.is_dir():
+            raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), str(path)) from None
+    else:
+        path.chmod(PRIVATE_FOLDER)
+
+
+@contextmanager
+def whole_folder(
+    path: Path, keep: Callable[[Path], bool] = Path.is_dir, mode: int = PUBLIC
+) -> Iterator[Path]:
     """An empty folder to fill; it becomes `path` if the block ends without an error.
 
     Its parent is a temporary folder, for files that are needed only on the way. Where another
-    process has put a folder at `path` by then, that one stays if `keep` accepts it.
+    process has put a folder at `path` by then, that one stays if `keep` accepts it. With the mode
+    PRIVATE, all in it is for its owner only.
     """
+    if mode == PRIVATE:
+        private_folder(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as scratch:
         built = Path(scratch) / "built"
         built.mkdir()
         yield built
+        if mode == PRIVATE:
+            for inside in (built, *built.rglob("*")):
+                inside.chmod(PRIVATE_FOLDER if inside.is_dir() else PRIVATE)
         try:
             os.rename(built, path)
         except OSError:

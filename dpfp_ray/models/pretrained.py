@@ -176,11 +176,12 @@ def _builds_pooler(config: Any, kind: type[Any]) -> bool:
 def _holds_pooler(model: str) -> bool:
     """Whether the checkpoint has trained pooler weights (roberta-base, for one, has not)."""
     for file in download.weight_files(download.local_folder(model)):
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as weights:
-                names = list(weights.keys())
-        else:
-            names = list(torch.load(file, map_location="meta", mmap=True, weights_only=True))
+        with _one_line(f"model {model!r}: cannot load the weights in {file}"):
+            if file.suffix == ".safetensors":
+                with safe_open(file, framework="pt") as weights:
+                    names = list(weights.keys())
+            else:
+                names = list(torch.load(file, map_location="meta", mmap=True, weights_only=True))
         if any("pooler." in name for name in names):
             return True
     return False
@@ -189,7 +190,8 @@ def _holds_pooler(model: str) -> bool:
 def _declared_pooling(model: str) -> str | None:
     """The pooling that a sentence-transformers folder was trained with, if it is one of ours."""
     file = download.local_folder(model) / "1_Pooling" / "config.json"
-    declared = json.loads(file.read_text()) if file.is_file() else {}
+    with _one_line(f"model {model!r}: cannot read {file}"):
+        declared = dict(json.loads(file.read_text())) if file.is_file() else {}
     keys = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
     return next((name for name, key in keys.items() if declared.get(key)), None)
 

@@ -22,6 +22,7 @@ from torch.nn import Linear, Module
 from dpfp_ray.data import content_hash
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.cache import cache_dir
+from dpfp_ray.data.checked import Sealing, check_file
 from dpfp_ray.data.pair_tokens import PairTable
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.data.whole_files import PRIVATE, whole_file
@@ -114,7 +115,9 @@ def represent(
         known = _compute(table, model, representation, precision, name, centre)
         try:
             with whole_file(entry, PRIVATE) as file:
-                np.save(file, known)
+                checked = Sealing(file)
+                np.lib.format.write_array(checked, known)
+                checked.seal()
         except OSError as error:
             # The cache saves time; a full or read-only disk is no reason not to train.
             warnings.warn(
@@ -209,6 +212,7 @@ def _key(
 def _load(entry: Path, rows: int, kind: type[np.floating[Any]]) -> Rows | None:
     """The entry if it is whole, else None: a damaged cache costs time, never a run."""
     try:
+        check_file(entry)
         h = np.load(entry, mmap_mode="r")
     except (OSError, ValueError, EOFError):
         return None

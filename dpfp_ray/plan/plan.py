@@ -35,6 +35,7 @@ from dpfp_ray.plan.method_spec import (
 CLIPPINGS = ("ghost", "hooks")
 CLIP_STYLES = ("abadi", "automatic")
 CARRIERS = ("weight", "history")
+MOST_RECORDS = 10**10  # more than there are people; accountants take minutes for absurd numbers
 ACCOUNTANTS = ("gdp", "rdp", "pld")
 LORA_RANK, LORA_ALPHA = 8, 16.0  # where Hu et al. 2022 and peft start
 # Fields younger than the first hashes are hashed only where they say something: plans that do not
@@ -198,8 +199,10 @@ class Plan:
         if self.train_file and self.task == "demo":
             object.__setattr__(self, "task", "custom")
         if self.records is not None:
-            if self.records < 1:
-                raise UserError(f"records is {self.records}; give a whole number of 1 or more")
+            if not 1 <= self.records <= MOST_RECORDS:
+                raise UserError(
+                    f"records is {self.records}; give a whole number from 1 to {MOST_RECORDS:,}"
+                )
             self._fill("batch_size", defaults.batch_size_at(self.records))
             self._fill("epochs", defaults.epochs_at(self.records))
             if self.private:

@@ -4,10 +4,10 @@ Without a token the service answers only to the names of this machine: a hostile
 its own name at 127.0.0.1 (DNS rebinding) gets nothing. With one, every path but `PUBLIC` needs it.
 """
 
+import re
 import time
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, RedirectResponse, Response
@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from dpfp_ray.sweeps import access_tokens
 from dpfp_ray.sweeps.access_tokens import LOOPBACK
 
+HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{0,5})?")
 COOKIE = "dpfp_session"
 SESSION_SECONDS = 12 * 3600
 PUBLIC = ("/api/about", "/login")  # and /static/, which holds nothing of anyone's
@@ -87,11 +88,12 @@ class Guard:
 
 
 def host_name(host: str) -> str:
-    """`localhost` of `localhost:8000`, `::1` of `[::1]:8000`."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:
-        return ""
+    """`localhost` of `localhost:8000`, `::1` of `[::1]:8000`; what is no host stays as it is.
+
+    Not by the rules of URLs: to these, `evil.com@localhost` and `localhost#evil` are localhost.
+    """
+    found = HOST.fullmatch(host)
+    return (found["name"].strip("[]") if found else host).lower()
 
 
 def _cookie(header: str) -> str | None:

@@ -76,6 +76,7 @@ def audit_trials(
                     options.cpus_per_worker or 1,
                     data,
                     dict(audit_seeds(audit.id, runner.seed)),
+                    options.save_every_seconds,
                 ): name
                 for name, audit in left.items()
             }
@@ -144,12 +145,13 @@ def audit_task(
     threads: int,
     data: Task | None,
     seeds: dict[str, int],
+    save_every: float,
 ) -> Record:
     """One audit in this process; the driver has entered it in the ledger."""
     use_threads(threads)
 
     def listen(prepared: Prepared, seed: int, scratch: Path) -> Any:
-        quiet: Reporter = SilentReporter(scratch, seed)
+        quiet: Reporter = SilentReporter(scratch, seed, save_every)
         return nullcontext(quiet)
 
     return audit_in(
@@ -166,8 +168,8 @@ def audit_task(
 class SilentReporter:
     """Shows nothing; saves the run now and then."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        self.saver = Saver(lambda state: save_state(folder, state, seed))
+    def __init__(self, folder: Path, seed: int, save_every: float) -> None:
+        self.saver = Saver(lambda state: save_state(folder, state, seed), save_every)
 
     def step(self, done: int, loss: Any, checkpoint: Any) -> None:
         self.saver.save_if_due(checkpoint)

@@ -16,6 +16,7 @@ from typing import Any
 from dpfp_ray.data.storage import one_line
 from dpfp_ray.data.terminal import JOB
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.sweeps.ray_watch import RayWatch
 
 # Must be set before Ray is imported; for this process and every worker.
 SETTINGS = {
@@ -76,11 +77,20 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
         # Through Ray Client, Tune and its lines of progress are on the other side.
         options["log_to_driver"] = str(address).startswith("ray://")
     local = address in (None, "local")
+    before = descendants()
     try:
         check_listening(address)
         session = start_local(options) if local else init(options)
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"cannot reach Ray at {address or 'local'}: {one_line(error)}") from None
+
+    def clean_up() -> None:
+        end_all(descendants() - before)
+        forget_session(session)
+
+    watch = RayWatch(clean_up)
+    if local:
+        watch.start()
     failed = False
     try:
         yield
@@ -90,6 +100,11 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
         failed = True  # the logs stay: the reason may be in them
         raise
     finally:
+        if local:
+            watch.stop()
+        if watch.lost is not None:
+            clean_up()  # `ray.shutdown` would wait for what has died
+            raise UserError(watch.line)
         ray.shutdown()
         if local and not failed:
             forget_session(session)
@@ -116,9 +131,7 @@ def start_local(options: dict[str, Any]) -> Path:
             return init(options)
         except Exception as error:  # Ray raises a bare Exception here
             ray.shutdown()
-            for process in descendants() - started_before:  # what the failed start left running
-                with suppress(Exception):
-                    process.kill()
+            end_all(descendants() - started_before)  # what the failed start left running
             if last:
                 raise UserError(
                     f"Ray did not start on this machine, twice: {one_line(error).rstrip('.')}. "
@@ -140,6 +153,12 @@ def descendants() -> set[Any]:
     import psutil  # Ray brings it, and makes it importable
 
     return set(psutil.Process().children(recursive=True))
+
+
+def end_all(processes: set[Any]) -> None:
+    for process in processes:
+        with suppress(Exception):
+            process.kill()
 
 
 def forget_session(session: Path) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from ray.tune import Callback
 
+from dpfp_ray.data.disk import NoRoom
 from dpfp_ray.sweeps.trial import SETTLED, Trial, settle
 
 
@@ -18,7 +19,9 @@ class LastRecords(Callback):
             settle(self.storage, _ours(trial), "stopped", "stopped early by the scheduler")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        settle(self.storage, _ours(trial), "failed", given_up(trial))
+        reason = given_up(trial)
+        if not no_room(reason):  # not the trial's fault: it goes on when there is room
+            settle(self.storage, _ours(trial), "failed", reason)
 
 
 def given_up(trial: Any) -> str:
@@ -26,6 +29,12 @@ def given_up(trial: Any) -> str:
     error = trial.get_error()
     reason = " ".join(str(error or "its process died").split())
     return f"given up after restarts: {reason[-300:]}"
+
+
+def no_room(reason: str) -> str:
+    """What a trial said that found its disk full; empty if that is not why it ended."""
+    _, name, said = " ".join(reason.split()).rpartition(f"{NoRoom.__name__}: ")
+    return said if name else ""
 
 
 def _ours(trial: Any) -> Trial:

@@ -1,17 +1,10 @@
 """Where the trials of a sweep run, and with how much of it."""
 
-import os
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from dpfp_ray.sweeps.cluster import (
-    default_address,
-)
-
-
-def save_seconds() -> float:
-    """How often trials are saved; the variable is for tests and for machines that often fail."""
-    return float(os.environ.get("DPFP_SAVE_SECONDS") or 30.0)
+from dpfp_ray.sweeps.cluster import default_address
+from dpfp_ray.training.checkpoints import save_seconds
 
 
 @dataclass(frozen=True)
@@ -35,6 +28,7 @@ class RayChoices(TypedDict, total=False):
     address  local starts Ray here (default), auto joins this machine's cluster, or ray://HOST:PORT
     seed     fixes the secret seed, for tests only
     tracker  mlflow, wandb or tensorboard
+    save_every  seconds between two saves of a trial (default: 30)
     """
 
     address: str | None
@@ -45,9 +39,11 @@ class RayChoices(TypedDict, total=False):
     seed: int | None
     tracker: str | None
     show_training_loss: bool
+    save_every: float | None
 
 
 def ray_options(choices: RayChoices) -> RayOptions:
     given: dict[str, Any] = {**choices}
+    given["save_every_seconds"] = save_seconds(given.pop("save_every", None))
     given["address"] = choices.get("address") or default_address()
     return RayOptions(**given)

@@ -13,6 +13,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from dpfp_ray.data.lease import held
+from dpfp_ray.data.storage import open_files
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
@@ -67,6 +69,8 @@ class Runner:
             ledger or Ledger(), storage, inputs_of, loss_shown=options.show_training_loss
         )
         self._stack = ExitStack()
+        self._lease = ExitStack()  # outlives the other: the seed goes before the store is free
+        self._held = False
         self._sweep: Sweep | None = None
         self._shared: Shared = {}
         self._trackers: list[Any] = []
@@ -86,10 +90,17 @@ class Runner:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with ignoring_ctrl_c():
-            self._stack.close()
-        if kind is None and (self._sweep is not None or self.charges.begun):
-            SweepState(self.storage).forget()
+        with self._lease:
+            with ignoring_ctrl_c():
+                self._stack.close()
+            if kind is None and (self._sweep is not None or self.charges.begun):
+                SweepState(self.storage).forget()
+
+    def _hold(self) -> None:
+        """Be the only driver of this store; one that finds nothing to run need not be."""
+        if not self._held:
+            self._held = True
+            self._lease.enter_context(held(open_files(self.storage), "use another --storage"))
 
     @property
     def seed(self) -> int:
@@ -109,6 +120,8 @@ class Runner:
         `audits` are not run here, but belong to the same list: they are entered in the ledger now,
         before anything is known of any result.
         """
+        if audits or unfinished(trials, self.storage):
+            self._hold()
         self._recognise_people(trial.plan for trial in trials)
         left = unfinished(trials, self.storage)
         if (left or audits) and not self.sealed:
@@ -133,6 +146,9 @@ class Runner:
     ) -> None:
         """Run what `searcher` proposes; `plans` have all inputs that it may ask for."""
         plans = list(plans)
+        if searcher.left:
+            self._hold()
+            searcher.read()  # another driver may have ended since it was read
         self._recognise_people(plans)
         left = searcher.left
         if not left:
@@ -208,7 +224,7 @@ class Runner:
         """One Tune experiment, new each time: what came before is in the records."""
         import ray.tune
 
-        from dpfp_ray.sweeps.last_records import LastRecords
+        from dpfp_ray.sweeps.last_records import LastRecords, no_room
         from dpfp_ray.sweeps.live import LiveTable, SealedTable
         from dpfp_ray.sweeps.telemetry import TrialCounts
         from dpfp_ray.sweeps.trial_process import RETRIES, run_trial
@@ -250,7 +266,9 @@ class Runner:
         )
         try:
             with table:
-                tuner.fit()
+                ended = tuner.fit()
+            for said in filter(None, (no_room(str(error)) for error in ended.errors)):
+                raise UserError(said)
         finally:
             if self.sealed and not self.options.address.startswith("ray://"):
                 forget_artifacts(name)

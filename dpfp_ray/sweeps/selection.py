@@ -20,13 +20,16 @@ STORE/selection-KEY.json    that the selection is finished, so that the same com
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from dpfp_ray.data.lease import held
 from dpfp_ray.data.storage import SEALED, open_files
 from dpfp_ray.data.terminal import stderr
+from dpfp_ray.data.whole_files import PRIVATE_FOLDER, private_folder
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.ledger import Ledger
@@ -73,6 +76,20 @@ def run_selection(
     Both lists are empty if the draw says that there is no trial. Stopped or killed, the same call
     continues to the same winner.
     """
+    files, key = open_files(storage), selection_key(space, chosen)
+    done = read_json(Store(storage), f"selection-{key}.json") is not None
+    with nullcontext() if done else held(files, "use another --storage"):
+        return _run_selection(space, chosen, storage, options, inputs_of, ledger)
+
+
+def _run_selection(
+    space: SearchSpace,
+    chosen: Selection,
+    storage: str,
+    options: RayOptions,
+    inputs_of: Callable[[Plan], Inputs],
+    ledger: Ledger,
+) -> tuple[list[Record], list[Any]]:
     check_choosing(space, options)
 
     def bind(settings: dict[str, Any]) -> Trial:
@@ -241,8 +258,8 @@ def open_sealed(storage: str, key: str) -> str:
     if files.local:
         folder = Path(files.name)
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.chmod(0o700)  # whatever the umask, and whoever made it
+            private_folder(folder)
+            folder.chmod(PRIVATE_FOLDER)  # whoever made it
         except OSError as error:
             raise UserError(
                 f"cannot write to {folder}: {error.strerror}; use another --storage"

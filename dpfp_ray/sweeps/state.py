@@ -1,27 +1,34 @@
 """What an unfinished sweep needs to go on, beside its records.
 
 STORE/sweep.secret      the seed that all trials' noise follows from; owner-only; goes at the end
+                        (of a seed that was given: a mark of it)
 STORE/states/ID.pt      a running trial's weights and optimizer; goes with the trial's final record
 STORE/search-KEY.json   what a searcher has proposed, and what came of it; stays
 
-Every file is whole or absent whenever a machine dies. That is why these are ours and not Tune's
+Every file is whole or absent whenever a machine dies, and ends with a checksum; a damaged one is
+replaced by the version before it, NAME.previous. That is why these are ours and not Tune's
 experiment state, which is copied to its place, and older than the trials it describes.
 """
 
 import json
-from contextlib import suppress
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from dpfp_ray.data.storage import open_files
+from dpfp_ray.data.checked import sealed, unsealed
+from dpfp_ray.data.storage import open_files, previous
 from dpfp_ray.data.whole_files import PRIVATE, delete_secret, to_json
-from dpfp_ray.privacy.sampling import fresh_seed
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.sampling import fresh_seed, keyed_integer
 from dpfp_ray.results.store import file_name
 from dpfp_ray.training import checkpoints
 from dpfp_ray.training.loop import State
 
 SECRET = "sweep.secret"
 UNFINISHED = ("states", "tune", "train")  # the last two are Ray's own
+Parsed = TypeVar("Parsed")
 
 
 class SweepState:
@@ -33,34 +40,70 @@ class SweepState:
     def save_trial(self, identity: str, state: State, seed: int) -> None:
         checkpoints.save_trial(self.files, _state_name(identity), state, seed)
 
-    def load_trial(self, identity: str, seed: int) -> State | None:
-        return checkpoints.load_trial(self.files, _state_name(identity), seed)
+    def load_trial(self, identity: str, seed: int, plan: Plan) -> State | None:
+        return checkpoints.load_trial(self.files, _state_name(identity), seed, plan)
 
     def drop_trial(self, identity: str) -> None:
-        self.files.delete(_state_name(identity))
+        checkpoints.drop_trial(self.files, _state_name(identity))
 
     def load_search(self, key: str) -> list[dict[str, Any]]:
-        try:
-            proposals = json.loads(self.files.read_name(f"search-{key}.json"))
-        except FileNotFoundError:
-            return []
-        return list(proposals)
+        def proposals(content: bytes) -> list[dict[str, Any]]:
+            found = json.loads(content)
+            if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+                raise ValueError("no list of proposals")
+            return found
+
+        return self._read(f"search-{key}.json", proposals) or []
 
     def save_search(self, key: str, proposals: list[dict[str, Any]]) -> None:
-        self.files.write(f"search-{key}.json", to_json(proposals).encode())
+        name = f"search-{key}.json"
+        self.files.keep(name)
+        self.files.write(name, sealed(to_json(proposals).encode()))
 
     def seed(self, given: int | None) -> int:
         """The sweep's secret seed: given, or made once and kept until `forget`.
 
-        In an object store, all who may read the unfinished sweep may read it.
+        Of one that is given only a mark is kept, which tells another one: trials that have begun
+        must not go on with other noise. In an object store, all who may read the unfinished sweep
+        may read its seed.
         """
-        if given is not None:
-            return given
-        with suppress(FileNotFoundError):
-            return int(self.files.read_name(SECRET))
-        seed = fresh_seed()
-        self.files.write(SECRET, str(seed).encode(), PRIVATE)
-        return seed
+        known = self._read(SECRET, _Begun.parse)
+        if known is None:
+            seed = fresh_seed() if given is None else given
+            self._keep_secret(_Begun(seed if given is None else None, _seed_mark(seed)))
+            return seed
+        if (given is None and known.seed is None) or (
+            given is not None and known.mark != _seed_mark(given)
+        ):
+            asked = "was begun with a --seed" if given is None else "has another seed"
+            fix = "drop --seed" if known.seed is not None else "give the --seed that it began with"
+            raise UserError(
+                f"{self.files.name} holds an unfinished sweep that {asked}; {fix} to continue it, "
+                f"or use another --storage"
+            )
+        return given if known.seed is None and given is not None else int(known.seed or 0)
+
+    def _keep_secret(self, begun: "_Begun") -> None:
+        """Twice, for it cannot be made again."""
+        self.files.write(previous(SECRET), begun.content(), PRIVATE)
+        self.files.write(SECRET, begun.content(), PRIVATE)
+
+    def _read(self, name: str, parse: Callable[[bytes], Parsed]) -> Parsed | None:
+        """The newest whole version of a file; None if there is none at all."""
+        damaged = False
+        for candidate in (name, previous(name)):
+            try:
+                return parse(unsealed(self.files.read_name(candidate)))
+            except FileNotFoundError:
+                continue
+            except ValueError:  # of JSON and Unicode, too
+                damaged = True
+        if damaged:
+            raise UserError(
+                f"{self.files.name}/{name} is damaged; restore it from a backup, or use another "
+                f"--storage (the ledger keeps what was spent)"
+            )
+        return None
 
     def forget(self) -> None:
         """The sweep is finished: its seed and all that was needed only to continue go."""
@@ -68,8 +111,31 @@ class SweepState:
             delete_secret(Path(self.files.name) / SECRET)
         else:
             self.files.delete(SECRET)
+            self.files.delete(previous(SECRET))
         for name in UNFINISHED:
             self.files.delete_folder(name)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """What the secret's file holds: the seed, unless it was given, and a mark of it."""
+
+    seed: int | None
+    mark: int
+
+    def content(self) -> bytes:
+        return sealed((str(self.seed) if self.seed is not None else f"mark {self.mark}").encode())
+
+    @staticmethod
+    def parse(content: bytes) -> "_Begun":
+        text = content.decode()
+        if text.startswith("mark "):
+            return _Begun(None, int(text[5:]))
+        return _Begun(int(text), _seed_mark(int(text)))
+
+
+def _seed_mark(seed: int) -> int:
+    return keyed_integer(seed, "sweep mark")
 
 
 def resolve_storage(storage: str) -> str:

@@ -52,12 +52,21 @@ class Tpe(Searcher):
         self.admit: Callable[[Trial], Trial] = lambda trial: trial
         self.refused: UserError | None = None
         self.running: dict[str, Proposal] = {}  # by Tune's id
-        self.proposals = self.files.load_search(space.key)
-        store = Store(storage)
-        for proposal in self._open():  # a trial may have ended after the sweep was killed
-            record = store.get(proposal["id"])
+        self.store = Store(storage)
+        self.read()
+
+    def read(self) -> None:
+        """What is on storage by now."""
+        self.proposals = self.files.load_search(self.space.key)
+        for proposal in self.proposals:
+            if proposal["id"] is None or proposal["state"] == "complete":
+                continue
+            record = self.store.get(proposal["id"])
             if record and record["trial"]["status"] in SETTLED:
+                # The trial has ended after the sweep was killed.
                 self._settle(proposal, trial_metrics(record))
+            else:
+                proposal["state"] = "running"  # also one that a full disk has ended
         self.waiting = self._open()
 
     @property

@@ -16,6 +16,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from torch import Tensor
 
+from dpfp_ray.data.disk import NoRoom
 from dpfp_ray.sweeps.trial import Trial, error_reason, settle
 from dpfp_ray.sweeps.trial_process import (
     RETRIES,
@@ -81,7 +82,7 @@ def worker_loop(config: dict[str, Any]) -> None:
             comm=GroupComm(),
             device=ray.train.torch.get_device(),
         )
-    except (ray.exceptions.RayError, OSError, PeerLost):
+    except (ray.exceptions.RayError, OSError, NoRoom, PeerLost):
         raise  # the group starts again
     except Exception as error:
         settle(sweep.storage, trial, "failed", error_reason(error), config["facts"])

@@ -9,18 +9,20 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
 import ray.tune
 import torch
 
+from dpfp_ray.data.disk import NoRoom
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.shared import SharedInputs, input_key
 from dpfp_ray.sweeps.state import SweepState
 from dpfp_ray.sweeps.telemetry import TrialGauges, dev_loss
 from dpfp_ray.sweeps.trial import SETTLED, Trial, error_reason, settle
-from dpfp_ray.training.checkpoints import Saver
+from dpfp_ray.training.checkpoints import Saver, ask_for_room
 from dpfp_ray.training.loop import Progress, State
 from dpfp_ray.training.machine import use_threads
 from dpfp_ray.training.prepare import Prepared, build_model
@@ -68,8 +70,8 @@ def run_trial(config: dict[str, Any], sweep: Sweep, shared: Shared) -> None:
             run_on_workers(trial, sweep, reference, facts, [TuneReportCallback()])
         else:
             run_worker(trial, sweep, ray.get(reference), TuneReporter, facts)
-    except (ray.exceptions.RayError, OSError):
-        raise  # a lost node or store: worth another try
+    except (ray.exceptions.RayError, OSError, NoRoom):
+        raise  # a lost node or store, or a full one: worth another try
     except Exception as error:
         record = settle(sweep.storage, trial, "failed", error_reason(error), facts)
         ray.tune.report(trial_metrics(record))
@@ -89,7 +91,7 @@ def run_worker(
     prepared = Prepared(trial.plan, shared.inputs(), trial.noise_multiplier)
     seed, device = trial.seed(sweep.seed), device or default_device()
     states = SweepState(sweep.storage)
-    state = states.load_trial(trial.id, seed)
+    state = states.load_trial(trial.id, seed, trial.plan)
     told = {**facts, **node_and_process()}
     if state is not None:
         told["resumed_at_step"] = state["progress"]["step"]
@@ -106,6 +108,8 @@ def run_worker(
         gauges.save(state)
 
     first = comm is None or comm.rank == 0
+    if first and states.files.local:
+        ask_for_room(Path(states.files.name), model, trial.plan, weights=False)
     reporter = listener(sweep, told, gauges, trial.plan.steps, describe, save, first)
     reporter.done = told.get("resumed_at_step", 0)
     try:

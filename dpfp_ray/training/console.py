@@ -1,8 +1,8 @@
 """What a person sees while a run is on, and a safe Ctrl-C.
 
-All of them save the run every minute, every epoch and on Ctrl-C. They differ in what they show:
-`terminal` a progress bar, `notebook` (and wherever stderr is no terminal) plain lines, `silent`
-nothing.
+All of them save the run every 30 seconds (`--save-every`), every epoch and on Ctrl-C. They differ
+in what they show: `terminal` a progress bar, `notebook` (and wherever stderr is no terminal) plain
+lines, `silent` nothing.
 """
 
 import signal
@@ -28,7 +28,7 @@ from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.spending import Spending
 from dpfp_ray.privacy.statement import guarantee
-from dpfp_ray.training.checkpoints import Saver, save_state
+from dpfp_ray.training.checkpoints import Saver, save_seconds, save_state
 from dpfp_ray.training.loop import State
 
 LINE_EVERY_SECONDS = 60.0
@@ -55,6 +55,7 @@ class SilentReporter:
         seed: int,
         seed_known: bool = False,
         data_mark: str | None = None,
+        save_every: float | None = None,
     ) -> None:
         self.plan = plan
         self.spending = Spending(plan, noise_multiplier)
@@ -63,7 +64,10 @@ class SilentReporter:
         self.folder = folder
         self.saver: Saver | None = None
         if folder is not None:
-            self.saver = Saver(lambda state: save_state(folder, state, seed, seed_known, data_mark))
+            self.saver = Saver(
+                lambda state: save_state(folder, state, seed, seed_known, data_mark),
+                save_seconds(save_every),
+            )
         self.accuracy: float | None = None
         self.dev_loss: float | None = None
         self.stop_requested = False

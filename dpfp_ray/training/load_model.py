@@ -19,7 +19,8 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.training.checkpoints import RESUME
-from dpfp_ray.training.run_folder import RESULT, WEIGHTS
+from dpfp_ray.training.run_folder import RESULT
+from dpfp_ray.training.weights import WEIGHTS, read_weights
 
 
 def load_model(run: Any, *, encoder: Any = None, tokenizer: Any = None) -> Predictor:
@@ -36,7 +37,7 @@ def load_model(run: Any, *, encoder: Any = None, tokenizer: Any = None) -> Predi
     if folder is None:
         raise UserError("this run was not written anywhere; give output= to train()")
     record = read_run(folder)
-    weights = read_weights(Path(folder).expanduser(), record)
+    weights = weights_of(Path(folder).expanduser(), record)
     return predictor(plan_of(record), record["labels"], weights, own)
 
 
@@ -73,25 +74,11 @@ def plan_of(record: Mapping[str, Any]) -> Plan:
     return make_plan({key: value for key, value in record["plan"].items() if value is not None})
 
 
-def read_weights(folder: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What training changed, by name; refused if it belongs to another result."""
-    from safetensors import SafetensorError, safe_open
-
-    path = folder / WEIGHTS
-    if not path.is_file():
+def weights_of(folder: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What training changed, by name."""
+    if not (folder / WEIGHTS).is_file():
         raise UserError(f"{folder} has no {WEIGHTS}; run again without --no-weights")
-    try:
-        with safe_open(path, framework="pt") as file:
-            plan_hash = (file.metadata() or {}).get("plan_hash")
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read ({error}); run again with --overwrite") from None
-    if plan_hash != record.get("plan_hash"):
-        raise UserError(
-            f"{path} belongs to plan {plan_hash}, {RESULT} to {record.get('plan_hash')}; run again "
-            f"with --overwrite"
-        )
-    return weights
+    return read_weights(folder / WEIGHTS, record.get("plan_hash"))
 
 
 def predictor(

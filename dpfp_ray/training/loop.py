@@ -110,6 +110,7 @@ def train(
     loss_sum, loss_rows = torch.zeros((), dtype=torch.float64, device=device), 0
 
     if state is not None:
+        refuse_other_weights(state, model)
         progress, loss_rows = Progress(**state["progress"]), state["loss_rows"]
         model.load_state_dict(state["model"], strict=False)
         optimizer.load_state_dict(state["optimizer"])
@@ -211,6 +212,18 @@ def move(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def refuse_other_weights(state: State, model: Classifier) -> None:
+    """A state that leaves some weights as they were would train another model without a word."""
+    saved = {name: tensor.shape for name, tensor in state["model"].items()}
+    wanted = {name: p.shape for name, p in trainable_parameters(model)}
+    if saved != wanted:
+        wrong = sorted(set(saved.items()) ^ set(wanted.items()))[0][0]
+        raise UserError(
+            f"the saved state does not fit the model at {wrong!r}; is the encoder still the one "
+            f"that the run began with? --overwrite starts again"
+        )
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, plan: Plan, step: int) -> None:

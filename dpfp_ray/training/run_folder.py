@@ -13,23 +13,26 @@ from typing import Any, cast
 import numpy as np
 
 from dpfp_ray.data import storage
-from dpfp_ray.data.whole_files import read_json, write_json
+from dpfp_ray.data.disk import explained
+from dpfp_ray.data.whole_files import private_folder, read_json, write_json
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.models.scopes import weights_to_keep
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import derived_seed
-from dpfp_ray.training.checkpoints import forget_state, refuse_changed_files
+from dpfp_ray.training.checkpoints import SMALL, forget_state, refuse_changed_files
 from dpfp_ray.training.loop import Data
+from dpfp_ray.training.weights import WEIGHTS, write_weights
 
-RESULT, WEIGHTS = storage.RESULT, "weights.safetensors"
+RESULT = storage.RESULT
 
 
 def make_folder(name: str | Path) -> Path:
+    """The folder of a run; a new one is its owner's only: what is unfinished in it is secret."""
     folder = Path(name).expanduser()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
     except OSError as error:
         raise UserError(
             f"cannot write to {folder}: {error.strerror}; use another --output"
@@ -90,10 +93,9 @@ def write_result(
 ) -> None:
     """Result and weights into `folder`; the resume file, and the seed in it, go."""
     if model is not None:
-        from safetensors.torch import save_file
-
         kept = weights_to_keep(model)
         weights = {name: p.detach().cpu().contiguous() for name, p in kept.items()}
-        save_file(weights, folder / WEIGHTS, metadata={"plan_hash": plan.hash})
-    write_json(folder / RESULT, record)
+        write_weights(folder / WEIGHTS, weights, plan.hash)
+    with explained(folder / RESULT, SMALL):
+        write_json(folder / RESULT, record)
     forget_state(folder)

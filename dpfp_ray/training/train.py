@@ -2,12 +2,15 @@
 ends with the same weights and the same ε as a run that was never stopped.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dpfp_ray.data import Task
+from dpfp_ray.data.lease import held
 from dpfp_ray.data.memory import in_memory
+from dpfp_ray.data.storage import LocalFiles
 from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.models.predictor import Predictor
 from dpfp_ray.plan.errors import UserError
@@ -18,12 +21,12 @@ from dpfp_ray.privacy.sampling import fresh_seed
 from dpfp_ray.privacy.statement_text import brief
 from dpfp_ray.training import run, run_folder
 from dpfp_ray.training.charged import charged, enter_past, register
-from dpfp_ray.training.checkpoints import load_state
-from dpfp_ray.training.console import choose_reporter
+from dpfp_ray.training.checkpoints import ask_for_room, load_state
+from dpfp_ray.training.console import SilentReporter, choose_reporter
 from dpfp_ray.training.load_model import predictor_of
 from dpfp_ray.training.loop import State
 from dpfp_ray.training.machine import use_threads
-from dpfp_ray.training.prepare import load_inputs, prepare
+from dpfp_ray.training.prepare import Prepared, build_model, load_inputs, prepare
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,6 +92,7 @@ def train(
     weights: bool = True,
     threads: int | None = None,
     reporter: str = "auto",
+    save_every: float | None = None,
     show_training_loss: bool = False,
     ledger: str | Path | Ledger | None = None,
     total_epsilon: float | None = None,
@@ -107,6 +111,7 @@ def train(
     weights    whether to write the trained weights
     threads    CPU threads (default: all cores)
     reporter   auto, terminal, notebook or silent
+    save_every seconds between two saves of the unfinished run (default: 30)
     show_training_loss  show and keep the training loss of a private run too: it is computed from
                private records without noise, and is not covered by ε
     ledger     folder or URI of the privacy ledger that the run is entered in before its first step
@@ -126,6 +131,38 @@ def train(
         plan = replace(plan, model=own.name)
     prepared = prepare(plan, load_inputs(plan, task, own))
 
+    done = folder is None or (not overwrite and (folder / run_folder.RESULT).exists())
+    with nullcontext() if done else held(LocalFiles(cast(Path, folder)), "use another --output"):
+        return _train_in(
+            folder,
+            prepared,
+            book,
+            task=task,
+            own=own,
+            seed=seed,
+            overwrite=overwrite,
+            weights=weights,
+            reporters=reporters,
+            save_every=save_every,
+            show_training_loss=show_training_loss,
+        )
+
+
+def _train_in(
+    folder: Path | None,
+    prepared: Prepared,
+    book: Ledger,
+    *,
+    task: Task | None,
+    own: OwnEncoder | None,
+    seed: int | None,
+    overwrite: bool,
+    weights: bool,
+    reporters: type[SilentReporter],
+    save_every: float | None,
+    show_training_loss: bool,
+) -> Run:
+    """Find the run finished in `folder`, continue it, or run it from the start."""
     say = reporters.say
     say(from_data(plan, prepared.plan))
     state: State | None = None
@@ -146,6 +183,9 @@ def train(
         say(f"continuing after step {state['progress']['step']:,} of {prepared.plan.steps:,}")
         # The noise that the first steps really had, should calibration come out otherwise by now.
         prepared = replace(prepared, noise_multiplier=state["noise_multiplier"])
+    model = build_model(prepared, seed, run.default_device())
+    if folder is not None:
+        ask_for_room(folder, model, prepared.plan, weights)
     place = "" if folder is None else str(folder.resolve())
     charging = charged(
         book,
@@ -166,6 +206,7 @@ def train(
             seed,
             seed_known,
             mark,
+            save_every,
         ) as listener,
     ):
         record, model = run.run(
@@ -173,6 +214,7 @@ def train(
             charge.listen(listener),
             seed=seed,
             state=state,
+            model=model,
             seed_known=seed_known,
             show_training_loss=show_training_loss,
         )

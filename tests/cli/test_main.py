@@ -30,6 +30,19 @@ def fails(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return captured.err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["results", "LONG"], ["statement", "LONG"], ["predict", "LONG", "--text", "x"]],
+    ids=lambda words: words[0],
+)
+def test_a_path_of_5000_characters_is_one_short_line(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = fails(["a" * 5000 if word == "LONG" else word for word in words], capsys)
+    assert "File name too long" in line
+    assert len(line) < 1200
+
+
 def sub_parsers() -> dict[str, argparse.ArgumentParser]:
     actions = build_parser()._subparsers
     assert actions is not None

@@ -110,6 +110,24 @@ def test_a_private_file_is_the_owners_only_from_its_first_byte(tmp_path: Path) -
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize("umask", [0, 0o277])
+def test_private_files_do_not_follow_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        write_text(tmp_path / "folder" / "file", "x", PRIVATE)
+        with whole_folder(tmp_path / "folder" / "built", mode=PRIVATE) as built:
+            (built / "inside").write_text("x")
+    finally:
+        os.umask(before)
+    modes = {str(p.relative_to(tmp_path)): p.stat().st_mode & 0o777 for p in tmp_path.rglob("*")}
+    assert modes == {
+        "folder": 0o700,
+        "folder/file": 0o600,
+        "folder/built": 0o700,
+        "folder/built/inside": 0o600,
+    }
+
+
 def test_a_public_file_follows_the_umask(tmp_path: Path) -> None:
     write_text(tmp_path / "ours", "")
     (tmp_path / "plain").touch()

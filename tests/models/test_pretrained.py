@@ -5,12 +5,19 @@ import shutil
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dpfp_ray.data import Split
+from dpfp_ray.data.tokens import tokenise_once
 from dpfp_ray.models.download import encoder_identity
-from dpfp_ray.models.pretrained import build_classifier, load_tokenizer, resolve_representation
+from dpfp_ray.models.pretrained import (
+    build_classifier,
+    load_tokenizer,
+    resolve_representation,
+)
 from dpfp_ray.plan.errors import UserError
 from tests.support.tiny_models import NO_POOLER, encode
 
@@ -157,3 +164,24 @@ def test_minilm_puts_paraphrases_together() -> None:
         rows = torch.nn.functional.normalize(classifier.represent(encode("minilm", texts)))
     similar, unrelated = float(rows[0] @ rows[1]), float(rows[0] @ rows[2])
     assert similar > 0.5 > unrelated + 0.2
+
+
+@pytest.mark.parametrize("representation", ["auto", "mean"])
+def test_a_truncated_weights_file_is_one_line(
+    zoo: Path, tmp_path: Path, representation: str
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(zoo / "bert", folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(UserError, match="cannot load the weights in"):
+        build_classifier(str(folder), representation, 2)
+
+
+def test_a_token_beyond_the_vocabulary_is_one_line(zoo: Path) -> None:
+    split = Split(["a warm film"], None, np.zeros(1, np.int64))
+    tokens = tokenise_once(split, load_tokenizer(str(zoo / "bert")), 16)
+    model = build_classifier(str(zoo / "bert"), "mean", 2)
+    model.encoder.resize_token_embeddings(7)
+    with pytest.raises(UserError, match="no embedding for a token"):
+        model(tokens.collate(np.arange(1)))

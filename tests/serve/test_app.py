@@ -189,7 +189,16 @@ def test_a_browser_may_load_nothing_from_elsewhere(url: str, path: str) -> None:
 
 def test_a_foreign_name_for_this_machine_gets_nothing(url: str) -> None:
     """DNS rebinding: a hostile page points its own name here."""
-    for host in ("evil.example", "127.0.0.1.evil.example", "", "[", "localhost.evil.example:80"):
+    for host in (
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "",
+        "[",
+        "localhost.evil.example:80",
+        "evil.com@localhost",
+        "localhost#evil",
+        "localhost/evil",
+    ):
         answer = requests.get(f"{url}/api/results", headers={"Host": host}, timeout=120)
         assert answer.status_code in (400, 403)
         assert b"rows" not in answer.content

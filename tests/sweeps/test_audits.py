@@ -65,7 +65,7 @@ def test_a_remote_store_gets_a_folder_on_the_node() -> None:
 
 
 def test_states_are_saved_now_and_then(tmp_path: Path) -> None:
-    reporter = SilentReporter(tmp_path, seed=1)
+    reporter = SilentReporter(tmp_path, seed=1, save_every=30.0)
     reporter.step(1, None, lambda: {})
     assert not list(tmp_path.iterdir())
     reporter.saver.every_seconds = 0.0

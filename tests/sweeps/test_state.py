@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 import torch
 
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
 from dpfp_ray.sweeps.state import SECRET, SweepState, resolve_storage
+from tests.support.states import flip_byte, whole_state
 
 
 @pytest.fixture(params=["path", "uri"])
@@ -14,8 +17,11 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(folder) if request.param == "path" else folder.as_uri()
 
 
+PLAN = Plan(method="dpfp", task="sst2").bind(records=1000, representation="mean")
+
+
 def state_of(step: int) -> dict[str, Any]:
-    return {"progress": {"step": step}, "model": {"w": torch.arange(3.0)}}
+    return whole_state(PLAN, step)
 
 
 def test_seed_is_made_once_and_owner_only(tmp_path: Path) -> None:
@@ -31,8 +37,65 @@ def test_seed_is_made_once_and_owner_only(tmp_path: Path) -> None:
 
 
 def test_given_seed_is_not_written(tmp_path: Path) -> None:
-    assert SweepState(str(tmp_path)).seed(7) == 7
-    assert not list(tmp_path.iterdir())
+    assert SweepState(str(tmp_path)).seed(12345678901) == 12345678901
+    assert all(b"12345678901" not in path.read_bytes() for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "fix"),
+    [(7, 8, "give the --seed"), (7, None, "give the --seed"), (None, 8, "drop --seed")],
+)
+def test_a_seed_other_than_the_unfinished_sweeps_is_refused(
+    storage: str, first: int | None, then: int | None, fix: str
+) -> None:
+    seed = SweepState(storage).seed(first)
+    with pytest.raises(UserError, match=f"unfinished sweep .*{fix}"):
+        SweepState(storage).seed(then)
+    assert SweepState(storage).seed(first) == seed
+    SweepState(storage).forget()
+    SweepState(storage).seed(then)
+
+
+def test_a_seed_of_the_version_before_is_read(tmp_path: Path) -> None:
+    (tmp_path / SECRET).write_text("123")
+    assert SweepState(str(tmp_path)).seed(None) == 123
+
+
+@pytest.mark.parametrize("content", [b"", b"12", b"what"])
+def test_a_damaged_seed_is_found_again(tmp_path: Path, content: bytes) -> None:
+    seed = SweepState(str(tmp_path)).seed(None)
+    kept = (tmp_path / SECRET).read_bytes()
+    (tmp_path / SECRET).write_bytes(content if content != b"12" else b"12" + kept[2:])
+    assert SweepState(str(tmp_path)).seed(None) == seed
+
+
+def test_a_lost_seed_is_refused_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / SECRET).touch()
+    with pytest.raises(UserError, match=r"sweep\.secret is damaged; restore"):
+        SweepState(str(tmp_path)).seed(None)
+
+
+def test_a_damaged_search_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    states = SweepState(str(tmp_path))
+    states.save_search("k", [{"id": "a"}])
+    states.save_search("k", [{"id": "a"}, {"id": "b"}])
+    flip_byte(tmp_path / "search-k.json", 0.3)
+    assert states.load_search("k") == [{"id": "a"}]
+
+
+def test_all_that_is_unfinished_is_the_owners_only(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        states = SweepState(str(tmp_path / "sweep"))
+        states.seed(None)
+        states.save_trial("t-0", state_of(3), seed=1)
+        states.save_trial("t-0", state_of(4), seed=1)
+    finally:
+        os.umask(before)
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "sweep").rglob("*.*")}
+    assert modes == {0o600}
+    for folder in ("sweep", "sweep/states"):
+        assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700
 
 
 def test_a_kill_while_the_seed_is_written_leaves_none(tmp_path: Path) -> None:
@@ -45,22 +108,22 @@ def test_a_kill_while_the_seed_is_written_leaves_none(tmp_path: Path) -> None:
 
 def test_trial_state_comes_back(storage: str) -> None:
     states = SweepState(storage)
-    assert states.load_trial("t-0", seed=1) is None
+    assert states.load_trial("t-0", seed=1, plan=PLAN) is None
     states.save_trial("t-0", state_of(3), seed=1)
     states.save_trial("t-0", state_of(4), seed=1)
-    found = states.load_trial("t-0", seed=1)
+    found = states.load_trial("t-0", seed=1, plan=PLAN)
     assert found is not None
-    assert found["progress"] == {"step": 4}
+    assert found["progress"]["step"] == 4
     assert torch.equal(found["model"]["w"], torch.arange(3.0))
     states.drop_trial("t-0")
     states.drop_trial("t-0")
-    assert states.load_trial("t-0", seed=1) is None
+    assert states.load_trial("t-0", seed=1, plan=PLAN) is None
 
 
 def test_state_of_another_seed_is_not_taken_up(storage: str) -> None:
     states = SweepState(storage)
     states.save_trial("t-0", state_of(3), seed=1)
-    assert states.load_trial("t-0", seed=2) is None
+    assert states.load_trial("t-0", seed=2, plan=PLAN) is None
 
 
 def test_search_is_kept(storage: str) -> None:

@@ -12,7 +12,8 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import keyed_integer
 from dpfp_ray.training import checkpoints
-from dpfp_ray.training.checkpoints import SAVE_SHARE, Saver
+from dpfp_ray.training.checkpoints import RESUME, SAVE_SHARE, Saver
+from tests.support.states import flip_byte, whole_state
 
 
 @pytest.fixture
@@ -20,8 +21,8 @@ def plan() -> Plan:
     return Plan(method="dpfp", task="sst2").bind(records=1000, representation="mean")
 
 
-def state_of(plan: Plan) -> dict[str, Any]:
-    return {"plan_hash": plan.hash, "progress": {"step": 3}, "model": {"w": torch.arange(3.0)}}
+def state_of(plan: Plan, step: int = 3) -> dict[str, Any]:
+    return whole_state(plan, step)
 
 
 def test_a_resume_file_of_version_0_1_loads(plan: Plan, tmp_path: Path) -> None:
@@ -36,7 +37,7 @@ def test_a_trials_state_of_version_0_1_loads(plan: Plan, tmp_path: Path) -> None
     (tmp_path / "states").mkdir()
     marked = {**state_of(plan), "seed_mark": keyed_integer(7, "mark")}
     torch.save(marked, tmp_path / "states" / "t-0.pt")
-    state = checkpoints.load_trial(LocalFiles(tmp_path), "states/t-0.pt", seed=7)
+    state = checkpoints.load_trial(LocalFiles(tmp_path), "states/t-0.pt", seed=7, plan=plan)
     assert state is not None
     assert state.keys() == state_of(plan).keys()
 
@@ -53,10 +54,54 @@ def test_a_trials_state_does_not_hold_its_seed(plan: Plan, tmp_path: Path) -> No
     assert saved["seed_mark"] != 2**100
 
 
-def test_a_damaged_state_of_a_trial_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", [0.01, 0.5, 0.9, 0.999])
+def test_a_damaged_state_gives_way_to_the_one_before(
+    plan: Plan, tmp_path: Path, where: float
+) -> None:
+    for step in (3, 4):
+        checkpoints.save_state(tmp_path, state_of(plan, step), seed=1)
+    flip_byte(tmp_path / RESUME, where)
+    with pytest.warns(UserWarning, match="going on from the state before it"):
+        state = checkpoints.load_state(tmp_path, plan)
+    assert state is not None
+    assert state["progress"]["step"] == 3
+    # A save that is killed after it has kept the newest state must not lose the good one.
+    LocalFiles(tmp_path).keep(RESUME)
+    assert checkpoints.load_state(tmp_path, plan) is not None
+
+
+def test_a_damaged_state_without_another_is_refused_in_a_line(plan: Plan, tmp_path: Path) -> None:
+    checkpoints.save_state(tmp_path, state_of(plan), seed=1)
+    flip_byte(tmp_path / RESUME, 0.5)
+    with pytest.raises(UserError, match=r"resume\.pt is damaged .*--overwrite"):
+        checkpoints.load_state(tmp_path, plan)
+
+
+CHANGES: dict[str, Any] = {
+    "no noise": {"noise_multiplier": None},
+    "negative noise": {"noise_multiplier": -1.0},
+    "no optimizer": {"optimizer": {}},
+    "no weights": {"model": None},
+    "later version": {"keying": 99},
+    "impossible step": {"progress": {**whole_state(Plan(), 10**9)["progress"]}},
+    "other progress": {"progress": {"step": 3}},
+    "no plan": {"plan_hash": None},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_no_run_can_have_saved_is_refused_in_a_line(
+    plan: Plan, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    checkpoints.save_state(tmp_path, {**state_of(plan), **change}, seed=1)
+    with pytest.raises(UserError, match=r"resume\.pt is damaged"):
+        checkpoints.load_state(tmp_path, plan)
+
+
+def test_a_trial_without_a_good_state_starts_again(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "t.pt").write_bytes(b"half")
-    with pytest.raises(UserError, match=r"t\.pt is damaged .*delete it"):
-        checkpoints.load_trial(LocalFiles(tmp_path), "t.pt", seed=1)
+    with pytest.warns(UserWarning, match=r"t\.pt is damaged"):
+        assert checkpoints.load_trial(LocalFiles(tmp_path), "t.pt", seed=1, plan=plan) is None
 
 
 class Clock:

@@ -15,6 +15,7 @@ from dpfp_ray.training.load_model import plan_of
 from dpfp_ray.training.run_folder import RESULT, WEIGHTS
 from dpfp_ray.training.train import TrainedRun, train
 from tests.support.finished_runs import KINDS, finished
+from tests.support.states import flip_byte
 from tests.support.tiny_models import build_tiny
 from tests.training.test_train import Words, quick_plan, rows
 
@@ -140,6 +141,17 @@ def test_weights_of_another_plan_are_refused(folder: Path, tmp_path: Path) -> No
 
     save_file(torch_weights, tmp_path / WEIGHTS, metadata={"plan_hash": "0" * 16})
     with pytest.raises(UserError, match="belongs to plan 0000"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("where", [0.6, 0.99])
+def test_one_wrong_byte_in_the_weights_is_refused(
+    folder: Path, tmp_path: Path, where: float
+) -> None:
+    for name in (RESULT, WEIGHTS):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    flip_byte(tmp_path / WEIGHTS, where)
+    with pytest.raises(UserError, match=r"weights\.safetensors is damaged"):
         load_model(tmp_path)
 
 
