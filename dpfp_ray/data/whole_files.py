@@ -59,8 +59,8 @@ def whole_path(path: Path) -> Iterator[Path]:
 def private_folder(path: Path) -> None:
     """Make a folder for its owner only, whatever the umask; one that is there stays as it is, and
     so do the folders above it, which are the user's."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=PRIVATE_FOLDER)
     except FileExistsError:
         if not path.is_dir():
