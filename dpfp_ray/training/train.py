@@ -161,7 +161,7 @@ def _train_in(
     reporters: type[SilentReporter],
     save_every: float | None,
     show_training_loss: bool,
-) -> Run:
+) -> TrainedRun:
     """Find the run finished in `folder`, continue it, or run it from the start."""
     say = reporters.say
     say(from_data(plan, prepared.plan))
