@@ -8,6 +8,7 @@ padding, grouping and splitting rows over workers change it by rounding at most.
 import inspect
 from collections.abc import Mapping
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor

@@ -131,6 +131,7 @@ def train(
         plan = replace(plan, model=own.name)
     prepared = prepare(plan, load_inputs(plan, task, own))
 
+    reporters.say(from_data(plan, prepared.plan))
     done = folder is None or (not overwrite and (folder / run_folder.RESULT).exists())
     with nullcontext() if done else held(LocalFiles(cast(Path, folder)), "use another --output"):
         return _train_in(
@@ -164,7 +165,6 @@ def _train_in(
 ) -> TrainedRun:
     """Find the run finished in `folder`, continue it, or run it from the start."""
     say = reporters.say
-    say(from_data(plan, prepared.plan))
     state: State | None = None
     if folder is not None:
         if overwrite:
