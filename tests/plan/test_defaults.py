@@ -44,6 +44,13 @@ def test_dpsgd_keeps_its_sampling_rate_on_larger_sets(records: int, factor: floa
     assert dpsgd.batch_size_at(records) / records == pytest.approx(1000 / SST2_RECORDS, rel=1e-3)
 
 
+@pytest.mark.parametrize(("records", "batch"), [(64, 32), (20, 20), (1, 1), (9_568, 142)])
+def test_a_batch_that_follows_the_data_stays_readable_on_small_sets(
+    records: int, batch: int
+) -> None:
+    assert defaults_for("dpsgd").batch_size_at(records) == batch
+
+
 @pytest.mark.parametrize("method", ["dpfp", "non_private"])
 @pytest.mark.parametrize("records", [1000, 10**8])
 def test_unscaled_methods_keep_batch_and_epochs(method: str, records: int) -> None:

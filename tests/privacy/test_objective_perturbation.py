@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 from scipy.integrate import quad
+from scipy.optimize import brentq
 from scipy.stats import norm
 
-from dpfp_ray.privacy.accounting import gdp_delta
+from dpfp_ray.privacy.accounting import gdp_delta, gdp_mu_of_budget
 from dpfp_ray.privacy.objective_perturbation import (
     OUTPUT_SHARE,
     ObjectivePerturbation,
@@ -28,6 +29,17 @@ def test_golden_numbers_of_the_design(epsilon: float, ridge: float, sigma: float
     found = calibrate(epsilon, DELTA)
     assert found.ridge == pytest.approx(ridge, abs=5.1e-5)
     assert found.sigma == pytest.approx(sigma, abs=5.1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.5, 2.0, 15.0, 30.0])
+@pytest.mark.parametrize("delta", [1 / 600, 1e-5, 1e-8])
+def test_other_budgets_agree_with_the_rule_solved_slowly(epsilon: float, delta: float) -> None:
+    """The rule of DESIGN 3.7, solved for λ in the published closed form."""
+    sigma = 1.2 / gdp_mu_of_budget(epsilon, delta)
+    ridge = brentq(lambda r: published_delta(epsilon, r, sigma) - delta, 0.25 * (1 + 1e-9), 1e6)
+    found = calibrate(epsilon, delta)
+    assert found.sigma == pytest.approx(sigma, rel=1e-9)
+    assert found.ridge == pytest.approx(ridge, rel=1e-3)
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
