@@ -81,13 +81,15 @@ def test_without_output_nothing_is_written(
     assert 0 <= run.accuracy <= 1
 
 
-def test_without_a_terminal_progress_is_lines_on_stderr(
-    plan: Plan, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("reporter", ["auto", "notebook"])
+def test_without_a_terminal_and_in_a_notebook_progress_is_lines_on_stderr(
+    plan: Plan, capsys: pytest.CaptureFixture[str], reporter: str
 ) -> None:
-    train(plan, seed=5, threads=1)
+    train(plan, seed=5, threads=1, reporter=reporter)
     out, err = capsys.readouterr()
     assert out == ""
     assert [line.split()[:3] for line in err.splitlines()] == [
+        ["from", "the", "data:"],
         ["dpfp", "epoch", "1"],
         ["dpfp", "epoch", "2"],
     ]
