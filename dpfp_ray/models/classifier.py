@@ -27,6 +27,7 @@ from dpfp_ray.models.shortcut import Shortcut
 from dpfp_ray.plan.errors import UserError
 
 HEAD_STD = 0.02  # BERT's own initializer_range
+PROBE_TOKENS = 3  # in the shorter of two made-up rows
 _POSITION_TABLES = ("position_embeddings", "position_embedding", "embed_positions", "wpe")
 
 
@@ -175,14 +176,22 @@ class Classifier(Module):
             output = self.encoder(**self._inputs(batch)).last_hidden_state
             if torch.allclose(output[mask.bool()], default[mask.bool()], atol=1e-5):
                 break
-        self.width = self.represent(batch).shape[-1]
+        together = self.represent(batch)
+        self.width = together.shape[-1]
+        alone = self.represent({name: tensor[1:, :PROBE_TOKENS] for name, tensor in batch.items()})
+        margin = 1e-3 * float(together.abs().max())
+        if not torch.allclose(alone, together[1:], rtol=1e-3, atol=margin):
+            raise UserError(
+                f"{type(self.encoder).__name__}: what it gives for a row depends on the other rows "
+                f"of the batch, or on padding; nothing is proved for such encoders: use another"
+            )
 
     def probe_batch(self) -> dict[str, Tensor]:
-        """Two made-up rows, one of them padded."""
+        """Two made-up rows, one of them padded; of odd lengths, which some encoders round up."""
         padding = getattr(self.encoder.config, "pad_token_id", None) or 0
-        real = [number for number in range(3, 8) if number != padding][:4]
-        ids = torch.tensor([real, [*real[:2], padding, padding]])
-        mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+        real = [number for number in range(3, 11) if number != padding][:7]
+        ids = torch.tensor([real, [*real[:PROBE_TOKENS], *[padding] * (7 - PROBE_TOKENS)]])
+        mask = (torch.arange(7) < torch.tensor([[7], [PROBE_TOKENS]])).long()
         batch = {"input_ids": ids, "attention_mask": mask}
         if self.representation == PAIR:
             batch |= {f"{PAIR}_{name}": value for name, value in batch.items()}

@@ -32,6 +32,10 @@ _QUERY_AND_VALUE = frozenset(
     {"query", "value", "q", "v", "q_lin", "v_lin", "q_proj", "v_proj", "query_proj", "value_proj"}
     | {"Wqkv", "qkv", "qkv_proj", "in_proj", "c_attn", "query_key_value"}
 )
+_NOT_OF_THEIR_OWN = (
+    "scope top:K needs layers with weights of their own, in one list; this encoder has none: use "
+    "scope bias or lora"
+)
 
 
 @dataclass(frozen=True)
@@ -167,7 +171,10 @@ def first_trained_layer(model: Classifier, scope: str) -> tuple[ModuleList, int]
     layers, count = _layers(model.encoder), int(scope.removeprefix("top:"))
     if count > len(layers):
         raise UserError(f"scope {scope}: this encoder has {len(layers)} layers; use fewer")
-    return layers, len(layers) - count
+    first = len(layers) - count
+    if set(layers[first:].parameters()) & set(layers[:first].parameters()):
+        raise UserError(_NOT_OF_THEIR_OWN)
+    return layers, first
 
 
 def _top(model: Classifier, scope: str) -> set[Parameter]:
@@ -180,11 +187,8 @@ def _layers(encoder: Module) -> ModuleList:
     """The list of the encoder's layers, from the input up."""
     count = getattr(encoder.config, "num_hidden_layers", None)
     lists = [found for found in _outermost_lists(encoder) if count in (None, len(found))]
-    if not lists:
-        raise UserError(
-            "scope top:K needs layers with weights of their own, in one list; this encoder has "
-            "none: use scope bias or lora"
-        )
+    if not lists or (count is not None and len(lists) > 1):  # XLM: a list for each part of a layer
+        raise UserError(_NOT_OF_THEIR_OWN)
     return max(lists, key=len)
 
 

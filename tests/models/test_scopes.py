@@ -169,3 +169,17 @@ def test_an_encoder_of_ones_own_has_scopes_too(bert: str) -> None:
     assert {n.split(".")[4] for n in names("top:1") if "layers" in n} == {"2"}
     assert not any(n.endswith("linear1.weight") for n in names("bias"))
     assert any("lora_B" in n for n in names("lora", Lora(targets=("linear1",))))
+
+
+class Tied(Own):
+    """One layer, used three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body.layers = torch.nn.ModuleList([self.body.layers[0]] * 3)
+
+
+def test_top_of_layers_that_are_one_layer_is_refused(bert: str) -> None:
+    own = OwnEncoder(Tied(), load_tokenizer(bert))
+    with pytest.raises(UserError, match="layers with weights of their own"):
+        own.classifier("mean", 2, dropout=0.0, head_seed=0, scope="top:1")

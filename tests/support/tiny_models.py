@@ -86,7 +86,7 @@ def build_tiny(
     `architecture` is transformers' model type: one of `ENCODERS`, or gpt2, t5, bart.
     The vocabulary is learnt from `texts`; bert has `[unused0]` to `[unused99]` besides.
     """
-    tokenizer = _build_tokenizer(architecture, list(texts or TEXTS))
+    tokenizer = tokenizer_of(architecture, list(texts or TEXTS))
     tokenizer.save_pretrained(folder)
     config = AutoConfig.for_model(
         architecture, **_settings(architecture, hidden, layers, tokenizer)
@@ -97,7 +97,7 @@ def build_tiny(
     return str(folder)
 
 
-def _build_tokenizer(architecture: str, texts: list[str]) -> PreTrainedTokenizerFast:
+def tokenizer_of(architecture: str, texts: list[str]) -> PreTrainedTokenizerFast:
     if architecture == "gpt2":
         tokenizer = _train_bpe(texts, ["<|endoftext|>"])
         return PreTrainedTokenizerFast(

@@ -5,20 +5,21 @@ step), so only its hooks are used. They hang on the model from `begin` to `finis
 a moment longer: evaluation, copies and saved weights see the plain model.
 """
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeGuard
 
 import torch
 from opacus.grad_sample import GradSampleHooks
-from opacus.grad_sample.functorch import ft_compute_per_sample_gradient
+from opacus.grad_sample.functorch import ft_compute_per_sample_gradient, prepare_layer
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import Embedding, LayerNorm, Linear, Module, functional
 
 AUTOMATIC_OFFSET = 0.01  # the authors' γ, the same for all of their tasks
 # What Opacus leaves behind on modules; `GradSampleHooks.cleanup` clears only what is on parameters.
-_LEFTOVERS = ("activations", "max_batch_len")
+_LEFTOVERS = ("ft_compute_sample_grad", "max_batch_len")
 
 
 class Clipping(GradSampleHooks, ABC):
@@ -26,7 +27,7 @@ class Clipping(GradSampleHooks, ABC):
 
     def __init__(self, model: Module) -> None:
         strip(model)
-        self.roots: list[Tensor] = []
+        self.roots: list[GradientEdge] = []
         # Not strict: strict would only refuse buffers, which in text encoders are position numbers.
         super().__init__(model, loss_reduction="sum", strict=False)
 
@@ -46,34 +47,49 @@ class Clipping(GradSampleHooks, ABC):
     def take(self, module: Module, inputs: Tensor, backprops: Tensor) -> None:
         """One use of `module`: its input and the gradient at its output, a row per example."""
 
+    def add_hooks(self, **_: Any) -> None:
+        """A hook on each trained module's forward pass, which puts one on the tensor that it gives.
+
+        Opacus's own hooks on the backward pass go through views that no encoder may change in
+        place (Longformer does), and they want outputs that are a tensor.
+        """
+        self.autograd_grad_sample_hooks: list[Any] = []
+        self._module.__dict__["autograd_grad_sample_hooks"] = self.autograd_grad_sample_hooks
+        for module in self.iterate_submodules(self._module):
+            if type(module) not in self.GRAD_SAMPLERS:
+                prepare_layer(module, batch_first=True)  # takes a copy, still without a hook
+            self.autograd_grad_sample_hooks.append(
+                module.register_forward_hook(self.capture_activations_hook)
+            )
+
     def capture_activations_hook(
         self, module: Module, forward_input: Sequence[Any], forward_output: Any
     ) -> None:
-        if not torch.is_grad_enabled():
-            return
-        given = forward_input[0].detach()
+        values = [value for value in forward_input if isinstance(value, Tensor)]
+        if not (torch.is_grad_enabled() and isinstance(forward_output, Tensor) and values):
+            return  # nothing to split by row, as `unsplittable` finds out
+        given = values[0].detach()
         if not needs_inputs(module):
             given = given.new_empty(len(given), 0)  # only how many rows there were
-        module.__dict__.setdefault("activations", []).append(given)
-        values = [value for value in forward_input if isinstance(value, Tensor)]
+        forward_output.register_hook(partial(self._arrived, module, given))
         if not any(value.requires_grad for value in values):
-            self.roots.append(forward_output)  # here the graph begins: the inputs are plain data
+            # Here the graph begins: the inputs are plain data. An edge stays what it is if the
+            # encoder changes the tensor in place (XLM does).
+            self.roots.append(get_gradient_edge(forward_output))
 
-    def capture_backprops_hook(
-        self, module: Module, _inputs: Any, outputs: Sequence[Tensor], **_: Any
-    ) -> None:
-        # A module used several times (ALBERT's layers) is left in the opposite order.
-        inputs = module.__dict__["activations"].pop()
+    def _arrived(self, module: Module, inputs: Tensor, backprops: Tensor) -> None:
         # Under bf16 autocast all products are taken in fp32: a norm off by a percent is no bound.
-        self.take(module, _to_fp32(inputs), _to_fp32(outputs[0].detach()))
+        self.take(module, _to_fp32(inputs), _to_fp32(backprops.detach()))
 
-    def run_hooks(self, losses: Tensor) -> None:
+    def run_hooks(self, losses: Tensor, beyond: Sequence[Tensor] = ()) -> None:
         """One backward pass down to the roots. It fires every hook, but never computes the weights'
-        own gradients (a third of a training step), of which clipping has no use."""
-        with warnings.catch_warnings():
-            # That a hook on an embedding has no gradient of its input to look at is no news.
-            warnings.filterwarnings("ignore", "Full backward hook is firing")
-            torch.autograd.grad(losses.sum(), self.roots, allow_unused=True)
+        own gradients (a third of a training step), of which clipping has no use.
+
+        `beyond` are weights that the pass shall reach too: some encoders use weights otherwise than
+        by calling their module.
+        """
+        edges = [*self.roots, *(get_gradient_edge(weight) for weight in beyond)]
+        torch.autograd.grad(losses.sum(), edges, allow_unused=True)
         self.roots.clear()
 
 

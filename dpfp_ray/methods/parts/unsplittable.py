@@ -19,12 +19,21 @@ def freeze_unsplittable(model: Classifier) -> None:
     """Freeze weights whose gradient cannot be told apart by row, and say which.
 
     Such weights act once for the whole batch (MPNet's and DeBERTa's relative positions), so a row's
-    share in their gradient is lost before any hook sees it.
+    share in their gradient is lost before any hook sees it. An encoder that has no others (XLNet's
+    and Longformer's rows are not in the first dimension) is refused.
     """
     found = unsplittable(model)
-    for name, parameter in trainable_parameters(model):
-        if name in found:
-            parameter.requires_grad_(False)
+    # Opacus takes a module that has weights and parts as one. Without the weights (the biases of
+    # DeBERTa's first version), its parts are seen one by one.
+    while knots := [name for name in found if _has_parts(model, name)]:
+        _freeze(model, knots)
+        found = sorted({*knots, *unsplittable(model)})
+    _freeze(model, found)
+    if found and not any(p.requires_grad for p in model.encoder.parameters()):
+        raise UserError(
+            f"{type(model.encoder).__name__}: none of the weights to train has a gradient per "
+            f"example, because rows share them; use scope: head"
+        )
     if found:
         warnings.warn(
             f"{len(found)} weights act on all rows of a batch at once and have no gradient per "
@@ -32,6 +41,20 @@ def freeze_unsplittable(model: Classifier) -> None:
             f"{' …' if len(found) > 3 else ''}",
             stacklevel=3,
         )
+
+
+def _freeze(model: Classifier, names: list[str]) -> None:
+    for name, parameter in trainable_parameters(model):
+        if name in names:
+            parameter.requires_grad_(False)
+
+
+def _has_parts(model: Classifier, name: str) -> bool:
+    """Whether the weight's own module has other trained modules in it."""
+    module = model.get_submodule(name.rpartition(".")[0])
+    return model.get_parameter(name).requires_grad and any(
+        p.requires_grad for part in module.children() for p in part.parameters()
+    )
 
 
 def unsplittable(model: Classifier) -> list[str]:
@@ -47,6 +70,7 @@ def unsplittable(model: Classifier) -> list[str]:
 
 def _compare(model: Classifier) -> list[str]:
     batch, labels = _probe_rows(model)
+    named = trainable_parameters(model)
     try:
         clipping = GhostClipping(model)
     except NotImplementedError as error:
@@ -54,7 +78,8 @@ def _compare(model: Classifier) -> list[str]:
             f"Opacus cannot split this encoder's gradients: {error}; use scope: head"
         ) from error
     try:
-        clipping.run_hooks(functional.cross_entropy(model(batch), labels, reduction="sum"))
+        losses = functional.cross_entropy(model(batch), labels, reduction="sum")
+        clipping.run_hooks(losses, [parameter for _, parameter in named])
         measured = {
             parameter: squares.sqrt()
             for module, uses in clipping.uses.items()
@@ -62,7 +87,6 @@ def _compare(model: Classifier) -> list[str]:
         }
     finally:
         clipping.remove()
-    named = trainable_parameters(model)
     expected = torch.zeros(len(labels), len(named), device=labels.device)
     for row, length in enumerate(PROBE_LENGTHS):
         alone = {name: tensor[row : row + 1, :length] for name, tensor in batch.items()}
@@ -95,7 +119,8 @@ def _squares_or_nothing(
 
 def _probe_rows(model: Classifier) -> tuple[dict[str, Tensor], Tensor]:
     device = next(model.parameters()).device
-    words = model.encoder.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    embedding = model.encoder.get_input_embeddings()  # type: ignore[operator]
+    words = getattr(embedding, "num_embeddings", None) or len(embedding.weight)
     padding = getattr(model.encoder.config, "pad_token_id", None) or 0
     rows, length = len(PROBE_LENGTHS), max(PROBE_LENGTHS)
     ids = torch.arange(rows * length).reshape(rows, length) * 7 % (words - 1)
