@@ -39,9 +39,7 @@ from tests.support.tiny_models import ENCODERS, build_tiny
 from tests.support.tiny_runs import in_threads
 
 FAMILIES = tuple(name for name in ENCODERS if name != "albert")  # its layers are one
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*no gradient per example", "ignore:Full backward hook is firing"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:.*no gradient per example")
 
 
 @pytest.fixture(scope="session")
