@@ -3,27 +3,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.sweeps.search_space import Parameter, SearchSpace
-from dpfp_ray.sweeps.space_files import read_search_space
-
-GOOD: dict[str, Any] = {
-    "name": "x",
-    "method": "random",
-    "samples": 3,
-    "budget": {"epsilon": 3},
-    "plan": {"task": "demo", "method": "dpfp"},
-    "parameters": {"learning_rate": {"distribution": "log_uniform", "min": 1e-5, "max": 1e-3}},
-}
-
-
-def read(tmp_path: Path, **keys: Any) -> SearchSpace:
-    path = tmp_path / "space.yaml"
-    content = {key: value for key, value in {**GOOD, **keys}.items() if value is not None}
-    path.write_text(yaml.safe_dump(content))
-    return read_search_space(path, {})
+from tests.support.search_spaces import read
 
 
 def test_grid_is_the_whole_product(tmp_path: Path) -> None:

@@ -3,30 +3,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.sweeps.search_space import SearchSpace
 from dpfp_ray.sweeps.space_files import read_search_space
+from tests.support.search_spaces import read
 
 SHIPPED = sorted((Path(__file__).parents[2] / "search_spaces").glob("*.yaml"))
-GOOD: dict[str, Any] = {
-    "name": "x",
-    "method": "random",
-    "samples": 3,
-    "budget": {"epsilon": 3},
-    "plan": {"task": "demo", "method": "dpfp"},
-    "parameters": {"learning_rate": {"distribution": "log_uniform", "min": 1e-5, "max": 1e-3}},
-}
 GRID = {"method": "grid", "parameters": {"batch_size": {"values": [16, 32]}}}
-
-
-def read(tmp_path: Path, changes: dict[str, str] | None = None, **keys: Any) -> SearchSpace:
-    path = tmp_path / "space.yaml"
-    content = {key: value for key, value in {**GOOD, **keys}.items() if value is not None}
-    path.write_text(yaml.safe_dump(content))
-    return read_search_space(path, changes or {})
 
 
 @pytest.mark.parametrize(
