@@ -18,8 +18,8 @@ class Damaged(ValueError):
     """What was read is not what was written; the message says what is wrong."""
 
 
-class Sealing:
-    """A stream to write through; `seal` puts the checksum of all that was written at its end."""
+class ChecksumWriter:
+    """A stream to write through; `finish` puts the checksum of all that was written at its end."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.stream = stream
@@ -32,15 +32,15 @@ class Sealing:
     def flush(self) -> None:
         self.stream.flush()
 
-    def seal(self) -> None:
+    def finish(self) -> None:
         self.stream.write(MARK + self.digest.digest())
 
 
-def sealed(content: bytes) -> bytes:
+def with_checksum(content: bytes) -> bytes:
     return content + MARK + hashlib.blake2b(content, digest_size=DIGEST).digest()
 
 
-def unsealed(content: bytes) -> bytes:
+def without_checksum(content: bytes) -> bytes:
     """What was written, without its checksum; Damaged if it has changed."""
     if content[-TRAILER:-DIGEST] != MARK:
         return content
@@ -51,7 +51,7 @@ def unsealed(content: bytes) -> bytes:
 
 
 def check_file(path: Path) -> None:
-    """Damaged if a file has changed since it was sealed; it is read piece by piece."""
+    """Damaged if a file has changed since it was written; it is read piece by piece."""
     with path.open("rb") as file:
         left = max(0, os.fstat(file.fileno()).st_size - TRAILER)
         digest = hashlib.blake2b(digest_size=DIGEST)

@@ -22,7 +22,7 @@ from torch.nn import Linear, Module
 from dpfp_ray.data import content_hash
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.cache import cache_dir
-from dpfp_ray.data.checked import Sealing, check_file
+from dpfp_ray.data.checked import ChecksumWriter, check_file
 from dpfp_ray.data.pair_tokens import PairTable
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.data.whole_files import PRIVATE, whole_file
@@ -115,9 +115,9 @@ def represent(
         known = _compute(table, model, representation, precision, name, centre)
         try:
             with whole_file(entry, PRIVATE) as file:
-                checked = Sealing(file)
+                checked = ChecksumWriter(file)
                 np.lib.format.write_array(checked, known)
-                checked.seal()
+                checked.finish()
         except OSError as error:
             # The cache saves time; a full or read-only disk is no reason not to train.
             warnings.warn(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dpfp_ray.data.checked import sealed, unsealed
+from dpfp_ray.data.checked import with_checksum, without_checksum
 from dpfp_ray.data.storage import open_files, previous
 from dpfp_ray.data.whole_files import PRIVATE, delete_secret, to_json
 from dpfp_ray.plan.errors import UserError
@@ -58,7 +58,7 @@ class SweepState:
     def save_search(self, key: str, proposals: list[dict[str, Any]]) -> None:
         name = f"search-{key}.json"
         self.files.keep(name)
-        self.files.write(name, sealed(to_json(proposals).encode()))
+        self.files.write(name, with_checksum(to_json(proposals).encode()))
 
     def seed(self, given: int | None) -> int:
         """The sweep's secret seed: given, or made once and kept until `forget`.
@@ -93,7 +93,7 @@ class SweepState:
         damaged = False
         for candidate in (name, previous(name)):
             try:
-                return parse(unsealed(self.files.read_name(candidate)))
+                return parse(without_checksum(self.files.read_name(candidate)))
             except FileNotFoundError:
                 continue
             except ValueError:  # of JSON and Unicode, too
@@ -124,7 +124,9 @@ class _Begun:
     mark: int
 
     def content(self) -> bytes:
-        return sealed((str(self.seed) if self.seed is not None else f"mark {self.mark}").encode())
+        return with_checksum(
+            (str(self.seed) if self.seed is not None else f"mark {self.mark}").encode()
+        )
 
     @staticmethod
     def parse(content: bytes) -> "_Begun":

@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor
 
-from dpfp_ray.data.checked import Damaged, Sealing, unsealed
+from dpfp_ray.data.checked import ChecksumWriter, Damaged, without_checksum
 from dpfp_ray.data.disk import NoRoom, probe
 from dpfp_ray.data.storage import Files, LocalFiles, previous
 from dpfp_ray.data.whole_files import PRIVATE, delete_secret
@@ -214,9 +214,9 @@ def _write(files: Files, name: str, state: State) -> None:
     try:
         files.keep(name)
         with files.writing(name, PRIVATE) as stream:
-            checked = Sealing(stream)
+            checked = ChecksumWriter(stream)
             torch.save(state, cast(IO[bytes], checked))
-            checked.seal()
+            checked.finish()
     except (NoRoom, RuntimeError) as error:  # torch hides what the disk said
         if files.local:
             probe(Path(files.name), _size(state) + SMALL)
@@ -257,7 +257,7 @@ def _read(files: Files, name: str, check: Callable[[State], None]) -> State | No
 
 
 def _parse(content: bytes) -> State:
-    whole = unsealed(content)
+    whole = without_checksum(content)
     try:
         state = torch.load(io.BytesIO(whole), map_location="cpu", weights_only=True)
     except Exception as error:  # damaged bytes make torch fail in many ways

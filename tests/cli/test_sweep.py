@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpfp_ray.cli.main import main
-from dpfp_ray.data.checked import unsealed
+from dpfp_ray.data.checked import without_checksum
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.sweeps.state import SECRET
 from tests.support.ray_runs import Command, measured, records, sweep_here, wait_for, write_space
@@ -51,7 +51,7 @@ def story(
     first = Command(*command)
     wait_for(lambda: (it.storage / "tune").exists(), "the first trial's start")
     it.secret_mode = os.stat(it.storage / SECRET).st_mode & 0o777
-    it.seed = int(unsealed((it.storage / SECRET).read_bytes()))
+    it.seed = int(without_checksum((it.storage / SECRET).read_bytes()))
     first.kill()
 
     kill_in_the_middle(command, it.storage)
