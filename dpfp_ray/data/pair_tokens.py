@@ -45,7 +45,7 @@ class PairTable:
 def tokenise_sides(
     split: Split, tokenizer: Any, max_length: int, name: str = "", *, keep: bool = True
 ) -> PairTable:
-    """Each text of each pair by itself, cut to `max_length`; without `keep` nothing is cached."""
+    """Each text of each pair by itself, at most `max_length`; without `keep` nothing is cached."""
     if split.pairs is None:
         raise UserError("representation pair needs two texts a record; give pair_column, or mean")
     first, second = (Split(texts, None, split.labels) for texts in (split.texts, split.pairs))

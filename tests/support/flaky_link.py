@@ -1,4 +1,4 @@
-"""A connection that a test can cut: a proxy between a client and a server on this machine."""
+"""A connection that a test can break: a proxy between a client and a server on this machine."""
 
 import socket
 import threading
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 
 class Link:
-    """`url` leads to `target` while the link is whole. `cut` breaks what is open, and all new."""
+    """`url` leads to `target` while the link is whole; `break_off` ends open and new ones."""
 
     def __init__(self, target: str) -> None:
         parts = urlsplit(target)
@@ -29,10 +29,10 @@ class Link:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        self.cut()
+        self.break_off()
         self.listener.close()
 
-    def cut(self) -> None:
+    def break_off(self) -> None:
         self.whole = False
         for one in self.open:
             with suppress(OSError):

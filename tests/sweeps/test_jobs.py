@@ -133,7 +133,7 @@ def test_after_a_lost_connection_the_log_goes_on_where_it_was(head: Head, cluste
 
         def disturb() -> None:
             wait_for(lambda: "line 2" in "".join(shown), "two lines")
-            link.cut()
+            link.break_off()
             wait_for(lambda: link.refused > 0, "an attempt to come back")
             link.mend()
 
