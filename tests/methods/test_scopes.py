@@ -40,6 +40,7 @@ from tests.support.tiny_runs import in_threads
 
 SCOPES = ("bias", "lora", "top:1", "top:2")
 METHODS = ("dpsgd", "dpfp", "non_private")
+NO_LABEL = -100  # a row that is there but says nothing: torch's loss and its gradient are 0
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*no gradient per example", "ignore:Full backward hook is firing"
 )
@@ -132,6 +133,29 @@ def test_automatic_clipping_is_the_naive_sum_with_its_factor(
         for name, _ in trainable_parameters(method.model)
     }
     assert_same(clipped_sum(method, rows), expected)
+
+
+@pytest.mark.parametrize("scope", ["all", "bias"])
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_rows_without_a_gradient_add_nothing_to_the_automatic_sum(
+    tiny: Callable[[str], str], clipping: str, scope: str
+) -> None:
+    # Rows of class 1 are so sure that their gradient is 0 to the bit, and ⊥ has no label.
+    plan = make_plan(tiny("bert"), scope=scope, clipping=clipping, clip_style="automatic")
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    with torch.no_grad():
+        method.model.head.bias.copy_(torch.tensor([-1e4, 1e4]))
+    rows = make_rows(table(plan.model))
+    rows.labels[0] = NO_LABEL
+    alone = [g for g in row_gradients(method.model, rows) if norm(g) > 0]
+    assert 0 < len(alone) < (rows.labels != NO_LABEL).sum()
+    expected = {
+        name: torch.stack([g[name] / (norm(g) + 0.01) for g in alone]).sum(0)
+        for name, _ in trainable_parameters(method.model)
+    }
+    found = clipped_sum(method, rows)
+    assert_same(found, expected)
+    assert norm(found) <= len(alone)
 
 
 @pytest.mark.parametrize("clip", [1e-3, 1.0, 50.0])

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.nn import Embedding, Module, TransformerEncoder, TransformerEncoderLayer
 
+from dpfp_ray.audit.insertion import blank, hide_empty, stack
 from dpfp_ray.methods.dpsgd import DpSgd
 from dpfp_ray.models import activations
 from dpfp_ray.models.activations import ActivationTable, with_activations
@@ -148,6 +149,22 @@ def test_it_does_not_change_a_plans_hash_or_its_noise(tiny: Callable[[str], str]
     plan = plan_for(tiny("bert"))
     assert plan.hash == dataclasses.replace(plan, cache_gb=0).hash
     assert cached(plan, build(plan)).content() == table(plan.model).content()
+
+
+def test_a_row_without_tokens_is_hidden_as_it_is_without_the_cache(
+    tiny: Callable[[str], str],
+) -> None:
+    # What an audit puts in the place of a record that is out.
+    plan = plan_for(tiny("bert"))
+    source = table(plan.model)
+    nothing = blank(source, np.zeros(1, np.int64), length=0)
+    both = stack(source, nothing)
+    model = hide_empty(build(plan))
+    rows, places = with_activations(both, model, plan), np.array([3, len(source), 5])
+    assert isinstance(rows, ActivationTable)
+    found = model.represent(rows.collate(places))
+    torch.testing.assert_close(found, model.represent(both.collate(places)))
+    assert not found[1].any()
 
 
 # --- where there is none ------------------------------------------------------------------------
