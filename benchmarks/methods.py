@@ -63,7 +63,7 @@ def ours(prepared: Any, model: Any) -> Any:
     import numpy as np
     import torch
 
-    from dpfp_ray.data.batches import cut
+    from dpfp_ray.data.batches import split_rows
     from dpfp_ray.methods.parts.base import make_method
     from dpfp_ray.training.loop import take
 
@@ -76,7 +76,7 @@ def ours(prepared: Any, model: Any) -> Any:
         records = rows_of(prepared, number)
         method.begin(number, len(records))
         optimizer.zero_grad(set_to_none=True)
-        for part in cut(table.lengths[records], method.max_rows):
+        for part in split_rows(table.lengths[records], method.max_rows):
             method.backward(take(table, records, np.asarray(part), device))
         method.gradients()
         method.finish(number)
