@@ -5,7 +5,9 @@ Tests that use Ray are marked `ray`. They run one after the other in one process
 """
 
 import os
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("RAY_worker_niceness", "0")
 # Hundreds of worker processes import our modules: let them keep what they have compiled.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A shell starts background work with Ctrl-C ignored, and all that tests start would inherit that.
+with suppress(ValueError):  # not the main thread
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 

@@ -130,7 +130,7 @@ def test_a_sweep_that_would_pass_the_total_starts_nothing(
     command = ["sweep", str(space), "--storage", str(tmp_path / "runs"), "--total-epsilon", "9"]
     assert main([*command, "--ledger", str(tmp_path / "ledger")]) == 2
     error = capsys.readouterr().err
-    assert "these 4 runs would bring" in error
+    assert f"these {len(RATES)} runs would bring" in error
     assert "above the total of 9" in error
     assert Ledger(tmp_path / "ledger").groups()[0].epsilon == 0
 

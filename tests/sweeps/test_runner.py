@@ -167,7 +167,7 @@ def test_a_polite_kill_is_like_ctrl_c() -> None:
 
 def test_tpe_through_ray_client_is_refused(tmp_path: Path) -> None:
     options = RayOptions(address="ray://far:10001")
-    searcher: Any = SimpleNamespace(left=3)
+    searcher: Any = SimpleNamespace(left=3, read=lambda: None)
     runner = Runner("s", str(tmp_path), options, InputsOnce())
     with runner, pytest.raises(UserError, match="--address auto"):
         runner.search(searcher, [], varied=[])
