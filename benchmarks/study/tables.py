@@ -20,6 +20,7 @@ from dpfp_ray.results.runs import Run, read_runs
 from dpfp_ray.results.store import Store
 
 BLOCK = re.compile(r"(<!-- study: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+NOTHING = "*No run that belongs here is finished yet.*\n"
 # D of the paper's four tasks, and what it says it spent by gdp with CLT (its columns ε = 3 and 8).
 GLUE = {
     "SST-2": (67_349, 1.73, 4.33),
@@ -57,6 +58,8 @@ def filled(text: str, tables: Mapping[str, str]) -> str:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return NOTHING
     lines = [headings, ["---"] * len(headings), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -91,7 +94,7 @@ def accuracy_tables(cells: Sequence[Cell]) -> str:
         said.append(f"**{task}, {model}**\n\n")
         headings = ["method", "without privacy", *(f"ε = {budget:g}" for budget in budgets)]
         said.append(table(headings, rows) + "\n")
-    return "".join(said)
+    return "".join(said) or NOTHING
 
 
 def score(cell: Cell) -> str:
