@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dpfp_ray.plan.plan import Plan as Plan
     from dpfp_ray.privacy.calibrate import calibrate as calibrate
     from dpfp_ray.report.make import report as report
+    from dpfp_ray.report.reproduce import reproduce as reproduce
     from dpfp_ray.results.load import load_results as load_results
     from dpfp_ray.sweeps.run_compare import compare as compare
     from dpfp_ray.sweeps.run_sweep import sweep as sweep
@@ -37,6 +38,7 @@ _MODULES = {
     "load_model": "training.load_model",
     "load_results": "results.load",
     "report": "report.make",
+    "reproduce": "report.reproduce",
     "sweep": "sweeps.run_sweep",
     "train": "training.train",
 }

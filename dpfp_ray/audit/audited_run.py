@@ -20,6 +20,7 @@ import numpy as np
 from dpfp_ray.audit.canaries import FAMILIES, Bools, Canaries, flip_coins, make_canaries
 from dpfp_ray.audit.insertion import hide_empty, insert
 from dpfp_ray.audit.outcome import audit_outcome
+from dpfp_ray.audit.power import warning_of
 from dpfp_ray.audit.scores import (
     ACCESS,
     IN_ONLY,
@@ -34,6 +35,7 @@ from dpfp_ray.audit.scores import (
 from dpfp_ray.audit.watch import Watcher
 from dpfp_ray.data import Table, Task
 from dpfp_ray.data.pair_tokens import PairTable
+from dpfp_ray.data.progress import waiting
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.data.whole_files import PRIVATE, read_json, write_json
@@ -125,6 +127,13 @@ def set_up(plan: Plan, settings: Settings, membership_seed: int, task: Task | No
     return Audit(settings, prepared, real, canaries, members, membership_seed)
 
 
+def power_warning(plan: Plan, settings: Settings) -> str | None:
+    """What to say before an audit that cannot refute anything is trained."""
+    settings = settings.for_plan(plan)
+    name = score_name(plan, str(settings.family), settings.access)
+    return warning_of(plan, settings.canaries, settings.confidence, in_only=name in IN_ONLY)
+
+
 def absence(plan: Plan) -> str:
     """What "out" means, see `canaries`."""
     if plan.one_release and plan.adjacency == "add_remove":
@@ -168,15 +177,16 @@ def run_audit(
         on_release=released.append,
     )
     trained = Trained(prepared, audit.real, audit.canaries, initial, model, watched, *released)
-    scores = score(audit.score_name, trained)
-    outcome = audit_outcome(
-        plan,
-        scores,
-        audit.members,
-        confidence=audit.settings.confidence,
-        rng=keyed_generator(audit.membership_seed, "ties", 0),
-        in_only=audit.score_name in IN_ONLY,
-    )
+    with waiting("scoring the canaries"):
+        scores = score(audit.score_name, trained)
+        outcome = audit_outcome(
+            plan,
+            scores,
+            audit.members,
+            confidence=audit.settings.confidence,
+            rng=keyed_generator(audit.membership_seed, "ties", 0),
+            in_only=audit.score_name in IN_ONLY,
+        )
     record["audit"] = {
         **outcome,
         "family": audit.canaries.family,
@@ -228,6 +238,8 @@ def audit_in(
         if ledger is not None:
             enter_past(ledger, known, register(ledger, prepared.inputs))
         return known
+    if warning := power_warning(prepared.plan, audit.settings):
+        say(f"warning: {warning}")
     scratch = run_folder.make_folder(str(folder / UNFINISHED))
     state = load_state(scratch, prepared.plan)
     if state is not None:

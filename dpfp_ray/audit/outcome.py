@@ -61,6 +61,13 @@ def audit_outcome(
     }
 
 
+def guess_counts(canaries: int, in_only: bool) -> tuple[int, ...]:
+    """The numbers of guesses that are looked at."""
+    if not in_only:
+        return guess_grid(canaries)
+    return tuple(sorted({max(1, int(canaries * fraction)) for fraction in IN_ONLY_FRACTIONS}))
+
+
 def count_correct(
     scores: Floats, members: Bools, rng: np.random.Generator, in_only: bool
 ) -> list[tuple[int, int]]:
@@ -74,11 +81,8 @@ def count_correct(
     m = len(scores)
     shuffled = rng.permutation(m)
     was_in = members[shuffled[np.argsort(scores[shuffled], kind="stable")]]
-    grid = guess_grid(m)
-    if in_only:
-        grid = tuple(sorted({max(1, int(m * fraction)) for fraction in IN_ONLY_FRACTIONS}))
     found = []
-    for guesses in grid:
+    for guesses in guess_counts(m, in_only):
         lowest = 0 if in_only else guesses // 2
         right = np.sum(~was_in[:lowest]) + np.sum(was_in[m - (guesses - lowest) :])
         found.append((guesses, int(right)))

@@ -20,6 +20,7 @@ from dpfp_ray.cli.options import (
     add_ledger_flags,
     add_plan_flags,
     add_ray_flags,
+    add_select_flag,
     ledger_choices,
     plan_values,
     positive,
@@ -70,12 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="also audit every row: one more run of each with N canaries (default: 1000)",
     )
-    group.add_argument(
-        "--select",
-        choices=["last", "best"],
-        default="last",
-        help="the epoch that every run quotes (default: last; best on dev flatters all of them)",
-    )
+    add_select_flag(group)
     group.add_argument(
         "--dry-run",
         action="store_true",

@@ -23,15 +23,18 @@ VERBS = {
     "compare": "several methods at equal ε on one task, and one table",
     "results": "query the records of runs, comparisons and sweeps",
     "report": "tables, figures and one page to publish, from any number of results",
+    "reproduce": "run the cells of a replication bundle again, and hold them against their spread",
     "audit": "measure what a trained model leaks, and hold it against the stated ε",
     "ledger": "what the people in the data have paid for everything, and what they may ever pay",
     "sweep": "explore hyperparameters under one privacy budget, on Ray",
     "submit": "run any of these on a Ray cluster, as a job",
+    "glossary": "what the words mean: nominal, zero_out, carriers, …",
     "serve": "live results: a page and a JSON API, on Ray Serve",
 }
 
 
 LONGEST = 1000  # characters
+WORDS = "What the words mean: dpfp glossary [WORD]"
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,6 +58,7 @@ class VerbParser(Parser):
             self.description = module.__doc__
             self.formatter_class = argparse.RawDescriptionHelpFormatter
             module.add_arguments(self)
+            self.epilog = f"{self.epilog}\n\n{WORDS}" if self.epilog else WORDS
             self.set_defaults(command=module.command)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -64,7 +68,9 @@ class VerbParser(Parser):
 
 def build_parser() -> Parser:
     parser = Parser(
-        prog="dpfp", description="Differentially private fine-tuning, measured honestly."
+        prog="dpfp",
+        description="Differentially private fine-tuning, measured honestly.",
+        epilog=WORDS,
     )
     parser.add_argument("--version", action="version", version=f"dpfp-ray {__version__}")
     verbs = parser.add_subparsers(

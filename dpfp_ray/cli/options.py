@@ -93,6 +93,17 @@ def add_seed_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_select_flag(parser: Any) -> None:
+    """The one rule for which epoch is quoted: the same words for every verb."""
+    parser.add_argument(
+        "--select",
+        choices=["last", "best"],
+        default="last",
+        help="the epoch that every run quotes, and whose weights train saves (default: last; best "
+        "on dev flatters)",
+    )
+
+
 def add_loss_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--show-training-loss",

@@ -21,7 +21,6 @@ confusion matrix follow on stderr, with 95% intervals; --evaluate prints only th
 import argparse
 import dataclasses
 import sys
-import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -30,7 +29,6 @@ from typing import Any
 from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.errors import UserError
 
-LINE_EVERY_SECONDS = 60.0
 Row = tuple[tuple[str, ...], int | None]  # one text or two, and the class if it is known
 COLUMNS = ("text_column", "pair_column", "label_column", "bad_rows", "header")
 
@@ -155,24 +153,10 @@ def batches(rows: Iterator[Row], size: int) -> Iterator[list[Row]]:
 
 
 def progress(parts: Iterator[list[Row]]) -> Iterator[list[Row]]:
-    """The parts, with a bar on a terminal, else a line a minute."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    """No bar where answers scroll by on the same screen."""
+    from dpfp_ray.data.progress import counted
 
-    from dpfp_ray.data.terminal import stderr
-
-    # No bar where answers scroll by on the same screen.
-    shown = sys.stderr.isatty() and not sys.stdout.isatty()
-    columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} rows"), TimeElapsedColumn())
-    done, said = 0, time.monotonic()
-    with Progress(*columns, console=stderr, disable=not shown, transient=True) as bar:
-        task = bar.add_task("rows", total=None)
-        for part in parts:
-            yield part
-            done += len(part)
-            bar.update(task, completed=done)
-            if not sys.stderr.isatty() and time.monotonic() - said > LINE_EVERY_SECONDS:
-                said = time.monotonic()
-                stderr.print(f"{done:,} rows")
+    return counted(parts, len, "predicting", bar=not sys.stdout.isatty())
 
 
 def line(texts: tuple[str, ...], known: str | None, answer: Any, as_json: bool) -> str:

@@ -56,13 +56,13 @@ HEADERS = {
 WIDTH = 80  # of a page: what every terminal has
 NOMINAL = (
     "† nominal ε: what the paper's accounting says; it is no guarantee for this mode\n"
-    "  (docs/privacy.md)"
+    "  (dpfp glossary nominal)"
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = f"columns: {', '.join(results.COLUMNS)}, and accuracy_SPLIT for each dev split"
-    parser.epilog = textwrap.fill(names, width=98)
+    parser.epilog = textwrap.fill(names, width=78)
     parser.add_argument(
         "location", nargs="?", metavar="DIR_OR_URI", help="a folder, s3://, gs:// or file://"
     )

@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(arguments: argparse.Namespace) -> int:
+    from dpfp_ray.data.terminal import print_prose
     from dpfp_ray.privacy import statement_forms
     from dpfp_ray.privacy.statement_text import render
     from dpfp_ray.training.load_model import plan_of
@@ -49,7 +50,7 @@ def command(arguments: argparse.Namespace) -> int:
         entry = statement_forms.registry_entry(facts, plan, privacy, arguments.name)
         print(as_yaml(entry), end="")
     else:
-        print(f"{statement_forms.first_line(facts)}\n\n{render(facts)}")
+        print_prose(f"{statement_forms.first_line(facts)}\n\n{render(facts)}")
     return 0
 
 

@@ -21,6 +21,7 @@ from dpfp_ray.cli.options import (
     add_plan_flags,
     add_save_flag,
     add_seed_flags,
+    add_select_flag,
     ledger_choices,
     plan_from,
 )
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-weights", action="store_true", help="do not save the trained weights")
     group.add_argument("--json", action="store_true", help="print the result as one JSON object")
     add_save_flag(group)
+    add_select_flag(group)
     add_loss_flag(parser)
 
 
@@ -54,6 +56,7 @@ def command(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
         show_training_loss=arguments.show_training_loss,
         save_every=arguments.save_every,
+        select=arguments.select,
         **ledger_choices(arguments),
     )
     show(run.record, arguments.json)
@@ -81,7 +84,7 @@ def show(record: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(to_json(record))
         return
-    from dpfp_ray.data.terminal import stdout
+    from dpfp_ray.data.terminal import print_prose, stdout
 
     plan, privacy, cost = record["plan"], record["privacy"], record["cost"]
     stdout.print(
@@ -99,4 +102,4 @@ def show(record: dict[str, Any], as_json: bool) -> None:
     if "statement" in record:
         from dpfp_ray.privacy.statement_text import brief
 
-        stdout.print(brief(record["statement"]), markup=False)
+        print_prose(brief(record["statement"]))

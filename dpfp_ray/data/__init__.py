@@ -4,7 +4,7 @@ is a download, `split` chooses among rows, `tokens` packs; here is what they pas
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -16,13 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Records in file order; `pairs` is None for tasks of one text."""
+    """Records in file order; `pairs` is None for tasks of one text.
+
+    `columns` are the file's, by role (text, pair, label), with those that were guessed.
+    """
 
     texts: list[str]
     pairs: list[str] | None
     labels: npt.NDArray[np.int64]
     # Texts in other columns of the same rows: not trained on, but a ledger knows people by them.
     beside: list[tuple[str, ...]] | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -30,7 +34,8 @@ class Split:
     def take(self, rows: npt.NDArray[np.int64]) -> "Split":
         pairs = None if self.pairs is None else [self.pairs[i] for i in rows]
         beside = None if self.beside is None else [self.beside[i] for i in rows]
-        return Split([self.texts[i] for i in rows], pairs, self.labels[rows], beside)
+        texts = [self.texts[i] for i in rows]
+        return Split(texts, pairs, self.labels[rows], beside, self.columns)
 
     def all_texts(self) -> list[str]:
         """Every text of every record, those beside included."""

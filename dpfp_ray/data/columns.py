@@ -117,7 +117,10 @@ def read_split(
     labels = np.array([_number_of(label, numbers) for label in found], dtype=np.int64)
     pairs = [pair for _, pair in texts] if len(text_columns) == 2 else None
     kept = beside if any(beside) else None
-    return Split([values[0] for values in texts], pairs, labels, kept), names
+    roles = dict(zip(("text", "pair"), text_columns, strict=False)) | {"label": label_column}
+    guessed = [role for role in roles if not glue and not getattr(plan, f"{role}_column")]
+    columns = {**roles, "guessed": guessed}
+    return Split([values[0] for values in texts], pairs, labels, kept, columns), names
 
 
 def _tells(value: object) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfp_ray.data.cache import cache_dir
+from dpfp_ray.data.progress import waiting
 from dpfp_ray.data.whole_files import PRIVATE, private_folder, whole_file
 from dpfp_ray.plan.errors import UserError
 
@@ -88,7 +89,8 @@ def _download(folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
     command += ["--quiet", "--no-deps", "--no-binary", "vaderSentiment", "--require-hashes"]
     command += ["--dest", str(folder), "--requirement", str(wanted)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    with waiting("demo data: downloading"):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         said = next((line for line in lines if line.startswith("ERROR")), (lines or ["?"])[-1])

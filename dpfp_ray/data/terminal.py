@@ -1,7 +1,9 @@
 """The two streams: results on stdout, everything for the person who waits on stderr."""
 
+import functools
 import os
 import re
+import textwrap
 from typing import IO, Any, cast
 
 from rich.console import Console
@@ -19,6 +21,14 @@ class PipeConsole(Console):
 
 stdout = PipeConsole(soft_wrap=True, highlight=False)
 stderr = PipeConsole(stderr=True, soft_wrap=True, highlight=False)
+
+
+def print_prose(text: str) -> None:
+    """Sentences on stdout: broken between words on a terminal, whole lines for programs."""
+    if stdout.is_terminal:
+        fill = functools.partial(textwrap.fill, width=stdout.width, subsequent_indent="    ")
+        text = "\n".join(map(fill, text.split("\n")))
+    stdout.print(text, markup=False)
 
 
 class _KeptSpaces:

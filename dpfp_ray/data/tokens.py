@@ -7,7 +7,6 @@ shorter than `max_length`, and the encoder's cost is the padded size.
 
 import hashlib
 import json
-import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy.typing as npt
 
 from dpfp_ray.data import Split, content_hash
 from dpfp_ray.data.cache import cache_dir
+from dpfp_ray.data.progress import counted
 from dpfp_ray.data.whole_files import PRIVATE, whole_folder
 from dpfp_ray.plan.errors import UserError
 
@@ -161,14 +161,10 @@ def _encode(split: Split, tokenizer: Any, limit: int, name: str) -> TokenTable:
 
 
 def _progress(steps: range, rows: int, name: str) -> Iterator[int]:
-    if rows <= PROGRESS_ABOVE:
-        yield from steps
-        return
-    from rich.console import Console
-    from rich.progress import track
-
-    # stderr, because stdout is for results.
-    yield from track(steps, f"tokenising {name}".rstrip(), console=Console(file=sys.stderr))
+    label = f"tokenising {name}".rstrip()
+    yield from counted(
+        steps, lambda start: min(CHUNK, rows - start), label, rows, bar=rows > PROGRESS_ABOVE
+    )
 
 
 # The cache: one folder per key, which appears in one rename and is checked when it is opened. ----

@@ -117,7 +117,7 @@ SPEC = MethodSpec(
             not_protected=("texts, from whoever sees the trained encoder: see the reasons",),
         ),
         "head": Nominal(
-            reasons=(FROZEN, DRAWS_SHOW, TEXTS_ONLY),
+            reasons=(DRAWS_SHOW, TEXTS_ONLY),
             proved=f"{FROZEN} Without amplification: a record drawn N times costs √N C/σ in GDP, "
             "averaged over N.",
         ),

@@ -31,11 +31,11 @@ from torch.nn import Module
 from dpfp_ray.data import Table
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.cache import cache_dir
+from dpfp_ray.data.progress import counted_rows
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.data.whole_files import PRIVATE
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.own_encoder import CUSTOM
-from dpfp_ray.models.progress import bar_of_rows
 from dpfp_ray.models.row_store import INFERENCE_ROWS
 from dpfp_ray.models.scopes import first_trained_layer
 from dpfp_ray.models.shortcut import Shortcut
@@ -162,7 +162,7 @@ def _encode(
 ) -> None:
     device = next(model.parameters()).device
     parts = split_rows(table.lengths, INFERENCE_ROWS, PART_COST[device.type])
-    for part in bar_of_rows(parts, f"running {len(shortcut.skipped)} frozen layers"):
+    for part in counted_rows(parts, f"running {len(shortcut.skipped)} frozen layers"):
         batch = {name: tensor.to(device) for name, tensor in table.collate(part).items()}
         hidden = _below(model, shortcut, batch, precision)
         real = batch["attention_mask"].bool()

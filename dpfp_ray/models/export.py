@@ -11,11 +11,13 @@ its own, and transformers asks for trust_remote_code instead.
 
 import inspect
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from dpfp_ray.data.tokens import token_limit
@@ -33,9 +35,16 @@ def export_model(
     predictor: Predictor, folder: Path, finish: Callable[[Path], None], *, overwrite: bool = False
 ) -> None:
     """Write the folder, whole or not at all; `finish` adds the card and what else belongs there."""
+    with export_folder(predictor, folder, overwrite=overwrite) as built:
+        save_tensors(predictor.classifier.state_dict(), built / WEIGHTS)
+        finish(built)
+
+
+@contextmanager
+def export_folder(predictor: Predictor, folder: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A folder with the model's config, class and tokenizer, for its weights to be put into."""
     check_free(folder, overwrite=overwrite)
-    classifier = predictor.classifier
-    encoder = classifier.encoder
+    encoder = predictor.classifier.encoder
     if not isinstance(encoder, PreTrainedModel):
         raise UserError(
             f"the encoder is a {type(encoder).__name__} of your own, which transformers cannot "
@@ -43,17 +52,17 @@ def export_model(
         )
     with whole_folder(folder, keep=lambda _: not overwrite) as built:
         model_config(predictor).save_pretrained(built)
-        weights = {
-            name: value.detach().cpu().clone().contiguous()
-            for name, value in classifier.state_dict().items()
-        }
-        from safetensors.torch import save_file
-
-        save_file(weights, built / WEIGHTS, metadata={"format": "pt"})
-        (built / WEIGHTS).chmod((built / "config.json").stat().st_mode)  # it makes owner-only files
         _save_tokenizer(predictor, built)
         shutil.copy(Path(modeling_dpfp.__file__), built / f"{CODE}.py")
-        finish(built)
+        yield built
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    own = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+    save_file(own, path, metadata={"format": "pt"})
+    path.chmod((path.parent / "config.json").stat().st_mode)  # it makes owner-only files
 
 
 def check_free(folder: Path, *, overwrite: bool) -> None:

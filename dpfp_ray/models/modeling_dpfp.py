@@ -1,15 +1,19 @@
 """A text classifier: an encoder, one vector for each text, and a linear head on it.
 
-This file goes with exported models and needs nothing but torch and transformers. Where the head
-was made for vectors of bounded length, vectors are bounded here as they were in training.
+This file goes with exported models and needs nothing but torch and transformers (and peft, for an
+adapter). Where the head was made for vectors of bounded length, vectors are bounded here as they
+were in training.
 """
 
 import inspect
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.pipelines.text_classification import TextClassificationPipeline
 
@@ -174,6 +178,21 @@ class DpfpForSequenceClassification(PreTrainedModel):
         return h * (length / norms.clamp(min=length if how == "clip" else 1e-38))
 
 
+def from_adapter(folder: str, base: str | None = None) -> DpfpForSequenceClassification:
+    """The model of a folder with a PEFT adapter; `base` is the encoder, if not the one it names."""
+    # By name: transformers would ask whoever loads a whole model for each `import` in this file.
+    peft = import_module("peft")
+    config = DpfpConfig.from_pretrained(folder)
+    base = base or str(peft.PeftConfig.from_pretrained(folder).base_model_name_or_path)
+    options = {"dtype": torch.float32, **config.encoder_options}
+    model = DpfpForSequenceClassification(config)
+    encoder = AutoModel.from_pretrained(base, **options)
+    model.encoder = peft.PeftModel.from_pretrained(encoder, folder).merge_and_unload()
+    model.load_state_dict(load_file(Path(folder) / "head.safetensors"), strict=False)
+    model.eval()
+    return model
+
+
 class DpfpPipeline(TextClassificationPipeline):
     """`pipeline("text-classification")` that truncates long texts where training did."""
 
@@ -195,3 +214,10 @@ class DpfpPipeline(TextClassificationPipeline):
         found = super().preprocess(inputs["text"], **options)
         second = super().preprocess(inputs["text_pair"], **options)
         return {**found, **{f"{PAIR}_{name}": value for name, value in second.items()}}
+
+
+def pipeline_from_adapter(folder: str, base: str | None = None) -> DpfpPipeline:
+    """`pipeline("text-classification")` for a folder with a PEFT adapter."""
+    model = from_adapter(folder, base)
+    tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
+    return DpfpPipeline(model=model, tokenizer=tokenizer)

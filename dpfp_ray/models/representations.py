@@ -24,13 +24,13 @@ from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.cache import cache_dir
 from dpfp_ray.data.checked import ChecksumWriter, check_file
 from dpfp_ray.data.pair_tokens import PairTable
+from dpfp_ray.data.progress import counted_rows
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.data.whole_files import PRIVATE, whole_file
 from dpfp_ray.models.classifier import Classifier, initialise_head
 from dpfp_ray.models.download import encoder_identity
 from dpfp_ray.models.modeling_dpfp import chosen_layers, join, relation
 from dpfp_ray.models.pretrained import build_classifier
-from dpfp_ray.models.progress import bar_of_rows
 from dpfp_ray.models.row_store import INFERENCE_ROWS, encoded_rows
 from dpfp_ray.plan.representation import is_joined
 
@@ -183,7 +183,7 @@ def _encode(
     encoder = build_classifier(model, representation, classes=2, scope="head").to(device).eval()
     h = np.empty((len(table), encoder.width), np.float32)
     parts = split_rows(table.lengths, INFERENCE_ROWS, PART_COST[device.type])
-    for part in bar_of_rows(parts, f"encoding {name}".rstrip()):
+    for part in counted_rows(parts, f"encoding {name}".rstrip()):
         batch = {key: tensor.to(device) for key, tensor in table.collate(part).items()}
         with torch.autocast(device.type, torch.bfloat16, precision == "bf16"):
             h[part] = encoder.represent(batch).float().cpu().numpy()

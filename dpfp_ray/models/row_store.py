@@ -23,12 +23,12 @@ import torch
 
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.cache import cache_dir
+from dpfp_ray.data.progress import counted_rows
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.data.whole_files import whole_folder
 from dpfp_ray.models.download import encoder_identity
 from dpfp_ray.models.modeling_dpfp import unit
 from dpfp_ray.models.pretrained import build_classifier
-from dpfp_ray.models.progress import bar_of_rows
 
 # Part of every key: raise it when the meaning of the stored numbers changes.
 FORMAT_VERSION = 1
@@ -117,7 +117,7 @@ def _encode(
     last: Floats | None = None
     layers: Halves | None = None
     parts = split_rows(table.lengths[rows], INFERENCE_ROWS, PART_COST[device.type])
-    for part in bar_of_rows(parts, f"encoding {name}".rstrip()):
+    for part in counted_rows(parts, f"encoding {name}".rstrip()):
         batch = {key: value.to(device) for key, value in table.collate(rows[part]).items()}
         with torch.autocast(device.type, torch.bfloat16, precision == "bf16"):
             means = encoder.layer_means(batch).float()

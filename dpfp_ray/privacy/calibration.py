@@ -11,6 +11,7 @@ from collections.abc import Callable
 from scipy.optimize import brentq
 
 from dpfp_ray.data.cache import cached_number
+from dpfp_ray.data.progress import waiting
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting, pld
@@ -77,7 +78,8 @@ def calibrate(
         )
 
     key = f"sigma {accountant} {p!r} {n} {adjacency} {epsilon!r} {delta!r}"
-    return cached_number(key, compute)
+    with waiting(f"calibrating the noise to ε = {epsilon:g}"):
+        return cached_number(key, compute)
 
 
 def _closed_form(p: float, n: int, adjacency: str, epsilon: float, delta: float) -> float:

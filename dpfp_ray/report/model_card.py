@@ -1,8 +1,8 @@
 """The README.md of an exported model: the hub's front matter, and a page for whoever gets it."""
 
+import math
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from dpfp_ray.models.download import PRETRAINING_OVERLAP
@@ -10,7 +10,9 @@ from dpfp_ray.plan.method_spec import find_spec
 from dpfp_ray.plan.plan import FIELDS, NOT_HASHED, Plan
 from dpfp_ray.privacy.statement_forms import first_line, seed_handling
 from dpfp_ray.privacy.statement_text import number, promised
+from dpfp_ray.report.portable import is_folder, needed_files, own_name
 from dpfp_ray.results.evaluation import CONFIDENCE, wilson
+from dpfp_ray.training.dev_scores import saved_epoch
 from dpfp_ray.training.load_model import plan_of
 
 REPOSITORY = "dpfp-ray"
@@ -25,21 +27,74 @@ most e^ε times as likely with the record as without it. Small is private: 1 is 
 **δ (delta)** is the chance with which even that may fail."""
 
 
-def model_card(record: Mapping[str, Any], name: str = "") -> str:
-    """The card; its first line after the front matter says what ε is worth."""
+DATA = {"demo": "demo (sentences of film reviews with human ratings, Hutto & Gilbert 2014)"}
+TRAINED = {
+    "all": "all weights",
+    "head": "a linear head on the frozen encoder",
+    "bias": "the head, all biases and LayerNorms",
+    "lora": "the head, and low-rank changes of attention (LoRA)",
+}
+
+
+# What an onlooker is kept from knowing: of neighbours, each with a chance of one half, which it is.
+GUESSES = {
+    "add_remove": "whether one given record was in the training data",
+    "zero_out": "whether one given training record had its text or an empty one",
+    "replace_one": "which of two given texts one training record had",
+}
+
+
+def model_card(
+    record: Mapping[str, Any], name: str = "", *, paid: str = "", adapter: bool = False
+) -> str:
+    """The card; its first line after the front matter says what ε is worth.
+
+    `paid` is what the privacy ledger says of all uses of the training records.
+    """
     plan = plan_of(record)
-    title = name or f"{Path(plan.model).name} on {plan.task}, {record['statement']['method']}"
+    title = name or f"{own_name(plan.model)} on {plan.task}, {record['statement']['method']}"
     parts = [
         front_matter(record, plan, title),
         f"> {first_line(record['statement'])}",
         f"# {title}",
+        _plainly(record["statement"]),
         _task(record, plan),
-        _usage(plan),
+        _adapter_usage(plan) if adapter else _usage(plan),
         _scores(record),
-        _privacy(record["statement"]),
+        _privacy(record["statement"], paid),
         _reproduce(record, plan),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _plainly(facts: Mapping[str, Any]) -> str:
+    """For whoever has never heard of ε: what an onlooker can and cannot find out."""
+    if (facts.get("audit") or {}).get("verdict") == "refuted":
+        return (
+            "**In plain words:** somebody has tried to find out from the trained model which "
+            "records it was trained on, and was right more often than the privacy promise below "
+            "allows. Treat this model as if it could give away its training data."
+        )
+    if "epsilon" not in facts:
+        return (
+            "**In plain words:** nothing keeps this model from remembering its training data. "
+            "Whoever has it may find out whether a particular text was in them, or parts of it."
+        )
+    if promised(facts) == "nominal":
+        return (
+            "**In plain words:** noise was added in training, but nobody can prove that it is "
+            "enough. The number ε is there to compare with papers that count in the same way. Do "
+            "not rely on it to protect anybody: treat this model as if it could give away its "
+            "training data."
+        )
+    epsilon = float(facts["epsilon"].get(facts["accountant"]))
+    right = 100 * (1 / (1 + math.exp(-epsilon)) + facts["delta"] / (1 + math.exp(epsilon)))
+    return (
+        "**In plain words:** noise was added in training so that no single record shows for "
+        f"certain. Somebody who studies this model and guesses {GUESSES[facts['adjacency']]} is "
+        f"right at most {min(100.0, math.ceil(right * 10) / 10):g} times in 100; a coin is right "
+        "50 times. What this does not cover is listed under *Not protected*."
+    )
 
 
 def front_matter(record: Mapping[str, Any], plan: Plan, title: str) -> str:
@@ -50,7 +105,7 @@ def front_matter(record: Mapping[str, Any], plan: Plan, title: str) -> str:
     facts = record["statement"]
     tags = ["text-classification", "differential-privacy", REPOSITORY, plan.method]
     tags += [] if "epsilon" not in facts else [f"privacy-{promised(facts)}"]
-    split, score = _last(record)
+    split, score = _saved(record)
     result = {
         "task": {"type": "text-classification"},
         "dataset": {"name": plan.task, "type": data or plan.task, "split": split},
@@ -61,8 +116,7 @@ def front_matter(record: Mapping[str, Any], plan: Plan, title: str) -> str:
         "license_name": "to-be-filled-in",
         "library_name": "transformers",
         "pipeline_tag": "text-classification",
-        "base_model": BASE_MODELS.get(plan.model)
-        or (plan.model if not Path(plan.model).expanduser().is_dir() else None),
+        "base_model": base_model(plan),
         "tags": list(dict.fromkeys(tags)),
         "datasets": ["nyu-mll/glue"] if data else None,
         "metrics": ["accuracy"],
@@ -73,21 +127,27 @@ def front_matter(record: Mapping[str, Any], plan: Plan, title: str) -> str:
     return f"---\n{text}---"
 
 
-def _last(record: Mapping[str, Any]) -> tuple[str, float]:
-    """The dev set and accuracy of the last epoch: the one whose weights are saved."""
-    split, score = next(iter(record["history"][-1]["dev"].items()))
+def base_model(plan: Plan) -> str | None:
+    """The encoder's name on the hub; a folder has none."""
+    name = BASE_MODELS.get(plan.model)
+    return name or (None if is_folder(plan.model) else plan.model)
+
+
+def _saved(record: Mapping[str, Any]) -> tuple[str, float]:
+    """The dev set and accuracy of the epoch whose weights are saved."""
+    split, score = next(iter(saved_epoch(record)["dev"].items()))
     return split, float(score["accuracy"])
 
 
 def _task(record: Mapping[str, Any], plan: Plan) -> str:
     labels = ", ".join(f"`{label}`" for label in record["labels"])
-    source = Path(plan.train_file).name if plan.train_file else plan.task
-    trained = "a linear head on the frozen encoder" if plan.scope == "head" else "all weights"
+    source = own_name(plan.train_file) if plan.train_file else DATA.get(plan.task, plan.task)
+    trained = TRAINED.get(plan.scope, f"the head and the last layers ({plan.scope})")
     spec = find_spec(plan.method, plan.mode)
     lines = [
         "## What it does",
         f"It gives a text one of {len(record['labels'])} labels: {labels}.",
-        f"- encoder: `{Path(plan.model).name}`, {plan.representation} representation, "
+        f"- encoder: `{own_name(plan.model)}`, {plan.representation} representation, "
         f"texts truncated to {plan.max_length} tokens",
         f"- trained: {trained}, by {spec.label if spec else plan.method}",
         f"- data: {source}, {plan.records:,} training records",
@@ -110,7 +170,25 @@ classify({asked})
 ```
 
 `trust_remote_code=True` lets transformers run `modeling_dpfp.py` of this folder, which holds the
-model's class: read it first, it has a hundred lines."""
+model's class: read it first, it is one short file."""
+
+
+def _adapter_usage(plan: Plan) -> str:
+    base = base_model(plan)
+    encoder = base or own_name(plan.model)
+    given = "" if base else ', base="FOLDER_OF_THE_ENCODER"'
+    return f"""## How to use it
+
+This folder holds what training has changed: a LoRA adapter (`adapter_model.safetensors`, for
+[peft](https://huggingface.co/docs/peft)) and the head. The encoder, `{encoder}`, is taken
+from elsewhere. In this folder:
+
+```python
+from modeling_dpfp import pipeline_from_adapter
+
+classify = pipeline_from_adapter("."{given})
+classify("a text")
+```"""
 
 
 def _scores(record: Mapping[str, Any]) -> str:
@@ -123,7 +201,9 @@ def _scores(record: Mapping[str, Any]) -> str:
         "| dev set | rows | accuracy | interval |",
         "| --- | ---: | ---: | --- |",
     ]
-    for name, score in record["history"][-1]["dev"].items():
+    if record.get("select") == "best":
+        lines[2] += " These weights are of the epoch that did best on these very rows: it flatters."
+    for name, score in saved_epoch(record)["dev"].items():
         rows = int(record["dev_records"][name])
         accuracy = float(score["accuracy"])
         low, high = wilson(round(accuracy * rows), rows) or (0.0, 1.0)
@@ -135,7 +215,7 @@ def _scores(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _privacy(facts: Mapping[str, Any]) -> str:
+def _privacy(facts: Mapping[str, Any], paid: str) -> str:
     lines = ["## Privacy", "", first_line(facts)]
     if "epsilon" not in facts:
         return "\n".join([*lines, "", "Whoever holds this model may learn about single records."])
@@ -151,6 +231,7 @@ def _privacy(facts: Mapping[str, Any]) -> str:
         ("what is hidden", f"{facts['neighbours']} ({facts['adjacency']})"),
         ("who is trusted", facts["trust"]),
         ("tuning", facts["tuning"]["text"]),
+        ("all uses of these records", paid or "not known: no ledger was at hand"),
         ("audit", _audit(facts.get("audit"))),
     ]
     lines += ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)]
@@ -185,7 +266,10 @@ of such runs, not the same weights. Made with {versions}; plan `{record["plan_ha
 
 
 def train_command(plan: Plan) -> str:
-    """The `dpfp train` that makes a run of this plan: what differs from the defaults."""
+    """The `dpfp train` that makes a run of this plan: what differs from the defaults.
+
+    Of files and folders it has the names alone: cards are published.
+    """
     usual = Plan(
         method=plan.method,
         mode=plan.mode,
@@ -195,12 +279,14 @@ def train_command(plan: Plan) -> str:
         classes=plan.classes,
     )
     flags = []
+    files = needed_files(plan.to_dict())
     for name in FIELDS:
         value = getattr(plan, name)
         known = name in ("records", "classes", "task", "method") or name in NOT_HASHED
         same = value == getattr(usual, name) and name not in ("mode", "scope")
         if known or value is None or same or name in plan.spec.unused:
             continue
+        value = own_name(value) if name in files else value
         shown = ",".join(value) if isinstance(value, tuple) else str(value)
         flags.append(f"--{name.replace('_', '-')} {shlex.quote(shown)}")
     task = [] if plan.task == "custom" else [f"--task {plan.task}"]

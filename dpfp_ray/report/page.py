@@ -22,6 +22,7 @@ from dpfp_ray.models.download import PRETRAINING_OVERLAP
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.report import formats, winners
 from dpfp_ray.report.cost_tables import accounting_table, cost_table, guarantee_text, noise_table
+from dpfp_ray.report.glossary import glossary
 from dpfp_ray.report.ledger import Paid, spent_of_total
 from dpfp_ray.report.main_table import main_table
 from dpfp_ray.report.paper import paper_table
@@ -161,6 +162,7 @@ def templates(*folders: Path) -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["glossary"] = glossary
     environment.filters |= {
         "method_label": method_label,
         "accuracy_text": winners.accuracy_text,
@@ -194,8 +196,8 @@ def render(report: Report) -> str:
     )
 
 
-def write_report(report: Report, folder: Path) -> list[str]:
-    """All files of a report, and the names of them; stale ones of an earlier build go."""
+def report_files(report: Report) -> dict[str, bytes]:
+    """Everything that a report consists of, by name."""
     files: dict[str, bytes] = {}
     for name, table in report.tables.items():
         files[f"tables/{name}.csv"] = _bytes(formats.to_csv(table))
@@ -206,6 +208,12 @@ def write_report(report: Report, folder: Path) -> list[str]:
         files[f"figures/{drawing.name}.svg"] = drawing.svg
         files[f"figures/{drawing.name}.png"] = drawing.png
     files["index.html"] = _bytes(render(report))
+    return files
+
+
+def write_report(report: Report, folder: Path) -> list[str]:
+    """All files of a report, and the names of them; stale ones of an earlier build go."""
+    files = report_files(report)
     try:
         for name in ("tables", "figures"):
             (folder / name).mkdir(parents=True, exist_ok=True)

@@ -78,10 +78,13 @@ def picks_by_score(where: str | None, columns: Sequence[str]) -> bool:
 def matching(
     snapshot: Snapshot, asked: Query, chosen: Mapping[str, str | None] | None = None
 ) -> Matches:
-    """`chosen` are exact values of columns, from the page's lists."""
+    """`chosen` are exact values of columns, from the page's lists; the page shows trials that are
+    at work first, since those are what people come to see."""
     rows = query.filter_rows(snapshot.rows, asked.where, snapshot.columns)
     for name, value in (chosen or {}).items():
         rows = [row for row in rows if not value or row[name] == value]
     rows = query.sort_rows(rows, asked.sort, snapshot.columns)
+    if asked.sort is None and chosen is not None:
+        rows.sort(key=lambda row: row["status"] != "running")
     found = [snapshot.by_id[str(row["id"])] for row in rows]
     return Matches(found[asked.offset : asked.offset + asked.limit], found)

@@ -16,6 +16,8 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 VARIABLE = "DPFP_TOKEN"
 SHORTEST = 16  # characters; fewer can be guessed
 LONGEST = 4096
+RAY_QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"  # what every client asks first
+PROBE_SECONDS = 10.0
 
 
 def read_token(file: str | None) -> str | None:
@@ -90,6 +92,27 @@ def ray_token(address: str, file: str | None) -> str | None:
     if (mode == "token" or host_of(address) in LOOPBACK) and home.is_file():
         return read_token(str(home))
     return None
+
+
+def refused(address: str, token: str | None = None) -> bool:
+    """Whether the Ray at HOST:PORT, its control service, answers nobody without another token."""
+    import grpc
+
+    sent = tuple((key.lower(), value) for key, value in header(token).items()) if token else None
+    with grpc.insecure_channel(address) as channel:
+        try:
+            channel.unary_unary(RAY_QUESTION)(b"", timeout=PROBE_SECONDS, metadata=sent)
+        except grpc.RpcError as error:
+            return bool(error.code() == grpc.StatusCode.UNAUTHENTICATED)
+    return False
+
+
+def advice(address: str, *, given: bool) -> str:
+    wrong = "is not the right one" if given else "is needed"
+    return (
+        f"a token {wrong} for Ray at {address}: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or "
+        f"RAY_AUTH_TOKEN_PATH) to the cluster's; its head has it in ~/.ray/auth_token"
+    )
 
 
 def host_of(address: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpfp_ray.audit.audited_run import Settings, audit_in
+from dpfp_ray.audit.audited_run import Settings, audit_in, power_warning
 from dpfp_ray.data import Task
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.plan import Plan
@@ -71,7 +71,7 @@ def audit_trials(
             running = {
                 task.remote(
                     audit.plan,
-                    Settings(min(canaries, audit.plan.D // 2)),
+                    settings_for(audit.plan, canaries),
                     audit_folder(storage, name),
                     options.cpus_per_worker or 1,
                     data,
@@ -96,6 +96,19 @@ def audit_trials(
                 found[name] = record
                 say(record)
     return [found[name] for name in audits]
+
+
+def settings_for(plan: Plan, canaries: int) -> Settings:
+    return Settings(min(canaries, plan.D // 2))
+
+
+def say_powerless(trials: Iterable[Trial], canaries: int | None) -> None:
+    """Before anything is trained: which of the audits can refute nothing, and what would do."""
+    for trial in audits_of(trials).values() if canaries is not None else ():
+        warning = power_warning(trial.plan, settings_for(trial.plan, canaries or 0))
+        if warning is not None:
+            name = label(trial.plan.to_dict())
+            stderr.print(f"warning: audit of {name}: {warning}", markup=False)
 
 
 def say(record: Record) -> None:

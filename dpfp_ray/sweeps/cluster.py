@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 from dpfp_ray.data.storage import one_line
 from dpfp_ray.data.terminal import JOB
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.sweeps import access_tokens
 from dpfp_ray.sweeps.ray_watch import RayWatch
 
 # Must be set before Ray is imported; for this process and every worker.
@@ -60,6 +62,7 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
     "ray://host:10001" or "host:6379" joins another. A session started here ends here.
     """
     import ray
+    from ray.exceptions import RayError
 
     if ray.is_initialized():  # a session of the caller's: use it, and do not end it
         yield
@@ -81,8 +84,8 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
     try:
         check_listening(address)
         session = start_local(options) if local else init(options)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"cannot reach Ray at {address or 'local'}: {one_line(error)}") from None
+    except (OSError, ValueError, RuntimeError, RayError) as error:
+        raise UserError(not_connected(address or "local", error)) from None
 
     def clean_up() -> None:
         end_all(descendants() - before)
@@ -108,6 +111,17 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
         ray.shutdown()
         if local and not failed:
             forget_session(session)
+
+
+def not_connected(address: str, error: Exception) -> str:
+    """Why there is no Ray. One that wants a token is there: Ray only says that it cannot connect,
+    so we ask it ourselves."""
+    text = one_line(error)
+    named = re.search(r"(\S+:\d+)\W*$", text)  # what `auto` turned out to be
+    wanted = "authenticat" in f"{type(error).__name__} {text}".lower()
+    if wanted or (named and access_tokens.refused(named[1])):
+        return access_tokens.advice(address, given=False)
+    return f"cannot reach Ray at {address}: {text}"
 
 
 def init(options: dict[str, Any]) -> Path:
@@ -185,6 +199,16 @@ def check_listening(address: str | None) -> None:
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host, int(port)), timeout=10).close()
+        check_token(address or "")
+
+
+def check_token(address: str) -> None:
+    """Refuse at once what Ray would try for half a minute, with a warning every second."""
+    if address.startswith("ray://") or not access_tokens.refused(address):
+        return
+    token = access_tokens.ray_token(f"http://{address}", None)
+    if token is None or access_tokens.refused(address, token):
+        raise UserError(access_tokens.advice(address, given=token is not None))
 
 
 def node_resources() -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from ray.tune import Callback
 from rich.live import Live
 from rich.table import Table
 
+from dpfp_ray.data.progress import LINE_EVERY_SECONDS, clock
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.method_spec import modes_of
 from dpfp_ray.sweeps.last_records import given_up
@@ -63,6 +64,9 @@ class LiveTable(Callback):
         if self.live is not None and now - self.shown_at > REFRESH_SECONDS:
             self.shown_at = now
             self.live.update(self._table(), refresh=True)
+        elif self.live is None and now - self.shown_at > LINE_EVERY_SECONDS:
+            self.shown_at = now
+            stderr.print(self._state_of_all(), markup=False)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._say(trial)
@@ -77,20 +81,29 @@ class LiveTable(Callback):
         line = "  ".join([f"[{self.done}/{self.total}]", *facts, _outcome(trial)])
         stderr.print(line, markup=False)
 
-    def _table(self) -> Table:
+    def _state_of_all(self) -> str:
+        """One line: how many are done, how good the best is, how long it takes."""
         done = [t for t in self.trials if t.is_finished()]
         running = [t for t in self.trials if t.status == "RUNNING"]
-        scored = [t for t in self.trials if "accuracy" in _result(t)]
-        best = max(scored, key=lambda t: _result(t)["accuracy"], default=None)
+        best = self._best()
         elapsed = time.monotonic() - self.started
         left = elapsed / len(done) * (self.total - self.done) if done else None
-        caption = (
+        return (
             f"{self.done} of {self.total} done, "
             + (f"{len(running)} running" if running or done else "workers start")
             + (f", best {_result(best)['accuracy']:.4f}" if best else "")
             + f", {clock(elapsed)} gone"
             + (f", about {clock(left)} left" if left is not None else "")
         )
+
+    def _best(self) -> Any:
+        scored = [t for t in self.trials if "accuracy" in _result(t)]
+        return max(scored, key=lambda t: _result(t)["accuracy"], default=None)
+
+    def _table(self) -> Table:
+        done = [t for t in self.trials if t.is_finished()]
+        running = [t for t in self.trials if t.status == "RUNNING"]
+        best, caption = self._best(), self._state_of_all()
         table = Table(
             *self.varied, "state", "epoch", "accuracy", "ε spent", title=self.title, caption=caption
         )
@@ -125,9 +138,11 @@ class SealedTable(LiveTable):
     def _say(self, trial: Any) -> None:
         pass
 
+    def _state_of_all(self) -> str:
+        return f"selection in progress, {clock(time.monotonic() - self.started)} gone"
+
     def _table(self) -> Table:
-        elapsed = clock(time.monotonic() - self.started)
-        return Table(f"selection in progress, {elapsed} gone", title=self.title)
+        return Table(self._state_of_all(), title=self.title)
 
 
 def _result(trial: Any) -> dict[str, Any]:
@@ -175,9 +190,3 @@ def _spent(result: dict[str, Any]) -> str:
 
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
-
-
-def clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

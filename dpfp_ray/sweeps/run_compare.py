@@ -18,7 +18,13 @@ from dpfp_ray.plan.values import field_name, make_plan
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.results.store import Record, Store
-from dpfp_ray.sweeps.audits import audit_trials, audits_left, with_outcomes, write_outcomes
+from dpfp_ray.sweeps.audits import (
+    audit_trials,
+    audits_left,
+    say_powerless,
+    with_outcomes,
+    write_outcomes,
+)
 from dpfp_ray.sweeps.compare_cells import check_budgets, check_methods, plan_cells
 from dpfp_ray.sweeps.compare_rows import summarise, with_candidates
 from dpfp_ray.sweeps.compare_table import markdown
@@ -114,6 +120,7 @@ def compare(
     trials = bind_cells(cells, seeds, inputs_of)
     book = open_ledger(ledger, total_epsilon, total_delta)
     announce(trials, seeds, inputs_of)
+    say_powerless(trials, canaries)
     try:
         with Runner(Path(storage).name, storage, options, inputs_of, book) as runner:
             if tune:

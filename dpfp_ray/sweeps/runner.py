@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dpfp_ray.data.lease import held
+from dpfp_ray.data.progress import waiting
 from dpfp_ray.data.storage import open_files
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.errors import UserError
@@ -31,7 +32,7 @@ from dpfp_ray.sweeps.cluster import (
 from dpfp_ray.sweeps.ray_options import RayOptions
 from dpfp_ray.sweeps.signals import ignoring_ctrl_c, stopped_by_sigterm
 from dpfp_ray.sweeps.state import SweepState
-from dpfp_ray.sweeps.trial import SETTLED, Trial
+from dpfp_ray.sweeps.trial import SETTLED, Trial, mark_interrupted
 from dpfp_ray.training.prepare import Inputs
 
 if TYPE_CHECKING:
@@ -92,7 +93,14 @@ class Runner:
     ) -> None:
         with self._lease:
             with ignoring_ctrl_c():
+                # Before and after Ray ends: a job that is stopped has seconds until it is killed,
+                # and a trial may still write that it runs.
+                interrupted = self._sweep is not None and isinstance(error, KeyboardInterrupt)
+                if interrupted:
+                    mark_interrupted(self.storage)
                 self._stack.close()
+                if interrupted:
+                    mark_interrupted(self.storage)
             if kind is None and (self._sweep is not None or self.charges.begun):
                 SweepState(self.storage).forget()
 
@@ -185,7 +193,7 @@ class Runner:
     def _connect(self) -> None:
         if self._sweep is not None:
             return
-        with stderr.status("starting Ray …"):  # on a terminal only
+        with stderr.status("starting Ray …"), waiting("starting Ray"):  # status: on a terminal
             self._stack.enter_context(connected(self.options.address))
         self._stack.enter_context(stopped_by_sigterm())
         from dpfp_ray.sweeps.trial_process import Sweep

@@ -7,6 +7,7 @@ copies the weights (it will change them) and reads the tokens in place.
 import copy
 import dataclasses
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,7 @@ class SharedInputs:
     representation: str
     model: SharedModel
     fingerprints: dict[str, str]
+    columns: Mapping[str, Any]
     seconds: float
 
     def inputs(self) -> Inputs:
@@ -90,6 +92,7 @@ class SharedInputs:
             self.representation,
             self.model.build,
             fingerprints=self.fingerprints,
+            columns=self.columns,
             seconds=self.seconds,
         )
 
@@ -115,6 +118,7 @@ def share_inputs(plan: Plan, inputs: Inputs) -> "ray.ObjectRef[SharedInputs]":
         inputs.representation,
         SharedModel.of(model),
         inputs.fingerprints,
+        inputs.columns,
         inputs.seconds,
     )
     return ray.put(shared)

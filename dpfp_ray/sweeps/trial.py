@@ -87,6 +87,15 @@ def settle(
     return record
 
 
+def mark_interrupted(storage: str) -> None:
+    """Nothing runs any more: trials that were at work are "interrupted", until the same command
+    continues them."""
+    store = Store(storage)
+    for record in store.records():
+        if record.get("trial", {}).get("status") == "running":
+            store.put({**record, "trial": {**record["trial"], "status": "interrupted"}})
+
+
 def error_reason(error: Exception) -> str:
     """An error on one line; of one that is not meant for users, also its type."""
     text = " ".join(str(error).split())[:500]

@@ -23,6 +23,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from dpfp_ray.data.progress import LINE_EVERY_SECONDS
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.plan import Plan
@@ -31,7 +32,6 @@ from dpfp_ray.privacy.statement import guarantee
 from dpfp_ray.training.checkpoints import Saver, save_seconds, save_state
 from dpfp_ray.training.loop import State
 
-LINE_EVERY_SECONDS = 60.0
 REFRESH_SECONDS = 0.5
 
 
@@ -188,7 +188,7 @@ class ConsoleReporter(LineReporter):
         self.bar.stop()
 
     def show_step(self, done: int, loss: Callable[[], float | None]) -> None:
-        if time.monotonic() - self.shown_at > REFRESH_SECONDS:
+        if time.monotonic() - self.shown_at > REFRESH_SECONDS or done == self.plan.steps:
             self.shown_at = time.monotonic()
             self.bar.update(self.task, completed=done, facts=self.facts(done, loss()))
 

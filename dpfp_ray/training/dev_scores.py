@@ -40,6 +40,12 @@ def best_epoch(history: Sequence[Epoch]) -> Epoch:
     return max(history, key=lambda entry: float(next(iter(entry["dev"].values()))["accuracy"]))
 
 
+def saved_epoch(record: Mapping[str, Any]) -> Epoch:
+    """The epoch whose weights a run has saved; records say so where it is not the last."""
+    history: Sequence[Epoch] = record["history"]
+    return best_epoch(history) if record.get("select") == "best" else history[-1]
+
+
 def kept_predictions(
     history: Sequence[Epoch],
     labels: Mapping[str, ArrayLike],

@@ -24,6 +24,7 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import keyed_integer, make_sampler, run_seed
 from dpfp_ray.privacy.spending import Spending
 from dpfp_ray.training.comm import Comm, share
+from dpfp_ray.training.dev_scores import Select, best_epoch
 from dpfp_ray.training.evaluate import evaluate
 
 State = dict[str, Any]
@@ -82,8 +83,11 @@ def train(
     reporter: Reporter,
     state: State | None = None,
     show_training_loss: bool = False,
+    select: Select = "last",
 ) -> Progress:
     """Train `model` in place from the start, or from `state`, to the last step of `plan`.
+
+    It ends with the weights of the last epoch, or with `select` those of the best on dev.
 
     The training loss of a private run is computed from private records without noise: it leaves
     this function only if `show_training_loss` asks for it.
@@ -107,6 +111,7 @@ def train(
     lengths = data.train.lengths
     progress = Progress()
     epoch_ends = plan.epoch_ends()
+    best: dict[str, Tensor] = {}  # the weights of the best epoch so far, if they are asked for
     loss_sum, loss_rows = torch.zeros((), dtype=torch.float64, device=device), 0
 
     if state is not None:
@@ -115,6 +120,7 @@ def train(
         model.load_state_dict(state["model"], strict=False)
         optimizer.load_state_dict(state["optimizer"])
         loss_sum += state["loss_sum"]
+        best = state.get("best", {})
     progress.noise_coordinates = method.noise_coordinates
 
     def checkpoint() -> State:
@@ -128,6 +134,8 @@ def train(
             "loss_rows": loss_rows if shows_loss else 0,
             "model": {name: p.detach() for name, p in trainable_parameters(model)},
             "optimizer": optimizer.state_dict(),
+            "select": select,
+            "best": best,
         }
 
     def mean_loss() -> float | None:
@@ -179,10 +187,13 @@ def train(
                 "train_seconds": progress.train_seconds,
             }
             progress.history.append(record)
+            if select == "best" and best_epoch(progress.history) is record:
+                best = {name: p.detach().clone() for name, p in trainable_parameters(model)}
             loss_sum.zero_()
             loss_rows = 0
             reporter.epoch(record, checkpoint)
         reporter.step(progress.step, mean_loss, checkpoint)
+    model.load_state_dict(best, strict=False)
     return progress
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -49,6 +49,8 @@ class Inputs:
     dev_records: dict[str, Split] = dataclasses.field(default_factory=dict)
     # What tells dev sets apart, by split (`predictions.fingerprint_rows`).
     fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
+    # Which columns of the training file were read, and which of them were guessed.
+    columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0  # reading, tokenising and encoding, as far as no cache had it
     paired: bool = False
 
@@ -108,6 +110,7 @@ def load_inputs(plan: Plan, task: Task | None = None, own: OwnEncoder | None = N
         task.train,
         task.dev,
         {name: fingerprint_rows(rows_of(split), split.labels) for name, split in task.dev.items()},
+        task.train.columns,
         time.perf_counter() - started,
         task.train.pairs is not None,
     )

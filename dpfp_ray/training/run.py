@@ -18,7 +18,7 @@ from dpfp_ray.privacy.statement import guarantee, statement
 from dpfp_ray.training import machine, one_release
 from dpfp_ray.training.checkpoints import refuse_other_rows
 from dpfp_ray.training.comm import Comm, SoloComm
-from dpfp_ray.training.dev_scores import kept_predictions, quote, without_answers
+from dpfp_ray.training.dev_scores import Select, kept_predictions, quote, without_answers
 from dpfp_ray.training.loop import Progress, Reporter, State, train
 from dpfp_ray.training.prepare import Prepared, build_model
 
@@ -36,6 +36,7 @@ def run(
     model: Classifier | None = None,
     seed_known: bool = False,
     show_training_loss: bool = False,
+    select: Select = "last",
     on_release: Callable[[Any], None] | None = None,
 ) -> tuple[dict[str, Any], Classifier]:
     """Train as planned; the result's record and the trained model.
@@ -69,8 +70,9 @@ def run(
             reporter=reporter,
             state=state,
             show_training_loss=show_training_loss,
+            select=select,
         )
-    record = result_record(prepared, progress, model, device, seed_known=seed_known)
+    record = result_record(prepared, progress, model, device, seed_known=seed_known, select=select)
     train_table = prepared.data.train
     if plan.one_release and isinstance(train_table, RepresentationTable):
         record["privacy"]["release_id"] = release_id(
@@ -86,6 +88,7 @@ def result_record(
     device: torch.device,
     *,
     seed_known: bool = False,
+    select: Select = "last",
 ) -> dict[str, Any]:
     """Everything a reader of the result may know, finished or so far; the seed is not among it."""
     plan = prepared.plan
@@ -95,8 +98,10 @@ def result_record(
         "plan_hash": plan.hash,
         "finished": progress.step == plan.steps,
         "labels": list(prepared.inputs.label_names),
+        **({"columns": dict(prepared.inputs.columns)} if prepared.inputs.columns else {}),
         "dev_records": {name: len(table) for name, table in prepared.data.dev.items()},
-        "metrics": quote(progress.history),
+        **({} if select == "last" else {"select": select}),  # whose weights are saved
+        "metrics": quote(progress.history, select),
         "history": without_answers(progress.history),
         "predictions": kept_predictions(
             progress.history,

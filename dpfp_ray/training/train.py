@@ -2,6 +2,7 @@
 ends with the same weights and the same ε as a run that was never stopped.
 """
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from dpfp_ray.training import run, run_folder
 from dpfp_ray.training.charged import charged, enter_past, register
 from dpfp_ray.training.checkpoints import ask_for_room, load_state
 from dpfp_ray.training.console import SilentReporter, choose_reporter
+from dpfp_ray.training.dev_scores import Select
 from dpfp_ray.training.load_model import predictor_of
 from dpfp_ray.training.loop import State
 from dpfp_ray.training.machine import use_threads
@@ -94,6 +96,7 @@ def train(
     reporter: str = "auto",
     save_every: float | None = None,
     show_training_loss: bool = False,
+    select: Select = "last",
     ledger: str | Path | Ledger | None = None,
     total_epsilon: float | None = None,
     total_delta: float | None = None,
@@ -114,6 +117,8 @@ def train(
     save_every seconds between two saves of the unfinished run (default: 30)
     show_training_loss  show and keep the training loss of a private run too: it is computed from
                private records without noise, and is not covered by ε
+    select     the epoch whose score is quoted and whose weights are saved: last, or best on dev,
+               which flatters
     ledger     folder or URI of the privacy ledger that the run is entered in before its first step
                (default: $DPFP_LEDGER, else the user's data folder)
     total_epsilon, total_delta   set what these people may ever pay in this ledger, once; a run that
@@ -146,6 +151,7 @@ def train(
             reporters=reporters,
             save_every=save_every,
             show_training_loss=show_training_loss,
+            select=select,
         )
 
 
@@ -162,6 +168,7 @@ def _train_in(
     reporters: type[SilentReporter],
     save_every: float | None,
     show_training_loss: bool,
+    select: Select,
 ) -> TrainedRun:
     """Find the run finished in `folder`, continue it, or run it from the start."""
     say = reporters.say
@@ -171,6 +178,7 @@ def _train_in(
             run_folder.discard(folder)
         known = run_folder.finished_result(folder, prepared.plan)
         if known is not None:
+            refuse_other_epoch(known, select, folder)
             doubt = "" if task is None else " (perhaps of other data: none are kept to compare)"
             say(f"{folder} already holds this plan's result{doubt}; --overwrite runs it again")
             enter_past(book, known, register(book, prepared.inputs))
@@ -180,6 +188,7 @@ def _train_in(
     mark = None if task is None and own is None else run_folder.data_mark(prepared.data, own, seed)
     if state is not None:
         refuse_other_data(state, mark, folder)
+        refuse_other_epoch(state, select, folder)
         say(f"continuing after step {state['progress']['step']:,} of {prepared.plan.steps:,}")
         # The noise that the first steps really had, should calibration come out otherwise by now.
         prepared = replace(prepared, noise_multiplier=state["noise_multiplier"])
@@ -217,6 +226,7 @@ def _train_in(
             model=model,
             seed_known=seed_known,
             show_training_loss=show_training_loss,
+            select=select,
         )
     record["ledger_entry"] = charge.entry_id
     if folder is not None:
@@ -242,6 +252,16 @@ def settle_seed(given: int | None, state: State | None, folder: Path | None) -> 
             f"or use --overwrite"
         )
     return state["seed"], given is not None or state["seed_known"]
+
+
+def refuse_other_epoch(found: Mapping[str, Any], select: Select, folder: Path | None) -> None:
+    """Weights of another epoch than the one asked for are another result."""
+    there = found.get("select", "last")
+    if there != select:
+        raise UserError(
+            f"{folder} holds a run with --select {there}, this is {select}; use another --output, "
+            f"or --overwrite"
+        )
 
 
 def refuse_other_data(state: State, mark: str | None, folder: Path | None) -> None:

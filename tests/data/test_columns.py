@@ -60,3 +60,9 @@ def test_columns_that_were_named_are_not_said_again(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load(path, text_column="review", label_column="sentiment")
+
+
+def test_the_columns_that_were_read_are_kept_and_which_were_guessed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "review\tsentiment")
+    split = load(path, label_column="sentiment", max_train=2).train
+    assert split.columns == {"text": "review", "label": "sentiment", "guessed": ["text"]}

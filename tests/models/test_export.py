@@ -1,6 +1,7 @@
 """An exported folder answers as `dpfp predict` does, in a process that has no dpfp-ray."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 from dpfp_ray import UserError, load_model
 from dpfp_ray.models.export import export_model
+from dpfp_ray.models.export_adapter import Change, export_adapter
 from dpfp_ray.models.predictor import Predictor
+from dpfp_ray.training.load_model import plan_of, read_run, read_weights
 from tests.support.finished_runs import KINDS, finished
 from tests.support.tiny_runs import tiny_split
 
@@ -34,6 +37,11 @@ print(json.dumps(found))
 """
 
 
+def own_cache(folder: Path) -> dict[str, str]:
+    """Transformers copies a model's file to one place for all processes of a user."""
+    return {**os.environ, "HF_MODULES_CACHE": str(folder / "modules")}
+
+
 def ask_stranger(texts: list[Any], *folders: Path) -> dict[str, list[dict[str, float]]]:
     done = subprocess.run(
         [sys.executable, "-c", STRANGER, *map(str, folders)],
@@ -42,6 +50,7 @@ def ask_stranger(texts: list[Any], *folders: Path) -> dict[str, list[dict[str, f
         text=True,
         timeout=500,
         cwd=folders[0].parent,
+        env=own_cache(folders[0].parent),
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, list[dict[str, float]]] = json.loads(done.stdout)
@@ -62,7 +71,8 @@ def test_every_method_answers_elsewhere_as_it_does_here(
 ) -> None:
     models = {}
     for number, kind in enumerate(KINDS):
-        finished(tiny_task, kind, tmp_path / f"run{number}")
+        representation = ("mean", "cls", "pooler")[number % 3]
+        finished(tiny_task, kind, tmp_path / f"run{number}", representation=representation)
         models[kind] = load_model(tmp_path / f"run{number}")
         export(models[kind], tmp_path / f"model{number}")
     folders = [tmp_path / f"model{number}" for number in range(len(KINDS))]
@@ -85,6 +95,51 @@ def test_every_family_answers_elsewhere_as_it_does_here(
     answers = ask_stranger(TEXTS, *(tmp_path / name for name in models))
     for name, model in models.items():
         same(model, answers[str(tmp_path / name)], TEXTS)
+
+
+# Joins the adapter with its encoder, by peft alone and by the folder's own file.
+ADAPTER_STRANGER = """
+import json, sys
+sys.modules["dpfp_ray"] = None
+texts, folder, base = json.load(sys.stdin), *sys.argv[1:]
+sys.path.insert(0, folder)
+import transformers, peft
+transformers.utils.logging.disable_progress_bar()
+from modeling_dpfp import pipeline_from_adapter
+ask = pipeline_from_adapter(folder, base)
+answers = [ask(text, top_k=None) for text in texts]
+answers = [one[0] if isinstance(one[0], list) else one for one in answers]
+rows = [{each["label"]: each["score"] for each in row} for row in answers]
+alone = peft.PeftModel.from_pretrained(transformers.AutoModel.from_pretrained(base), folder)
+changed = sum(p.abs().sum().item() for name, p in alone.named_parameters() if "lora_B" in name)
+print(json.dumps({"rows": rows, "changed": changed}))
+"""
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_an_adapter_answers_elsewhere_as_the_merged_model_does(
+    tiny_task: dict[str, Any], zoo: Path, tmp_path: Path, family: str
+) -> None:
+    own = {"model": str(zoo / family), "representation": "auto", "max_length": 16}
+    finished(tiny_task, "dpsgd lora", tmp_path / "run", **own)
+    record = read_run(tmp_path / "run")
+    change = Change.of(plan_of(record), read_weights(tmp_path / "run", record), "base")
+    model = load_model(tmp_path / "run")
+    export_adapter(model, change, tmp_path / "adapter", lambda _: None)
+    assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    done = subprocess.run(
+        [sys.executable, "-c", ADAPTER_STRANGER, str(tmp_path / "adapter"), str(zoo / family)],
+        input=json.dumps(TEXTS),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        cwd=tmp_path,
+        env=own_cache(tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    same(model, found["rows"], TEXTS)
+    assert found["changed"] > 0
 
 
 def test_pairs_are_asked_as_pairs(tiny_task: dict[str, Any], tmp_path: Path) -> None:

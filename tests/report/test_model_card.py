@@ -1,5 +1,6 @@
 """The card says first what ε is worth, and its numbers are those of the weights beside it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,10 @@ def test_the_command_makes_the_same_plan(kind: str, records: dict[str, dict[str,
     plan = plan_of(records[kind])
     again = plan_from(build_parser().parse_args(shlex.split(train_command(plan))[1:]))
     bound = again.bind(records=plan.D, representation=plan.representation, classes=2)
-    assert bound.hash == records[kind]["plan_hash"]
+    # Files and folders are named without where they were.
+    places = {name: getattr(plan, name) for name in ("train_file", "dev_file", "model")}
+    assert bound.train_file == Path(str(plan.train_file)).name
+    assert replace(bound, **places).hash == records[kind]["plan_hash"]
 
 
 def test_the_hub_takes_the_front_matter(records: dict[str, dict[str, Any]], tmp_path: Path) -> None:
@@ -82,3 +86,36 @@ def test_what_is_not_protected_is_listed(records: dict[str, dict[str, Any]]) -> 
 
 def test_a_known_seed_is_confessed(records: dict[str, dict[str, Any]]) -> None:
     assert "whoever knows it can take the noise off" in model_card(records["moments"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("moments", "whether one given record was in the training data is right at most 100 times"),
+        ("release_once", "whether one given training record had its text or an empty one is right"),
+        ("dpfp", "Do not rely on it to protect anybody"),
+        ("non_private", "nothing keeps this model from remembering its training data"),
+    ],
+)
+def test_plain_words_say_what_an_onlooker_can_find_out(
+    kind: str, words: str, records: dict[str, dict[str, Any]]
+) -> None:
+    assert words in model_card(records[kind])
+
+
+def test_the_share_of_right_guesses_is_that_of_the_theorem(
+    records: dict[str, dict[str, Any]],
+) -> None:
+    """Of two neighbours with a chance of one half each: at most (e^ε + δ) / (1 + e^ε)."""
+    facts = records["moments"]["statement"]
+    small = facts | {"epsilon": {facts["accountant"]: 1.0}, "delta": 1e-5}
+    assert "is right at most 73.2 times in 100" in model_card(
+        records["moments"] | {"statement": small}
+    )
+
+
+def test_the_card_names_no_folder_of_this_machine(
+    records: dict[str, dict[str, Any]], tiny_task: dict[str, Any]
+) -> None:
+    for record in records.values():
+        assert str(Path(tiny_task["train_file"]).parent) not in model_card(record)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from dpfp_ray.results.runs import read_runs
 from dpfp_ray.results.store import Store
 from dpfp_ray.serve import snapshot
 from dpfp_ray.serve.parameters import Query, matching, picks_by_score
-from dpfp_ray.serve.snapshot import BY_SCORE, IN_PART, CachedStore, LiveRecords
+from dpfp_ray.serve.snapshot import BY_SCORE, IN_PART, CachedStore, LiveRecords, Snapshot
 from tests.support.samples import comparison, sample
 
 
@@ -139,3 +140,14 @@ def filtered(folder: Path, where: str) -> list[str]:
 )
 def test_a_filter_by_results_tests_nothing(tmp_path: Path, where: str, reason: str) -> None:
     assert filtered(tmp_path, where) == [reason]
+
+
+def test_the_page_shows_what_is_at_work_first_and_the_api_keeps_its_order() -> None:
+    records = [sample(name) for name in ("a", "b", "c")]
+    records[1]["trial"]["status"] = "running"
+    now = Snapshot("v", read_runs(records), [])
+    on_page = matching(now, Query(), {})
+    assert [run.row["id"] for run in on_page.all] == ["b-0", "a-0", "c-0"]
+    assert [run.row["id"] for run in matching(now, Query()).all] == ["a-0", "b-0", "c-0"]
+    sorted_by_hand = matching(now, Query(sort="id"), {})
+    assert [run.row["id"] for run in sorted_by_hand.all] == ["a-0", "b-0", "c-0"]

@@ -1,11 +1,16 @@
 """Tokens: where they come from, what they open, where they never go."""
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps import access_tokens
+from dpfp_ray.sweeps.cluster import check_listening, not_connected
 
 TOKEN = "0123456789abcdef0123"
 
@@ -108,3 +113,44 @@ def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
     with pytest.raises(UserError) as caught:
         access_tokens.check_http("http://me:secret@head:8265")
     assert "secret" not in str(caught.value)
+
+
+@pytest.fixture
+def guarded() -> Iterator[str]:
+    """What answers as Ray's control service does where tokens are asked for."""
+
+    class Guard(grpc.GenericRpcHandler):
+        def service(self, details: Any) -> Any:
+            known = dict(details.invocation_metadata).get("authorization") == f"Bearer {TOKEN}"
+
+            def answer(request: bytes, context: Any) -> bytes:
+                if not known:
+                    context.abort(grpc.StatusCode.UNAUTHENTICATED, "InvalidAuthToken")
+                return b""
+
+            return grpc.unary_unary_rpc_method_handler(answer)
+
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[Guard()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait(60)
+
+
+def test_a_ray_that_asks_for_its_token_is_told_from_one_that_is_not_there(
+    guarded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=rf"a token is needed for Ray at {guarded}: set RAY_AUTH_"):
+        check_listening(guarded)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "f" * 32)
+    with pytest.raises(UserError, match="a token is not the right one for Ray"):
+        check_listening(guarded)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    check_listening(guarded)
+
+
+def test_the_reason_for_no_connection_names_the_token(guarded: str) -> None:
+    """Ray itself says only this, after half a minute."""
+    error = ConnectionError(f"Failed to connect to Ray cluster at {guarded}")
+    assert "a token is needed for Ray at auto" in not_connected("auto", error)
+    assert not_connected("auto", OSError("no route")) == "cannot reach Ray at auto: no route"

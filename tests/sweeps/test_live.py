@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from dpfp_ray.sweeps import live
-from dpfp_ray.sweeps.live import LiveTable, SealedTable, clock
+from dpfp_ray.sweeps.live import LiveTable, SealedTable
 from tests.support.tune_trial import TuneTrial
 
 
@@ -81,8 +81,15 @@ def test_a_selection_shows_neither_trials_nor_their_number(
     assert not set("123456789") & set(output.getvalue())
 
 
-@pytest.mark.parametrize(
-    ("seconds", "shown"), [(0, "0:00"), (61.9, "1:01"), (3600, "1:00:00"), (36_061, "10:01:01")]
-)
-def test_clock(seconds: float, shown: str) -> None:
-    assert clock(seconds) == shown
+def test_without_a_terminal_a_line_a_minute_says_how_it_stands(
+    output: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live.sys.stderr, "isatty", lambda: False)
+    monkeypatch.setattr(live, "LINE_EVERY_SECONDS", 0.0)
+    trials = [TuneTrial(1e-3), TuneTrial(2e-3, "TERMINATED", accuracy=0.8)]
+    for table in (LiveTable, SealedTable):
+        with table("mine", 5, 0, []) as shown:
+            shown.on_step_end(1, trials)
+    first, *_, last = output.getvalue().splitlines()
+    assert first.startswith("0 of 5 done, 1 running, best 0.8000, 0:00 gone, about 0:0")
+    assert last == "selection in progress, 0:00 gone"  # how many there are is secret

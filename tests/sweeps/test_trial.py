@@ -8,7 +8,7 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.state import SweepState
-from dpfp_ray.sweeps.trial import Trial, error_reason, settle
+from dpfp_ray.sweeps.trial import SETTLED, Trial, error_reason, mark_interrupted, settle
 from tests.support.result_records import make_record
 
 
@@ -116,3 +116,17 @@ def test_a_settled_trial_has_no_saved_state(tmp_path: Path) -> None:
 )
 def test_the_reason_is_one_line(error: Exception, reason: str) -> None:
     assert error_reason(error) == reason
+
+
+def test_what_was_at_work_when_a_sweep_ended_is_interrupted_and_goes_on_later(
+    tmp_path: Path,
+) -> None:
+    store = Store(tmp_path)
+    for name, status in (("a", "running"), ("b", "finished"), ("c", "failed")):
+        record = make_record(name)
+        record["trial"]["status"] = status
+        store.put(record)
+    mark_interrupted(str(tmp_path))
+    found = {record["trial"]["id"]: record["trial"]["status"] for record in store.records()}
+    assert found == {"a": "interrupted", "b": "finished", "c": "failed"}
+    assert "interrupted" not in SETTLED
