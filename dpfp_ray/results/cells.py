@@ -95,7 +95,7 @@ class Cell:
         values = [run.row[name] for run in self.runs if finite(run.row.get(name))]
         return mean(values) if values else None
 
-    @property
+    @cached_property
     def refutation(self) -> Run | None:
         """The audited run with the highest bound, if an audit refuted this cell's ε."""
         refuted = [run for run in (*self.runs, *self.others) if run.refuted]

@@ -156,7 +156,7 @@ def version_facts(now: Snapshot, figures: Figures) -> dict[str, Any]:
     return {
         "version": f"{now.version}-{figures.version}",
         "trials": len(now.runs),
-        "running": sum(run.row["status"] == "running" for run in now.runs),
+        "running": now.running,
     }
 
 

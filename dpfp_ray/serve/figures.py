@@ -44,10 +44,7 @@ class Figures:
         return self._kept.get(self._latest, [])
 
     def key(self, snapshot: Snapshot) -> str:
-        """What the figures of these runs show, in short."""
-        scored = [(run.row["id"], run.row["accuracy"]) for run in snapshot.runs if run.scored]
-        facts = to_json([scored, snapshot.by_score]).encode("utf-8", "replace")
-        return hashlib.blake2b(facts, digest_size=8).hexdigest()
+        return snapshot.figure_key
 
     def now(self, snapshot: Snapshot, everything: bool = False) -> list[Drawing]:
         """`everything`: these are all runs, whose figures stay until new ones are drawn."""

@@ -31,7 +31,7 @@ from dpfp_ray.serve.parameters import (
     read_request,
 )
 from dpfp_ray.serve.payments import Payments
-from dpfp_ray.serve.snapshot import LiveRecords, Snapshot
+from dpfp_ray.serve.snapshot import Filtered, LiveRecords, Snapshot
 from dpfp_ray.serve.trials import CHOICES, QUERY_NAMES, choices, trial_facts, trials_table
 from dpfp_ray.sweeps import access_tokens
 
@@ -41,6 +41,7 @@ STATIC = {
     "live.css": (FOLDER / "live.css", "text/css"),
     "live.js": (FOLDER / "live.js", "text/javascript"),
 }
+PAGES_KEPT = 32
 LONGEST_FORM = 8192  # bytes; a token is shorter
 
 
@@ -52,10 +53,26 @@ def page_routes(
     payments: Payments,
 ) -> APIRouter:
     pages = APIRouter(include_in_schema=False)
+    filtered = Filtered()
+    kept: dict[tuple[Any, ...], Response] = {}
 
     @pages.get("/")
     def index(request: Request) -> Response:
-        now, complaint = records.now(), ""
+        """The same page is made once, however many ask for it."""
+        now = records.now()
+        version = version_facts(now, figures)["version"]
+        paid = payments.now(now)
+        asked = (_base(request), str(request.query_params))
+        key = (version, figures.busy, id(paid), *asked)
+        made = kept.get(key)
+        if made is None:
+            made = kept[key] = make_index(request, now, version, paid)
+            for old in list(kept)[:-PAGES_KEPT]:
+                kept.pop(old, None)
+        return Response(made.body, made.status_code, media_type="text/html")
+
+    def make_index(request: Request, now: Snapshot, version: str, paid: Any) -> Response:
+        complaint = ""
         try:
             asked = read_request(request, CHOICES)
             found = matching(now, asked, {name: request.query_params.get(name) for name in CHOICES})
@@ -64,15 +81,15 @@ def page_routes(
         # Whatever the page says is about the trials that it shows.
         shown = now
         if found is not None and len(found.all) < len(now.runs):
-            shown = now.only(found.all, picks_by_score(asked.where, now.columns))
+            shown = filtered.of(now, found.all, picks_by_score(asked.where, now.columns))
         contests = shown.contests
-        refuted = [run for run in shown.runs if run.refuted]
+        refuted = shown.refuted
         return page(
             request,
             "index.html",
             400 if complaint else 200,
             now=now,
-            version=version_facts(now, figures)["version"],
+            version=version,
             storage=records.name,
             given={name: request.query_params.get(name, "") for name in _FILTERS},
             choices=choices(now),
@@ -86,7 +103,7 @@ def page_routes(
             filtered=shown is not now,
             refuted=refuted,
             cards=[winners.Card(contest) for contest in shown_contests(contests)],
-            paid=payments.now(now),
+            paid=paid,
             counts=_counts(now),
             figures=figures.now(shown, everything=shown is now),
             figures_of=figures.key(shown),

@@ -5,7 +5,7 @@ import time
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.report.ledger import Paid, known_ledger, spent_on
-from dpfp_ray.serve.snapshot import Snapshot
+from dpfp_ray.serve.snapshot import LARGE, Snapshot
 
 EVERY = 30.0  # seconds; a sum may take some
 
@@ -20,6 +20,14 @@ class Payments:
         self._known = Paid()
 
     def now(self, shown: Snapshot) -> Paid:
+        """Of a large store, what is known; it is summed up beside the requests."""
+        if len(shown.runs) <= LARGE:
+            return self._sum(shown)
+        if not self._lock.locked():
+            threading.Thread(target=self._sum, args=[shown]).start()
+        return self._known
+
+    def _sum(self, shown: Snapshot) -> Paid:
         with self._lock:
             at, version = self._looked
             if version != shown.version or time.monotonic() - at > EVERY:

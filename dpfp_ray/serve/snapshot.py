@@ -1,14 +1,19 @@
 """What is on storage now, read again only where it changed."""
 
+import hashlib
 import threading
 import time
 import warnings
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from uuid import uuid4
 
 from dpfp_ray.data.storage import Found
+from dpfp_ray.data.whole_files import to_json
+from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results import rows, store
 from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.contests import Contest, contests_of
@@ -16,8 +21,14 @@ from dpfp_ray.results.runs import Key, Run, read_runs
 
 # Object stores tell times in seconds: a file that is as young as this may change and look the same.
 YOUNG = 3.0
-# However many ask, storage is looked at so often at most.
+# However many ask, storage is looked at so often at most; large stores less often, so that looking
+# takes at most one part in so many of the time.
 EVERY = 1.0
+SHARE = 10
+LARGE = 2_000  # records; no request waits until more of them are read
+FIRST = 1.0  # seconds that requests wait for the first reading of a large store
+FILTERS = 8  # snapshots that are kept
+READING = "the records are still being read; this page renews itself"
 # Whoever picks runs by what came out may find a winner among equals.
 BY_SCORE = "the filter picks runs by their scores: nothing is tested"
 IN_PART = "the filter leaves out some runs of a method: nothing is tested"
@@ -55,6 +66,27 @@ class Snapshot:
     @cached_property
     def contests(self) -> list[Contest]:
         return contests_of(self.cells)
+
+    @cached_property
+    def running(self) -> int:
+        return sum(run.row["status"] == "running" for run in self.runs)
+
+    @cached_property
+    def refuted(self) -> list[Run]:
+        return [run for run in self.runs if run.refuted]
+
+    @cached_property
+    def figure_key(self) -> str:
+        """What figures of these runs show, in short."""
+        scored = [(run.row["id"], run.row["accuracy"]) for run in self.runs if run.scored]
+        facts = to_json([scored, self.by_score]).encode("utf-8", "replace")
+        return hashlib.blake2b(facts, digest_size=8).hexdigest()
+
+    def work_out(self) -> None:
+        """All that a page asks for, before a request has to wait for it."""
+        for part in (self.columns, self.by_id, self.contests, self.running, self.refuted):
+            del part
+        self.figure_key  # noqa: B018
 
     def only(self, runs: Sequence[Run], by_score: bool = False) -> "Snapshot":
         """The same moment, of some of the runs, in the report's order."""
@@ -107,6 +139,13 @@ class CachedStore(store.Store):
             self.changes += 1
         return found
 
+    def look(self) -> tuple[list[store.Record], tuple[str, ...]]:
+        """The records, and what is wrong with others."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            records = self.records()
+        return records, tuple(str(warning.message) for warning in caught)
+
     def _read(self, file: Found) -> store.Record | None:
         self._seen.add(file.path)
         known = self.known.get(file.path)
@@ -126,30 +165,84 @@ class CachedStore(store.Store):
 
 
 class LiveRecords:
-    """Snapshots of one store for any number of threads."""
+    """Snapshots of one store for any number of threads.
+
+    Storage is looked at by a thread beside the requests. They wait for it where there is little to
+    read, so that they see what was written before they came; of a large store they get what is
+    known.
+    """
 
     def __init__(self, location: str) -> None:
         self.store = CachedStore(location)
         self.name = self.store.name
         self._nonce = uuid4().hex[:8]
         self._lock = threading.Lock()
-        self._looked = -EVERY
+        self._looking: threading.Thread | None = None
+        self._next_look = 0.0
+        self._listed = threading.Event()
+        self._large = False
+        self._failed: UserError | None = None
         self._changes = -1
-        self._now = Snapshot(f"{self._nonce}-none", ())
+        self._now = Snapshot(f"{self._nonce}-none", (), (READING,))
 
     def now(self) -> Snapshot:
         with self._lock:
-            if time.monotonic() - self._looked >= EVERY:
-                self._look()
-                self._looked = time.monotonic()
-            return self._now
+            if self._looking is None and time.monotonic() >= self._next_look:
+                self._looking = threading.Thread(target=self._look)  # no daemon: see `figures`
+                self._looking.start()
+            looking = self._looking
+        if looking is not None:
+            if not self._listed.wait(FIRST):
+                return self._now
+            if not self._large:
+                looking.join()
+            elif not self._now.runs:
+                looking.join(FIRST)
+        if self._failed is not None:
+            raise self._failed
+        return self._now
 
     def _look(self) -> None:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            records = self.store.records()
-        broken = tuple(str(warning.message) for warning in caught)
+        began = time.monotonic()
+        failed = None
+        try:
+            self._large = len(self.store.files.find()) > LARGE
+            self._listed.set()
+            self._read()
+        except UserError as error:
+            failed = error
+        finally:
+            self._listed.set()
+            with self._lock:
+                took = time.monotonic() - began if self._large else 0.0
+                self._next_look = time.monotonic() + max(EVERY, SHARE * took)
+                self._failed = failed
+                self._looking = None
+
+    def _read(self) -> None:
+        records, broken = self.store.look()
         if self.store.changes != self._changes or broken != self._now.broken:
             self._changes = self.store.changes
             version = f"{self._nonce}-{self._changes}-{len(broken)}"
-            self._now = Snapshot(version, read_runs(records), broken)
+            new = Snapshot(version, read_runs(records), broken)
+            with suppress(Exception):  # the request that asks for it will say what is wrong
+                new.work_out()
+            self._now = new
+
+
+class Filtered:
+    """The last few filtered snapshots: what they worked out is not worked out again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, bool, bytes], Snapshot] = OrderedDict()
+
+    def of(self, now: Snapshot, runs: Sequence[Run], by_score: bool) -> Snapshot:
+        names = "\n".join(sorted(str(run.row["id"]) for run in runs)).encode("utf-8", "replace")
+        key = now.version, by_score, hashlib.blake2b(names).digest()
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = now.only(runs, by_score)
+                while len(self._kept) > FILTERS:
+                    self._kept.popitem(last=False)
+            return self._kept[key]

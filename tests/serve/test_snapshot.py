@@ -1,8 +1,10 @@
 """What is on storage now: complete, and read again only where it changed."""
 
 import os
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,15 @@ from dpfp_ray.results.runs import read_runs
 from dpfp_ray.results.store import Store
 from dpfp_ray.serve import snapshot
 from dpfp_ray.serve.parameters import Query, matching, picks_by_score
-from dpfp_ray.serve.snapshot import BY_SCORE, IN_PART, CachedStore, LiveRecords, Snapshot
+from dpfp_ray.serve.snapshot import (
+    BY_SCORE,
+    IN_PART,
+    READING,
+    CachedStore,
+    Filtered,
+    LiveRecords,
+    Snapshot,
+)
 from tests.support.samples import comparison, sample
 
 
@@ -84,11 +94,11 @@ def test_half_a_record_does_not_replace_a_whole_one(tmp_path: Path) -> None:
 
 def test_the_version_changes_when_a_record_comes_changes_or_goes(tmp_path: Path) -> None:
     live = LiveRecords(str(tmp_path))
-    live._looked = -1e9
+    live._next_look = 0.0
     versions = [live.now().version]
 
     def look() -> None:
-        live._looked = -1e9
+        live._next_look = 0.0
         versions.append(live.now().version)
 
     store = Store(tmp_path)
@@ -111,6 +121,37 @@ def test_however_many_ask_storage_is_looked_at_now_and_then(
     live.now()
     Store(tmp_path).put(sample("one"))
     assert list(live.now().runs) == []
+
+
+def test_no_request_waits_until_a_large_store_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path)
+    monkeypatch.setattr(snapshot, "LARGE", 3)
+    monkeypatch.setattr(snapshot, "FIRST", 0.01)
+    may_read, look = threading.Event(), CachedStore.look
+
+    def slow(store: CachedStore) -> Any:
+        assert may_read.wait(60)
+        return look(store)
+
+    monkeypatch.setattr(CachedStore, "look", slow)
+    live = LiveRecords(str(tmp_path))
+    assert (list(live.now().runs), live.now().broken) == ([], (READING,))
+    reading = live._looking
+    may_read.set()
+    assert reading is not None
+    reading.join(60)
+    assert len(live.now().runs) == 7
+
+
+def test_the_same_filter_is_worked_out_once(tmp_path: Path) -> None:
+    filled(tmp_path)
+    now, kept = LiveRecords(str(tmp_path)).now(), Filtered()
+    first = kept.of(now, now.runs[:3], by_score=False)
+    assert kept.of(now, now.runs[:3], by_score=False) is first
+    assert kept.of(now, now.runs[:4], by_score=False) is not first
+    assert kept.of(now, now.runs[:3], by_score=True) is not first
 
 
 def test_a_folder_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
