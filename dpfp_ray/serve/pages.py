@@ -5,6 +5,7 @@ page again. Whatever comes from records is escaped by the template engine.
 """
 
 import functools
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ def page_routes(
     pages = APIRouter(include_in_schema=False)
     filtered = Filtered()
     kept: dict[tuple[Any, ...], Response] = {}
+    making = threading.Lock()
 
     @pages.get("/")
     def index(request: Request) -> Response:
@@ -66,9 +68,11 @@ def page_routes(
         key = (version, figures.busy, id(paid), *asked)
         made = kept.get(key)
         if made is None:
-            made = kept[key] = make_index(request, now, version, paid)
-            for old in list(kept)[:-PAGES_KEPT]:
-                kept.pop(old, None)
+            with making:
+                made = kept.get(key) or make_index(request, now, version, paid)
+                kept[key] = made
+                for old in list(kept)[:-PAGES_KEPT]:
+                    del kept[old]
         return Response(made.body, made.status_code, media_type="text/html")
 
     def make_index(request: Request, now: Snapshot, version: str, paid: Any) -> Response:
