@@ -60,6 +60,7 @@ def audit(
     text: str | None = None,
     pair: str | None = None,
     label: str | None = None,
+    users: Any = None,
     seed: int | None = None,
     membership_seed: int | None = None,
     overwrite: bool = False,
@@ -88,7 +89,7 @@ def audit(
     folder = run_folder.make_folder(output)
     task: Task | None = None
     if data is not None:
-        plan, task = in_memory(plan, data, dev=dev, text=text, pair=pair, label=label)
+        plan, task = in_memory(plan, data, dev=dev, text=text, pair=pair, label=label, users=users)
 
     def listen(prepared: Prepared, seed: int, scratch: Path) -> SilentReporter:
         mark = None if task is None else run_folder.data_mark(prepared.data, None, seed)

@@ -35,6 +35,7 @@ from dpfp_ray.audit.scores import (
 from dpfp_ray.audit.watch import Watcher
 from dpfp_ray.data import Table, Task
 from dpfp_ray.data.pair_tokens import PairTable
+from dpfp_ray.data.persons import count_units
 from dpfp_ray.data.progress import waiting
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.tokens import TokenTable
@@ -102,7 +103,7 @@ def set_up(plan: Plan, settings: Settings, membership_seed: int, task: Task | No
     inputs = load_inputs(plan, task)
     real = inputs.data.train
     bound = plan.bind(
-        records=len(real),
+        records=count_units(real),
         representation=inputs.representation,
         classes=len(inputs.label_names),
     )
@@ -119,7 +120,7 @@ def set_up(plan: Plan, settings: Settings, membership_seed: int, task: Task | No
         h = represent(
             tokens, plan.model, inputs.representation, plan.precision, "canaries", real.centre
         )
-        canaries = replace(canaries, table=h)
+        canaries = replace(canaries, table=replace(h, persons=tokens.persons))
     members = flip_coins(len(canaries), membership_seed)
     train = insert(real, canaries, members, absence(bound))
     inputs = replace(inputs, data=Data(train, inputs.data.dev))

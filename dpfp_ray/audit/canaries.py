@@ -2,6 +2,7 @@
 
 They take the places of m of the task's own records, chosen by a fixed public order. So D, and with
 it p, T, δ and σ, are those of the very plan that is audited, and they do not depend on the coins.
+Where the unit is a person, a canary is a person with as many rows as the one it displaces.
 """
 
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from dpfp_ray.data import Split, Table, Task, public_order
 from dpfp_ray.data.pair_tokens import tokenise_sides
+from dpfp_ray.data.persons import count_units, number_persons
 from dpfp_ray.data.tokens import TokenTable, tokenise
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.sampling import keyed_generator
@@ -28,7 +30,8 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Canaries:
-    """Canary i is row i of `table` and stands at `places[i]` of the training set.
+    """Row i of `table` stands at `places[i]` of the training set, and is canary i; or, where
+    canaries are persons, a row of canary `table.persons[i]`.
 
     `table` is tokens, or representations where the training set is. `tokens[i]` is the vocabulary
     entry that occurs in canary i and nowhere else, if it has one.
@@ -40,7 +43,11 @@ class Canaries:
     tokens: Ints | None
 
     def __len__(self) -> int:
-        return len(self.places)
+        return count_units(self.table)
+
+    def rows_of(self, canary: int) -> Ints:
+        persons = self.table.persons
+        return np.array([canary]) if persons is None else np.flatnonzero(persons == canary)
 
 
 def flip_coins(count: int, seed: int) -> Bools:
@@ -65,28 +72,33 @@ def make_canaries(
                   has one left, else a token that no record contains; the class is random
     """
     split, classes = task.train, len(task.label_names)
-    if not 1 <= count <= len(split) // 2:
+    units, unit = split.units, "records" if split.users is None else "persons"
+    if not 1 <= count <= units // 2:
         raise UserError(
-            f"canaries is {count}; with {len(split):,} training records it can be 1 to "
-            f"{len(split) // 2:,}"
+            f"canaries is {count}; with {units:,} training {unit} it can be 1 to {units // 2:,}"
         )
-    places = np.sort(public_order(len(split), "canaries")[:count])
+    places, owners = np.sort(public_order(units, "canaries")[:count]), None
+    if split.users is not None:
+        persons = number_persons(split.users)
+        chosen, places = places, np.flatnonzero(np.isin(persons, places))
+        owners = np.searchsorted(chosen, persons[places])
     rng = keyed_generator(PUBLIC_SEED, f"canary labels {family}", 0)
     displaced = split.take(places)
     if family == "mislabelled":
-        labels = (displaced.labels + rng.integers(1, classes, count)) % classes
+        labels = (displaced.labels + rng.integers(1, classes, len(places))) % classes
         tokens_of = tokenise_sides if text_by_text else tokenise
         mislabelled = tokens_of(replace(displaced, labels=labels), tokenizer, max_length)
-        return Canaries(family, mislabelled, places, None)
-    pairs = None if split.pairs is None else [NEUTRAL] * count
-    neutral = Split([NEUTRAL] * count, pairs, rng.integers(0, classes, count))
+        return Canaries(family, replace(mislabelled, persons=owners), places, None)
+    pairs = None if split.pairs is None else [NEUTRAL] * len(places)
+    neutral = Split([NEUTRAL] * len(places), pairs, rng.integers(0, classes, len(places)))
     tables = [tokenise(part, tokenizer, max_length) for part in (split, *task.dev.values())]
     tokens = unused_tokens(tables, tokenizer, count)
+    own = tokens if owners is None else tokens[owners]
     if not text_by_text:
-        table = mark(tokenise(neutral, tokenizer, max_length), tokens, tokenizer)
-        return Canaries(family, table, places, tokens)
+        table = mark(tokenise(neutral, tokenizer, max_length), own, tokenizer)
+        return Canaries(family, replace(table, persons=owners), places, tokens)
     sides = tokenise_sides(neutral, tokenizer, max_length)
-    marked = replace(sides, first=mark(sides.first, tokens, tokenizer))
+    marked = replace(sides, first=mark(sides.first, own, tokenizer), persons=owners)
     return Canaries(family, marked, places, tokens)
 
 

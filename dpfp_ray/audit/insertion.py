@@ -33,7 +33,9 @@ def insert(train: Table, canaries: Canaries, members: Bools, absence: str) -> Ta
 
     `absence` is an adjacency, or "left_out" for methods that draw no samples.
     """
-    records, count = len(train), len(canaries)
+    records, count = len(train), len(canaries.places)
+    owners = canaries.table.persons
+    inside = members if owners is None else members[owners]
     labels = canaries.table.labels
     if absence == "replace_one":
         out = relabel(select(train, neighbours(canaries)), labels)
@@ -43,10 +45,13 @@ def insert(train: Table, canaries: Canaries, members: Bools, absence: str) -> Ta
         out = blank(train, np.full(count, IGNORED), length=1)
     everything = stack(train, canaries.table, out)
     chosen = np.arange(records)
-    chosen[canaries.places] = records + np.arange(count) + np.where(members, 0, count)
-    if absence == "left_out":
-        chosen = np.delete(chosen, canaries.places[~members])
-    return select(everything, chosen)
+    chosen[canaries.places] = records + np.arange(count) + np.where(inside, 0, count)
+    gone = canaries.places[~inside] if absence == "left_out" else np.zeros(0, np.int64)
+    found = select(everything, np.delete(chosen, gone))
+    if train.persons is None:
+        return found
+    # A canary's rows stand where those of the displaced person stood.
+    return replace(cast(TokenTable, found), persons=np.delete(train.persons, gone))
 
 
 def neighbours(canaries: Canaries) -> Ints:
@@ -117,18 +122,20 @@ def stack(*tables: Table) -> Table:
 def select(table: Table, rows: Ints) -> Table:
     """The given rows in the given order."""
     labels = np.asarray(table.labels)[rows]
+    persons = None if table.persons is None else table.persons[rows]
     if isinstance(table, RepresentationTable):
         # Noise of a release is keyed by what it is made from: other rows must have another key.
         digest = hashlib.blake2b(table.key.encode(), digest_size=16)
         digest.update(np.ascontiguousarray(rows, dtype=np.int64).data)
-        return replace(table, h=table.h[rows], labels=labels, key=digest.hexdigest())
+        key = digest.hexdigest()
+        return replace(table, h=table.h[rows], labels=labels, key=key, persons=persons)
     table = cast(TokenTable, table)
     lengths = table.lengths[rows]
     ends = offsets(lengths)
     # Token t of the result lies as far behind its row's start as in the old table.
     flat = np.arange(ends[-1]) + np.repeat(table.offsets[rows] - ends[:-1], lengths)
     columns = {name: column[flat] for name, column in table.columns.items()}
-    return TokenTable(columns, ends, labels, table.pad_token_id)
+    return TokenTable(columns, ends, labels, table.pad_token_id, persons)
 
 
 def offsets(lengths: npt.NDArray[np.int64]) -> Ints:

@@ -49,6 +49,7 @@ def audit_outcome(
         "guesses": guesses,
         "correct": correct,
         "canaries": m,
+        "unit": plan.unit,
         "canaries_in": int(members.sum()),
         "confidence": confidence,
         "looks": len(counts),

@@ -131,9 +131,9 @@ def loss_reduction(trained: Trained) -> Floats:
     model, table = trained.model, trained.canaries.table
     after = losses(model, table)
     if trained.plan.one_release:  # the head is solved, not trained: its random start says nothing
-        return centred(-after, table.labels)
+        return by_canary(centred(-after, table.labels), table)
     with weights_of(model, trained.initial):
-        return centred(losses(model, table) - after, table.labels)
+        return by_canary(centred(losses(model, table) - after, table.labels), table)
 
 
 def row_movement(trained: Trained) -> Floats:
@@ -151,7 +151,7 @@ def alignment(trained: Trained) -> Floats:
     moved = {name: weight - initial[name] for name, weight in final.items()}
     size = math.sqrt(sum(float(m.double().square().sum()) for m in moved.values()))
     if size == 0:
-        return np.zeros(len(table))
+        return np.zeros(len(trained.canaries))
     scale = math.sqrt(sum(float(w.double().square().sum()) for w in final.values()))
     step = PROBE_LENGTH * scale / size
     sides = []
@@ -159,7 +159,14 @@ def alignment(trained: Trained) -> Floats:
         shifted = {name: initial[name] + sign * step * moved[name] for name in moved}
         with weights_of(model, shifted):
             sides.append(losses(model, table))
-    return centred((sides[1] - sides[0]) / (2 * step), table.labels)
+    return by_canary(centred((sides[1] - sides[0]) / (2 * step), table.labels), table)
+
+
+def by_canary(scores: Floats, table: Table) -> Floats:
+    """Of a person, the mean over their rows: their loss is the mean, too."""
+    if table.persons is None:
+        return scores
+    return np.bincount(table.persons, scores) / np.bincount(table.persons)
 
 
 def centred(scores: Floats, labels: npt.NDArray[np.int64]) -> Floats:
@@ -180,13 +187,16 @@ def row_gradients(model: Classifier, canaries: Canaries) -> Tensor:
     """Each canary's gradient in its own row: no other canary reaches it, so one pass gives many."""
     _, weight = word_embedding(model)
     rows = own_tokens(canaries)
+    persons = canaries.table.persons
+    owners = np.arange(len(canaries)) if persons is None else persons
     found = torch.zeros(len(canaries), weight.shape[1], dtype=torch.float64)
     for part in split_rows(canaries.table.lengths, ROWS, PART_COST[weight.device.type]):
         logits, labels = forward(model, canaries.table, part)
         loss = functional.cross_entropy(logits, labels, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, [weight])
-        found[part] = gradient[rows[part]].double().cpu()
-    return found
+        there = np.unique(owners[part])
+        found[there] += gradient[rows[there]].double().cpu()
+    return found / torch.from_numpy(np.bincount(owners))[:, None]
 
 
 def decay(plan: Plan) -> float:

@@ -89,8 +89,8 @@ class Watcher:
         self.evidence += np.log1p(plan.p * np.expm1(ratio))
 
 
-def gradient_norm(model: Classifier, canaries: Canaries, row: int) -> float:
-    logits, labels = forward(model, canaries.table, np.array([row]))
+def gradient_norm(model: Classifier, canaries: Canaries, canary: int) -> float:
+    logits, labels = forward(model, canaries.table, canaries.rows_of(canary))
     weights = [parameter for _, parameter in trainable_parameters(model)]
     loss = functional.cross_entropy(logits, labels)
     found = torch.autograd.grad(loss, weights, allow_unused=True)

@@ -78,11 +78,12 @@ def show(record: dict[str, Any]) -> None:
     from dpfp_ray.data.terminal import stdout
 
     plan, audit = record["plan"], record["audit"]
+    who = ", each a person with all of their records" * (audit.get("unit") == "person")
     colour = {"refuted": "bold red", "consistent": "green"}.get(audit["verdict"], "yellow")
     method = plan["method"] + (f" {plan['mode']}" if len(modes_of(plan["method"])) > 1 else "")
     stdout.print(
         f"\n[bold]{method} on {plan['task']}[/bold]: {audit['correct']} of {audit['guesses']} "
-        f"guesses right, {audit['canaries']} canaries "
+        f"guesses right, {audit['canaries']} canaries{who} "
         f"({audit['family']}, {audit['access']}: {audit['score']})"
     )
     stdout.print(

@@ -23,7 +23,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfp_ray.cli.options import GROUPS, add_flag, plan_values
+from dpfp_ray.cli.options import GROUPS, add_flag, plan_values, positive
 from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import FIELDS
@@ -55,6 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--delta", dest="total_delta", type=float, metavar="D", help="its δ (default: 1e-6)"
     )
     group.add_argument("--force", action="store_true", help="change a total that is set")
+    parser.add_argument(
+        "--records-per-person",
+        type=positive,
+        default=1,
+        metavar="M",
+        help="show, export: what a person pays who has M records in each use that protects "
+        "records (default: 1)",
+    )
     group = parser.add_argument_group("whose records")
     group.add_argument("--people", metavar="ID", help="a data set or group, as in the JSON")
     names = list(FIELDS)
@@ -96,7 +104,7 @@ def set_total(ledger: "Ledger", arguments: argparse.Namespace) -> None:
 
 def choose(ledger: "Ledger", arguments: argparse.Namespace) -> "tuple[Spent | None, list[Spent]]":
     """The group that was asked for, or else the one that has paid most; and all groups."""
-    groups = ledger.groups()
+    groups = ledger.groups(arguments.records_per_person)
     wanted = arguments.people
     given = plan_values(arguments)
     if wanted and given:

@@ -1,5 +1,6 @@
 """Records in, packed tokens out. `tasks` finds and checks the records, `readers` reads rows, `demo`
-is a download, `split` chooses among rows, `tokens` packs; here is what they pass on.
+is a download, `split` chooses among rows, `persons` groups them, `tokens` packs; here is what they
+pass on.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ class Split:
     """Records in file order; `pairs` is None for tasks of one text.
 
     `columns` are the file's, by role (text, pair, label), with those that were guessed.
+    `users` says whose each record is; None where the unit of privacy is the record.
     """
 
     texts: list[str]
@@ -27,20 +29,29 @@ class Split:
     # Texts in other columns of the same rows: not trained on, but a ledger knows people by them.
     beside: list[tuple[str, ...]] | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
+    users: list[str] | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
 
+    @property
+    def units(self) -> int:
+        """D: records, or persons."""
+        return len(self) if self.users is None else len(set(self.users))
+
     def take(self, rows: npt.NDArray[np.int64]) -> "Split":
         pairs = None if self.pairs is None else [self.pairs[i] for i in rows]
         beside = None if self.beside is None else [self.beside[i] for i in rows]
+        users = None if self.users is None else [self.users[i] for i in rows]
         texts = [self.texts[i] for i in rows]
-        return Split(texts, pairs, self.labels[rows], beside, self.columns)
+        return Split(texts, pairs, self.labels[rows], beside, self.columns, users)
 
     def all_texts(self) -> list[str]:
-        """Every text of every record, those beside included."""
+        """Every text of every record, those beside included, and the persons' names: all that
+        people are known by."""
         more = [text for row in self.beside or () for text in row]
-        return [*self.texts, *(self.pairs or ()), *more]
+        names = [f"person: {name}" for name in sorted(set(self.users or ()))]
+        return [*self.texts, *(self.pairs or ()), *more, *names]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +74,11 @@ class Table(Protocol):
         """What each row costs, in tokens."""
         ...
 
+    @property
+    def persons(self) -> npt.NDArray[np.int64] | None:
+        """The number of each row's person, from 0; None where every row is a unit of its own."""
+        ...
+
     def __len__(self) -> int: ...
     def collate(self, rows: npt.NDArray[Any]) -> "dict[str, torch.Tensor]":
         """The given rows as the model's input."""
@@ -71,6 +87,13 @@ class Table(Protocol):
     def content(self) -> str:
         """A hash of the records, labels included; as private as they are."""
         ...
+
+
+def grouped(
+    arrays: Mapping[str, npt.NDArray[Any]], persons: npt.NDArray[np.int64] | None
+) -> dict[str, npt.NDArray[Any]]:
+    """`arrays` and, where there are persons, whose their rows are: other groups are other data."""
+    return dict(arrays) | ({} if persons is None else {"persons": persons})
 
 
 def content_hash(arrays: Mapping[str, npt.NDArray[Any]], facts: str = "") -> str:

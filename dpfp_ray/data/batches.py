@@ -13,29 +13,60 @@ PART_COST = {"cpu": 160, "cuda": 8192}
 
 
 def split_rows(
-    lengths: NDArray[np.int64], max_rows: int, part_cost: int = PART_COST["cpu"]
+    lengths: NDArray[np.int64],
+    max_rows: int,
+    part_cost: int = PART_COST["cpu"],
+    owners: NDArray[np.int64] | None = None,
 ) -> list[NDArray[np.int64]]:
     """Row positions of each part: together every row once, none longer than `max_rows` rows.
+
+    With `owners` (whose each row is) all rows of one are in one part, even if they are more.
 
     Minimises the sum over parts of (rows × longest row + `part_cost`) by dynamic programming over
     the places that can be worth a split: where the sorted length changes, and whole parts of
     `max_rows` after such a place. (Moving a split to the right past rows of equal length never
     costs more, until the part before it is full.)
     """
-    order = np.argsort(lengths, kind="stable")
-    ordered = lengths[order]
-    rows = len(ordered)
-    if rows == 0:
+    if len(lengths) == 0:
         return []
-    changes = np.concatenate([[0], np.flatnonzero(np.diff(ordered)) + 1])
-    places = (changes[:, None] + np.arange(0, rows, max_rows)).ravel()
-    places = np.append(np.unique(places[places < rows]), rows)
+    if owners is None:
+        order = np.argsort(lengths, kind="stable")
+        return _cut(order, lengths[order], np.arange(len(lengths) + 1), max_rows, part_cost)
+    _, unit, sizes = np.unique(owners, return_inverse=True, return_counts=True)
+    longest = np.zeros(len(sizes), np.int64)
+    np.maximum.at(longest, unit, lengths)
+    in_order = np.argsort(longest, kind="stable")
+    place = np.empty_like(in_order)
+    place[in_order] = np.arange(len(in_order))
+    before = np.concatenate([[0], np.cumsum(sizes[in_order])])
+    order = np.argsort(place[unit], kind="stable")
+    return _cut(order, longest[in_order], before, max_rows, part_cost)
+
+
+def _cut(
+    order: NDArray[np.int64],
+    ordered: NDArray[np.int64],
+    before: NDArray[np.int64],
+    max_rows: int,
+    part_cost: int,
+) -> list[NDArray[np.int64]]:
+    """`order` in parts. Unit i, of length `ordered[i]`, has the rows from `before[i]` on."""
+    units = len(ordered)
+    here = np.concatenate([[0], np.flatnonzero(np.diff(ordered)) + 1])
+    found = here
+    while len(here):  # the end of a full part that begins here; of one unit, if that is larger
+        full = np.searchsorted(before, before[here] + max_rows, side="right") - 1
+        here = np.maximum(full, here + 1)
+        here = here[here < units]
+        found = np.concatenate([found, here])
+    places = np.append(np.unique(found), units)
+    rows = before[places]
     cheapest = np.zeros(len(places))
     came_from = np.zeros(len(places), dtype=np.int64)
     for end in range(1, len(places)):
-        first = np.searchsorted(places, places[end] - max_rows)
+        first = min(int(np.searchsorted(rows, rows[end] - max_rows)), end - 1)
         starts = np.arange(first, end)
-        padded = (places[end] - places[starts]) * ordered[places[end] - 1]
+        padded = (rows[end] - rows[starts]) * ordered[places[end] - 1]
         costs = cheapest[starts] + padded + part_cost
         best = int(np.argmin(costs))
         cheapest[end], came_from[end] = costs[best], starts[best]
@@ -43,6 +74,6 @@ def split_rows(
     end = len(places) - 1
     while end > 0:
         start = int(came_from[end])
-        parts.append(order[places[start] : places[end]])
+        parts.append(order[rows[start] : rows[end]])
         end = start
     return parts[::-1]

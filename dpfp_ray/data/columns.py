@@ -53,6 +53,10 @@ class DataChoice(Protocol):
     @property
     def labels(self) -> tuple[str, ...] | None: ...
     @property
+    def user_column(self) -> str | None: ...
+    @property
+    def max_per_user(self) -> int | None: ...
+    @property
     def max_train(self) -> int | None: ...
     @property
     def max_dev(self) -> int | None: ...
@@ -84,21 +88,28 @@ def read_split(
     """The table's records and the class names (those given, else those found in it)."""
     texts_at, label_at = _choose_columns(table, plan, glue)
     assert label_at is not None
+    user_at = _user_column(table, plan, [*texts_at, label_at])
     text_columns, label_column = [table.columns[i] for i in texts_at], table.columns[label_at]
     numbers = _label_numbers(names, glue) if names else None
     bad = BadRows(table, skip or plan.bad_rows == "skip")
     texts: list[list[str]] = []
     found: list[str] = []
     beside: list[tuple[str, ...]] = []
+    users: list[str] = []
+    used = [*texts_at, label_at, *([] if user_at is None else [user_at])]
     # A GLUE task's columns are the same for everybody; in a user's file another may be the text.
-    others = [] if glue else [i for i in table.with_text if i not in (*texts_at, label_at)]
-    for row in table.rows([*texts_at, label_at, *others]):
-        *values, raw = row.fields[: len(texts_at) + 1] or [None]
+    others = [] if glue else [i for i in table.with_text if i not in used]
+    width = len(texts_at)
+    for row in table.rows([*used, *others]):
+        values, (raw, *whose) = row.fields[:width], row.fields[width : len(used)] or [None]
         label = _label_text(raw)
         problem = row.problem or next(
             filter(None, map(text_problem, values, text_columns)),
             "" if label else f"no {label_column!r}",
         )
+        user = "".join(map(_label_text, whose))
+        if not problem and user_at is not None and not user:
+            problem = f"no {table.columns[user_at]!r}: whose record it is must be known"
         if not problem and numbers is not None and _number_of(label, numbers) is None:
             classes = ", ".join(shorten(name) for name in (names or ())[:12])
             problem = f"{label_column!r} is {shorten(raw)}, expected one of {classes}"
@@ -107,7 +118,8 @@ def read_split(
         else:
             texts.append(values)
             found.append(label)
-            beside.append(tuple(filter(_tells, row.fields[len(texts_at) + 1 :])))
+            beside.append(tuple(filter(_tells, row.fields[len(used) :])))
+            users.append(user)
     if not texts and not bad.found:
         raise UserError(f"{table.path}: a header but no rows; add rows")
     bad.warn(kept=len(texts))
@@ -120,12 +132,26 @@ def read_split(
     roles = dict(zip(("text", "pair"), text_columns, strict=False)) | {"label": label_column}
     guessed = [role for role in roles if not glue and not getattr(plan, f"{role}_column")]
     columns = {**roles, "guessed": guessed}
-    return Split([values[0] for values in texts], pairs, labels, kept, columns), names
+    whose_each = None if user_at is None else users
+    first = [values[0] for values in texts]
+    return Split(first, pairs, labels, kept, columns, whose_each), names
 
 
 def _tells(value: object) -> bool:
     """Whether a cell can tell whose row it is: not a word or a date that many rows share."""
     return isinstance(value, str) and len(value) >= 16 and len(value.split()) > 2
+
+
+def _user_column(table: RawTable, plan: DataChoice, taken: Sequence[int]) -> int | None:
+    if plan.user_column is None:
+        return None
+    found = find_column(table, plan.user_column, "--user-column")
+    if found in taken:
+        raise UserError(
+            f"{table.header}: {plan.user_column!r} is the text or the label; give another "
+            f"--user-column"
+        )
+    return found
 
 
 def read_asked(

@@ -30,6 +30,8 @@ MEMBER = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"
 
 DEMO_LABELS = ("negative", "positive")
 DEMO_COUNTS = (5_326, 5_242)
+MADE_UP = "made_up"  # the user column of persons that do not exist
+DEMO_PERSONS = 2_640  # four rows each on average
 DEMO_DEV_SHARE = 0.0976  # of these 10,568 rows: 1,000 for dev, and D = 9,568
 
 
@@ -46,6 +48,20 @@ def demo_rows() -> tuple[list[str], npt.NDArray[np.int64]]:
     if counts != DEMO_COUNTS:
         raise RuntimeError(f"demo data: {counts} rows by class, expected {DEMO_COUNTS}")
     return texts, np.array(labels, dtype=np.int64)
+
+
+def made_up_persons(texts: list[str]) -> list[str]:
+    """A person for each row, by a hash of its text: most have 2 or 3 rows, the first about 50.
+
+    The demo's sentences have no authors. These are for tests and for a first try of a user column;
+    real people's records are more alike than rows that chance puts together.
+    """
+    names = []
+    for text in texts:
+        digest = hashlib.blake2b(text.strip().encode(), digest_size=8, key=b"made-up persons")
+        share = int.from_bytes(digest.digest(), "little") / 2**64
+        names.append(f"person {int(DEMO_PERSONS * share**1.5)}")
+    return names
 
 
 def demo_archive() -> Path:

@@ -1,5 +1,6 @@
 """Data that the caller holds in memory, behind the same interface as a file: a pandas DataFrame, a
-`datasets.Dataset` or dict of its splits, (texts, labels), or a dict of columns.
+`datasets.Dataset` or dict of its splits, (texts, labels) or (texts, labels, users), or a dict of
+columns.
 
 A plan is public and hashed, so it names such data by a word only: `memory:data`, or what the caller
 wrote there himself, such as Plan(train_file="memory:reviews").
@@ -18,12 +19,15 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 
 ACCEPTED = "a DataFrame, a datasets.Dataset, (texts, labels), or a dict of columns or splits"
+USER = "user"  # the column of (texts, labels, users), and of users that come apart
 # What messages about files advise, in the words of a call.
 ADVICE = {
     "give --dev-file FILE": "give dev=",
     "give another --label-column": "give another label=",
     "pass --bad-rows skip": "use a plan with bad_rows='skip'",
     "--labels": "the plan's labels",
+    "--user-column": "users=",
+    "drop the dev file": "drop dev=",
 } | {f"--{name}-column": f"{name}=" for name in ("text", "pair", "label")}
 
 
@@ -35,14 +39,29 @@ def in_memory(
     text: str | None = None,
     pair: str | None = None,
     label: str | None = None,
+    users: Any = None,
 ) -> tuple[Plan, Task]:
-    """`plan` on `data` in place of a file, and the data as a task, checked as files are."""
-    plan = name_memory(plan, dev is not None or bool(_splits(data)[1:]), text, pair, label)
+    """`plan` on `data` in place of a file, and the data as a task, checked as files are.
+
+    `users` names the column that says whose a row is, or is that column.
+    """
+    if users is not None and not isinstance(users, str):
+        train, *more = _splits(data)
+        data = {"train": {**_columns("data", train), USER: _plain(users)}}
+        data |= dict(zip(DEV_STEMS, more, strict=False))
+        users = USER
+    has_dev = dev is not None or bool(_splits(data)[1:])
+    plan = name_memory(plan, has_dev, text, pair, label, users)
     return plan, memory_task(plan, data, dev)
 
 
 def name_memory(
-    plan: Plan, has_dev: bool, text: str | None, pair: str | None, label: str | None
+    plan: Plan,
+    has_dev: bool,
+    text: str | None,
+    pair: str | None,
+    label: str | None,
+    user: str | None = None,
 ) -> Plan:
     """`plan` with words in place of files, and the columns that the caller names."""
     for name in ("train_file", "dev_file", "data_dir"):
@@ -50,6 +69,7 @@ def name_memory(
         if value is not None and not value.startswith(MEMORY):
             raise UserError(f"data= and {name} {value} are both given; drop one")
     columns: dict[str, Any] = {"text_column": text, "pair_column": pair, "label_column": label}
+    columns["user_column"] = user
     return dataclasses.replace(
         plan,
         train_file=plan.train_file or f"{MEMORY}data",
@@ -111,8 +131,8 @@ def _columns(name: str, data: Any) -> dict[str, Sequence[Any]]:
         return {str(column): list(data[column]) for column in data.column_names}
     if isinstance(data, Mapping) and data:
         return {str(column): _plain(values) for column, values in data.items()}
-    if isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data[0], str):
-        return {"text": _plain(data[0]), "label": _plain(data[1])}
+    if isinstance(data, tuple | list) and len(data) in (2, 3) and not isinstance(data[0], str):
+        return dict(zip(("text", "label", USER), map(_plain, data), strict=False))
     raise UserError(f"{name} is a {type(data).__name__}; give {ACCEPTED}")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dpfp_ray.data import Split
+from dpfp_ray.data import Split, content_hash
 from dpfp_ray.data.tokens import TokenTable, tokenise, tokenise_once
 from dpfp_ray.plan.errors import UserError
 
@@ -21,6 +21,7 @@ class PairTable:
 
     first: TokenTable
     second: TokenTable
+    persons: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.first)
@@ -39,6 +40,8 @@ class PairTable:
 
     def content(self) -> str:
         both = f"{self.first.content()} {self.second.content()}"
+        if self.persons is not None:
+            both += f" {content_hash({'persons': self.persons})}"
         return hashlib.blake2b(both.encode(), digest_size=16).hexdigest()
 
 
@@ -50,5 +53,7 @@ def tokenise_sides(
         raise UserError("representation pair needs two texts a record; give pair_column, or mean")
     first, second = (Split(texts, None, split.labels) for texts in (split.texts, split.pairs))
     if not keep:
-        return PairTable(*(tokenise_once(side, tokenizer, max_length) for side in (first, second)))
-    return PairTable(*(tokenise(side, tokenizer, max_length, name) for side in (first, second)))
+        one, other = (tokenise_once(side, tokenizer, max_length) for side in (first, second))
+    else:
+        one, other = (tokenise(side, tokenizer, max_length, name) for side in (first, second))
+    return PairTable(one, other)

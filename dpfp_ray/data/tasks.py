@@ -4,15 +4,16 @@ columns found, its labels read and every row checked.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dpfp_ray.data import Split, Task
 from dpfp_ray.data.columns import DataChoice, open_split, read_split, require_all_classes
-from dpfp_ray.data.demo import DEMO_DEV_SHARE, DEMO_LABELS, demo_rows
+from dpfp_ray.data.demo import DEMO_DEV_SHARE, DEMO_LABELS, MADE_UP, demo_rows, made_up_persons
 from dpfp_ray.data.glue import GLUE, Glue
 from dpfp_ray.data.readers import SUFFIXES, RawTable, Row, shorten
-from dpfp_ray.data.split import hold_out, subset
+from dpfp_ray.data.split import at_most, hold_out, subset
 from dpfp_ray.plan.errors import UserError, unknown
 
 DEV_SHARE = 0.1  # of a file without a dev file
@@ -34,6 +35,8 @@ def load_task(plan: DataChoice, tables: Tables | None = None) -> Task:
     `tables` are what `train_file` and `dev_file` name if that is no file. `train_file` comes first,
     then `data_dir`, then the hub. Subsets (`max_train`, `max_dev`) are
     taken last, keep the file's order, and contain each other: the first 100 are in the first 200.
+    With `user_column`, `max_train` counts persons; dev has none, and is refused if it has one of
+    training's.
     """
     name = _task_name(plan.task)
     glue = GLUE.get(name)
@@ -50,15 +53,33 @@ def load_task(plan: DataChoice, tables: Tables | None = None) -> Task:
     elif name == "demo":
         if plan.data_dir:
             raise UserError("data_dir is given but the task is demo; name the task, --task sst2")
-        task = _demo()
+        task = _demo(plan.user_column)
     elif glue is None:
         raise UserError("task custom needs train_file; give --train-file FILE")
     elif plan.data_dir:
         task = _from_folder(name, plan, glue)
     else:
         task = _from_hub(name, plan, glue)
+    if task.train.users is not None:
+        task = _without_dev_persons(task)
     dev = {key: subset(split, plan.max_dev) for key, split in task.dev.items()}
-    return Task(task.name, task.label_names, subset(task.train, plan.max_train), dev)
+    train = subset(at_most(task.train, plan.max_per_user), plan.max_train)
+    return Task(task.name, task.label_names, train, dev)
+
+
+def _without_dev_persons(task: Task) -> Task:
+    """Nobody of training may be in dev: its scores are shown as they are, and say who is in it."""
+    trained = set(task.train.users or ())
+    for name, split in task.dev.items():
+        both = sorted(trained & set(split.users or ()))
+        if both:
+            raise UserError(
+                f"{shorten(both[0])} is in training and in {name} (in both: {len(both):,}); "
+                f"take their rows out of one of them, or drop the dev file: a tenth of the persons "
+                f"is then held out"
+            )
+    dev = {name: replace(split, users=None) for name, split in task.dev.items()}
+    return replace(task, dev=dev)
 
 
 def _squeeze(name: str) -> str:
@@ -76,9 +97,15 @@ def _task_name(given: str) -> str:
 # Where the records come from -----------------------------------------------------------------
 
 
-def _demo() -> Task:
+def _demo(user_column: str | None = None) -> Task:
+    if user_column not in (None, MADE_UP):
+        raise UserError(
+            f"user_column is {user_column!r}, but the demo has no persons; {MADE_UP!r} groups its "
+            f"rows by chance, for a try"
+        )
     texts, labels = demo_rows()
-    train, dev = hold_out(Split(texts, None, labels), DEMO_DEV_SHARE)
+    users = made_up_persons(texts) if user_column else None
+    train, dev = hold_out(Split(texts, None, labels, users=users), DEMO_DEV_SHARE)
     return Task("demo", DEMO_LABELS, train, {"dev": dev})
 
 
@@ -101,7 +128,7 @@ def _from_tables(name: str, plan: DataChoice, glue: Glue | None, tables: Tables)
     train, dev = hold_out(whole, DEV_SHARE)
     if not len(dev):
         raise UserError(
-            f"{tables[0].path}: no row can be held out without emptying a class; give --dev-file "
+            f"{tables[0].path}: nothing can be held out without emptying a class; give --dev-file "
             f"FILE"
         )
     return Task(name, names, train, {"dev": dev})

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dpfp_ray.data import Split, content_hash
+from dpfp_ray.data import Split, content_hash, grouped
 from dpfp_ray.data.cache import cache_dir
 from dpfp_ray.data.progress import counted
 from dpfp_ray.data.whole_files import PRIVATE, whole_folder
@@ -45,6 +45,7 @@ class TokenTable:
     offsets: npt.NDArray[np.int64]
     labels: npt.NDArray[np.int64]
     pad_token_id: int
+    persons: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -74,7 +75,7 @@ class TokenTable:
         return batch
 
     def content(self) -> str:
-        return content_hash(_arrays(self), f"tokens {self.pad_token_id}")
+        return content_hash(grouped(_arrays(self), self.persons), f"tokens {self.pad_token_id}")
 
 
 def tokenise(split: Split, tokenizer: Any, max_length: int, name: str = "") -> TokenTable:

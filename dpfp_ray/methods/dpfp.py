@@ -4,6 +4,9 @@ Every sampled row's representation is clipped to norm C and gets its own N(0, σ
 linear head; the rest is ordinary training. The gradient is a sum over rows, so one pass over the
 rows of all M micro-batches gives what M accumulated passes would, at the cost of plain SGD.
 
+Where persons are drawn, a person's m rows get N(0, m σ² I_k) each: all of them together then move
+by at most C/σ in units of their noise, as one row does.
+
 The ε of this mode is nominal. Post-processing covers what is computed from the noisy rows; the
 encoder's update, however, uses the raw records too (its Jacobian is taken at x), and a list of
 noisy rows shows who is in it, which the amplification by sampling assumes hidden.
@@ -41,8 +44,10 @@ class DpFp(Method):
         import torch
 
         noise = self.noise[torch.from_numpy(rows.positions)].to(self.device, non_blocking=True)
+        if rows.sizes is not None:  # a person's m rows are one release
+            noise = noise * rows.sizes.sqrt()[:, None]
         released = self.clipped(rows) + noise
-        loss = self.loss(self.model.head(released), rows.labels)
+        loss = self.loss(self.model.head(released), rows)
         loss.backward()
         return loss.detach() * self.plan.B
 
@@ -90,6 +95,7 @@ SPEC = MethodSpec(
     adjacencies=("zero_out", "replace_one"),
     steps=DpFp,
     uses=("micro_batches",),
+    bounds_persons=True,
     # Du & Mi, section "Data and Settings"; schedule and weight decay as for `non_private`.
     defaults=Defaults(
         batch_size=32, micro_batches=32, learning_rate=5e-6, epochs=3, weight_decay=0.01
@@ -118,7 +124,7 @@ SPEC = MethodSpec(
         ),
         "head": Nominal(
             reasons=(DRAWS_SHOW, TEXTS_ONLY),
-            proved=f"{FROZEN} Without amplification: a record drawn N times costs √N C/σ in GDP, "
+            proved=f"{FROZEN} Without amplification: who is drawn N times pays √N C/σ in GDP, "
             "averaged over N.",
         ),
         **dict.fromkeys(

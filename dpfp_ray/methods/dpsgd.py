@@ -1,5 +1,7 @@
 """DP-SGD (Abadi et al. 2016) with Opacus: each row's gradient clipped to norm C, the sum noised.
 
+Where persons are drawn, it is the gradient of a person's mean loss that is clipped, as one.
+
 Between `backward` and `finish`, `.grad` holds the plain sum of clipped gradients over parts and
 workers. `finish` adds N(0, σ²) to it once, the same on every worker, and divides by the public B.
 A row whose loss or gradient is not finite has no clipped gradient, and adds nothing.
@@ -56,13 +58,14 @@ class DpSgd(Method):
 
     def backward(self, rows: Rows) -> Tensor:
         import torch
-        from torch.nn import functional
 
         assert self.clipping is not None, "backward is called between begin and finish"
         while len(rows.labels):
             logits = self.model.head(self.represent(rows.inputs))
-            losses = functional.cross_entropy(logits, rows.labels, reduction="none")
-            finite = self.clipping.add_clipped(losses, self.plan.C, self.plan.clip_style)
+            losses = rows.losses(logits)
+            finite = self.clipping.add_clipped(
+                losses, self.plan.C, self.plan.clip_style, rows.example
+            )
             if finite.all():
                 return losses.detach().sum()
             rows = rows.only(finite)  # nothing was added: once more, without those that have none
@@ -99,6 +102,7 @@ SPEC = MethodSpec(
     scopes=SCOPES,
     uses=("clipping", "clip_style"),
     noise_to_signal=noise_to_signal,
+    bounds_persons=True,
     # Li et al. 2022: lxuechen/private-transformers, examples/classification/run_wrapper.py. It
     # multiplies both B = 1000 and 3 epochs by 2 (QNLI) and 6 (QQP, MNLI) to keep sampling rates.
     defaults=Defaults(

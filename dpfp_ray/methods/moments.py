@@ -10,6 +10,12 @@ where svec lists the upper triangle with √2 on the off-diagonal, so that ‖sv
 
 adding or removing one record moves the sum of the v's by at most 1, whatever its text and label.
 One Gaussian release of it with deviation σ is exactly 1/σ-GDP (Dong et al. 2022, theorem 1).
+
+A person adds w Σ v over their m rows, w = 1/max(1, ‖Σ v‖): at most 1 again, clipped as one. All
+blocks shrink alike, so the person's rows stay what they are and count w times each. ‖Σ v‖ ≤ m, so
+this is never less than the mean of the v's; and the mean, over D persons of at most k rows, is
+never less than a sum of all n rows with the sensitivity k, for n/k ≤ D.
+
 An off-diagonal entry of the second moment so gets noise of variance σ²/(2c²), a diagonal one
 σ²/c²: half of what a triangle without the √2 would need off the diagonal, and a noise matrix that
 has the same law in every orthonormal basis.
@@ -23,8 +29,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from dpfp_ray.data.persons import by_size
 from dpfp_ray.methods.parts.discriminant import ClassStatistics
 from dpfp_ray.methods.parts.one_release import (
+    CHUNK,
     Recent,
     Seen,
     add_up,
@@ -55,14 +63,38 @@ def release(
     plan: Plan, noise_multiplier: float, table: RepresentationTable, classes: int, seed: int
 ) -> ClassStatistics:
     """The noisy statistics: the only thing here that is made from private records."""
-    key = (table.key, table.labels.tobytes(), plan.scaling, plan.C, classes)
-    exact = _exact.get(
-        key, lambda: flatten(*add_up(bounded_rows(table, plan), table.width, classes))
-    )
+    whose = None if table.persons is None else table.persons.tobytes()
+    key = (table.key, table.labels.tobytes(), plan.scaling, plan.C, classes, whose)
+    exact = _exact.get(key, lambda: flatten(*sums_of(plan, table, classes)))
     name = release_id(plan, noise_multiplier, table, seed)
     rng = keyed_generator(seed, f"release {name}", 0)
     noisy = exact + noise_multiplier * rng.standard_normal(len(exact))
     return unflatten(noisy, table.width, classes, noise_multiplier)
+
+
+def sums_of(plan: Plan, table: RepresentationTable, classes: int) -> tuple[Floats, Floats, Floats]:
+    """Counts, sums and second moment without noise, of rows with their weights."""
+    weights = person_weights(plan, table)
+    return add_up(bounded_rows(table, plan), table.width, classes, weights)
+
+
+def person_weights(plan: Plan, table: RepresentationTable) -> Floats | None:
+    """w of each row's person; None where every row is a unit of its own, and w = 1."""
+    if table.persons is None:
+        return None
+    weights = np.empty(len(table))
+    for _, groups in by_size(table.persons):
+        for rows in np.array_split(groups, -(-groups.size // CHUNK)):
+            u, y = bounded(table.h[rows.reshape(-1)], plan), np.asarray(table.labels)[rows]
+            squares = gram(u.reshape(*rows.shape, -1), y).sum((1, 2))
+            weights[rows] = 1 / np.sqrt(np.maximum(1.0, squares))[:, None]
+    return weights
+
+
+def gram(u: Floats, y: NDArray[np.int64]) -> Floats:
+    """⟨v(u, y), v(u', y')⟩ of all pairs of rows; leading dimensions are taken one by one."""
+    products, same = u @ np.swapaxes(u, -1, -2), y[..., :, None] == y[..., None, :]
+    return np.asarray(same * (COUNTS + SUMS * products) + SECOND * products**2)
 
 
 def flatten(counts: Floats, sums: Floats, second: Floats) -> Floats:
@@ -115,7 +147,7 @@ def released_moments(seen: Seen) -> Floats:
     """
     plan, found = seen.plan, seen.released
     sigma = found.count_std * np.sqrt(COUNTS)
-    known = add_up(bounded_rows(seen.others, plan), seen.table.width, seen.classes)
+    known = sums_of(plan, seen.others, seen.classes)
     counts, sums, second = found.counts - known[0], found.sums - known[1], found.second - known[2]
 
     u, y = bounded(seen.canaries.h, plan), seen.canaries.labels
@@ -124,10 +156,14 @@ def released_moments(seen: Seen) -> Floats:
         + SUMS * np.sum(sums[y] * u, axis=1)
         + SECOND * np.einsum("ij,jk,ik->i", u, second, u, optimize=True)
     )
-    products, same = u @ u.T, y[:, None] == y
-    gram = same * (COUNTS + SUMS * products) + SECOND * products**2
-    noise = 4 * sigma**2 * np.eye(len(u))
-    return np.asarray(np.linalg.solve(gram + noise, projected - gram.sum(1) / 2))
+    products = gram(u, y)
+    if seen.canaries.persons is not None:  # a canary adds the weighted sum of their rows
+        weights = person_weights(plan, seen.canaries)
+        assert weights is not None
+        share = np.eye(seen.canaries.persons.max() + 1)[:, seen.canaries.persons] * weights
+        projected, products = share @ projected, share @ products @ share.T
+    noise = 4 * sigma**2 * np.eye(len(products))
+    return np.asarray(np.linalg.solve(products + noise, projected - products.sum(1) / 2))
 
 
 def noise_to_signal(plan: Plan, noise_multiplier: float, width: int, classes: int) -> float:
@@ -146,6 +182,7 @@ SPEC = MethodSpec(
     one_release=OneRelease(release, coordinates, released_moments),
     uses=("scaling", "ridge", "shrinkage", "prior"),
     noise_to_signal=noise_to_signal,
+    bounds_persons=True,
     # Measured on SST-2 and the demo, which are public (benchmarks/frozen.md); the optimum is flat.
     defaults=closed_form(ridge=0.5, shrinkage=0.01),
     released="class counts, class sums and second moment of the representations, with noise",

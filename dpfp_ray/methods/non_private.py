@@ -18,7 +18,7 @@ class NonPrivate(Method):
         return 0
 
     def backward(self, rows: Rows) -> Tensor:
-        loss = self.loss(self.model.head(self.represent(rows.inputs)), rows.labels)
+        loss = self.loss(self.model.head(self.represent(rows.inputs)), rows)
         loss.backward()
         return loss.detach() * self.plan.B
 
@@ -29,6 +29,7 @@ SPEC = MethodSpec(
     order=0,
     style=("#000000", "x", "--"),
     guarantee="none",
+    bounds_persons=True,
     adjacencies=("none",),
     steps=NonPrivate,
     # Du & Mi, section "Data and Settings". Schedule and weight decay are not stated there: linear

@@ -3,6 +3,7 @@
 A linear classifier is the minimum of a regularised loss plus a random linear term; the minimum, to
 a gradient of norm τ and with a little more noise, is the one release. Nothing is trained in steps:
 there is no learning rate, no batch size and no number of epochs to choose. Labels are protected.
+Where the unit is a person, a person's loss is the mean of their rows'.
 σ and λ follow from the budget (`privacy/objective_perturbation.py`), the guarantee from
 `docs/privacy_objpert.md`. Another λ would be another release, so there is no ridge to tune.
 """
@@ -15,7 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfp_ray.methods.parts.discriminant import LinearHead
-from dpfp_ray.methods.parts.one_release import Recent, Seen, bounded, bounded_rows, release_id
+from dpfp_ray.methods.parts.one_release import (
+    Recent,
+    Seen,
+    bounded,
+    bounded_rows,
+    release_id,
+    rows_of_person,
+)
 from dpfp_ray.methods.parts.width_noise import of_minimum
 from dpfp_ray.plan.defaults import closed_form
 from dpfp_ray.plan.method_spec import MethodSpec, OneRelease, OwnProfile
@@ -30,10 +38,12 @@ Floats = NDArray[np.float64]
 _releases = Recent()  # not private
 
 
-def calibrate(epsilon: float, delta: float, classes: int) -> ObjectivePerturbation:
+def calibrate(
+    epsilon: float, delta: float, classes: int, persons: bool = False
+) -> ObjectivePerturbation:
     from dpfp_ray.privacy import objective_perturbation
 
-    return objective_perturbation.calibrate(epsilon, delta, classes)
+    return objective_perturbation.calibrate(epsilon, delta, classes, persons)
 
 
 def accounted(plan: Plan, noise_multiplier: float) -> ObjectivePerturbation:
@@ -62,10 +72,16 @@ def release(
         rows = [with_bias(u) for u, _ in bounded_rows(table, plan)]
         x = np.concatenate(rows) if rows else np.zeros((0, table.width + 1), np.float32)
         rng = keyed_generator(seed, f"release {name}", 0)
-        return perturbed_minimum(x, np.asarray(table.labels), own, rng)
+        return perturbed_minimum(x, np.asarray(table.labels), own, rng, shares(table))
 
     found: Floats = _releases.get((seed, name), compute)
     return found
+
+
+def shares(table: RepresentationTable) -> Floats | None:
+    """1/m for each of a person's m rows; None where every row is a unit of its own."""
+    sizes = rows_of_person(table)
+    return None if sizes is None else 1 / sizes
 
 
 def head(theta: Floats) -> LinearHead:
@@ -93,7 +109,7 @@ def released_gradient(seen: Seen) -> Floats:
 
     def objective(table: RepresentationTable) -> Objective:
         x = with_bias(bounded(table.h, plan))
-        return Objective(x, table.labels, classes, 0.0, zero)
+        return Objective(x, table.labels, classes, 0.0, zero, shares(table))
 
     known = objective(seen.others).gradient(theta)[0]
     left = -(accounted(plan, sigma).ridge * theta + known)
@@ -102,7 +118,10 @@ def released_gradient(seen: Seen) -> Floats:
     x = canaries.x.astype(np.float64)
     projected = np.einsum("id,dc,ic->i", x, left, residual)
     gram = (x @ x.T) * (residual @ residual.T)
-    noise = 4 * sigma**2 * np.eye(len(x))
+    if (persons := seen.canaries.persons) is not None:  # a canary adds the sum of their rows
+        share = np.eye(persons.max() + 1)[:, persons]
+        projected, gram = share @ projected, share @ gram @ share.T
+    noise = 4 * sigma**2 * np.eye(len(gram))
     return np.asarray(np.linalg.solve(gram + noise, projected - gram.sum(1) / 2))
 
 
@@ -125,6 +144,7 @@ SPEC = MethodSpec(
     ),
     uses=("scaling",),
     noise_to_signal=noise_to_signal,
+    bounds_persons=True,
     defaults=closed_form(ridge=None, shrinkage=None),
     released="the weights of a linear classifier that minimises a randomly perturbed loss, with "
     "a little noise",

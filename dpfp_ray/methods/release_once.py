@@ -6,6 +6,10 @@ replaced by another (replace-one). So the list of all rows is exactly 1/σ-GDP (
 assumption on sampling, and already in the local model: a record's owner could add the noise.
 Labels are public, unless `label_epsilon` randomises them, each on its own (`privacy/labels.py`).
 
+A person with m rows releases all of them with N(0, m σ² I_k) each: together they move by at most
+√(m · 1/(mσ²)) = 1/σ in units of their noise, as one row does. Rows then count 1/m in the sums: a
+person whose rows are of one class adds noise of variance σ² to it, as one who has one row.
+
 What is known of the noise makes a good head possible. Rows have k σ² of noise in their squared
 norm, clean ones at most 1: a head that was trained on such rows as if they were data is dominated
 by its bias on clean ones. Class means, however, average the noise away, and the second moment has
@@ -31,6 +35,7 @@ from dpfp_ray.methods.parts.one_release import (
     bounded,
     bounded_rows,
     release_id,
+    rows_of_person,
 )
 from dpfp_ray.plan.defaults import closed_form
 from dpfp_ray.plan.method_spec import MethodSpec, OneRelease
@@ -57,7 +62,7 @@ def release(
 ) -> RowStatistics:
     """The released rows and their class statistics."""
     rows = partial(noisy_rows, plan, noise_multiplier, table, classes, seed)
-    facts = (noise_multiplier, plan.label_epsilon, table.width, classes)
+    facts = (noise_multiplier, plan.label_epsilon, table.width, classes, rows_of_person(table))
     name = release_id(plan, noise_multiplier, table, seed)
     known: ClassStatistics = _summaries.get(name, lambda: summarise(rows(), *facts))
     return RowStatistics(**vars(known), rows=rows, summarise=lambda rows: summarise(rows, *facts))
@@ -74,9 +79,14 @@ def noisy_rows(
 
     name = release_id(plan, noise_multiplier, table, seed)
     std = np.nextafter(np.float32(noise_multiplier), np.float32(np.inf))  # rounded up, never down
+    sizes, start = rows_of_person(table), 0
     for number, (u, labels) in enumerate(bounded_rows(table, plan)):
         rng = keyed_generator(seed, f"release {name}", number)
         noise = rng.standard_normal(u.shape, dtype=np.float32)
+        if sizes is not None:
+            roots = np.sqrt(sizes[start : start + len(u)])[:, None]
+            noise = noise * np.nextafter(roots.astype(np.float32), np.float32(np.inf))
+            start += len(u)
         z = (u + std * noise).astype(np.float32)
         if plan.label_epsilon is not None:
             labels = randomise(labels, plan.label_epsilon, classes, rng)
@@ -89,8 +99,11 @@ def summarise(
     label_epsilon: float | None,
     width: int,
     classes: int,
+    sizes: NDArray[np.float64] | None = None,
 ) -> ClassStatistics:
     """Unbiased class statistics of the clean rows, from the released ones and public facts.
+
+    `sizes` is m of each row's person: its noise has the variance m σ², and it counts 1/m.
 
     A randomised label is y with probability q and each other one with r, so that the expected
     sum over records that say c is (q − r) S_c + r S with S over all classes; solved for S_c, and
@@ -98,6 +111,8 @@ def summarise(
     """
     from dpfp_ray.privacy.labels import keep_probability
 
+    if sizes is not None:
+        return summarise_persons(rows, noise_multiplier, width, classes, sizes)
     said, said_sums, second = add_up(rows, width, classes)
     total, variance = said.sum(), noise_multiplier**2
     q = 1.0 if label_epsilon is None else keep_probability(label_epsilon, classes)
@@ -119,6 +134,27 @@ def summarise(
     )
 
 
+def summarise_persons(
+    rows: Rows, noise_multiplier: float, width: int, classes: int, sizes: NDArray[np.float64]
+) -> ClassStatistics:
+    """As `summarise`, for rows with the weight 1/m and noise of variance m σ²; labels are public.
+
+    Weighted, the noise of a row has the variance σ²/m in a sum, the mean σ² on the diagonal of the
+    second moment, and the variance σ⁴ + σ² (u_i² + u_j²)/m off it.
+    """
+    counts, sums, second = add_up(rows, width, classes, 1 / sizes)
+    variance, number = noise_multiplier**2, len(sizes)
+    spread = number * variance**2 + 2 * variance / width * counts.sum()
+    return ClassStatistics(
+        counts=counts,
+        sums=sums,
+        second=second - number * variance * np.eye(width),
+        count_std=0.0,
+        sum_var=counts * variance,
+        second_std=float(np.sqrt(spread)),
+    )
+
+
 def coordinates(width: int, classes: int) -> int:
     """Of one record's row."""
     return width
@@ -128,7 +164,7 @@ def released_row(seen: Seen) -> NDArray[np.float64]:
     """The log-likelihood ratio of each canary's own noisy row, times σ²: no test does better.
 
     z = u + noise if in, o + noise if out (o = 0, or another record's row under `replace_one`), so
-    the ratio is ⟨z, u − o⟩ − (‖u‖² − ‖o‖²)/2.
+    the ratio is ⟨z, u − o⟩ − (‖u‖² − ‖o‖²)/2; of a person, the sum over their m rows, over m.
     """
     places, plan, released = seen.places, seen.plan, seen.released
     z = np.empty((len(places), seen.table.width))
@@ -145,7 +181,11 @@ def released_row(seen: Seen) -> NDArray[np.float64]:
         raise ValueError("these are not the rows that the head was made from")
     u = bounded(seen.canaries.h, plan)
     o = np.zeros_like(u) if seen.absent is None else bounded(seen.absent.h, plan)
-    return np.sum(z * (u - o), axis=1) - (np.sum(u * u, axis=1) - np.sum(o * o, axis=1)) / 2
+    ratios = np.sum(z * (u - o), axis=1) - (np.sum(u * u, axis=1) - np.sum(o * o, axis=1)) / 2
+    sizes = rows_of_person(seen.canaries)
+    if sizes is None or seen.canaries.persons is None:
+        return ratios
+    return np.asarray(np.bincount(seen.canaries.persons, ratios / sizes), np.float64)
 
 
 SPEC = MethodSpec(
@@ -159,6 +199,7 @@ SPEC = MethodSpec(
     scopes=("head",),
     one_release=OneRelease(release, coordinates, released_row),
     uses=("scaling", "ridge", "shrinkage", "prior", "label_epsilon"),
+    bounds_persons=True,
     # Measured on SST-2 and the demo, which are public (benchmarks/frozen.md); the optimum is flat.
     defaults=closed_form(ridge=2.0, shrinkage=0.01),
     released="every record's bounded representation with noise, once",

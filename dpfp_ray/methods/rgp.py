@@ -96,19 +96,20 @@ class Rgp(Method):
 
     def backward(self, rows: Rows) -> Tensor:
         import torch
-        from torch.nn import functional
 
-        from dpfp_ray.methods.parts.per_example import clip_factors
+        from dpfp_ray.methods.parts.per_example import clip_factors, sum_by_example
 
         if len(rows.labels) == 0:
             return torch.zeros((), device=self.device)
-        gradients = torch.zeros(len(rows.labels), self.coordinates, device=self.device)
-        with self.tapped(gradients):
+        examples = len(rows.labels) if rows.example is None else int(rows.example.max()) + 1
+        gradients = torch.zeros(examples, self.coordinates, device=self.device)
+        with self.tapped(gradients, rows.example):
             logits = self.model.head(self.represent(rows.inputs))
             # A sum of the rows' own losses: what reaches a row's outputs is that row's gradient.
-            losses = functional.cross_entropy(logits, rows.labels, reduction="none")
+            losses = rows.losses(logits)
             losses.sum().backward()
-        losses, norms = losses.detach(), torch.linalg.vector_norm(gradients, dim=1)
+        losses = sum_by_example(losses.detach(), rows.example)
+        norms = torch.linalg.vector_norm(gradients, dim=1)
         finite = losses.isfinite() & norms.isfinite()
         gradients[~finite] = 0  # no factor makes a bounded row of an undefined one
         factors = clip_factors(norms, self.plan.C, self.plan.clip_style).where(finite, 0.0)
@@ -131,8 +132,10 @@ class Rgp(Method):
             layer.assign(first, second)
 
     @contextmanager
-    def tapped(self, gradients: Tensor) -> Iterator[None]:
+    def tapped(self, gradients: Tensor, example: Tensor | None = None) -> Iterator[None]:
         """In here a backward pass adds every row's gradients to `gradients`, and no others arise.
+
+        With `example`, to the row of `gradients` that it names.
 
         Weights ask for no gradient meanwhile, so autograd computes none of their size; outputs ask
         for one instead. A layer used several times (ALBERT) adds up its uses.
@@ -142,7 +145,7 @@ class Rgp(Method):
         for parameter in self.parameters:
             parameter.requires_grad_(False)
         handles = [
-            layer.module.register_forward_hook(tap(layer, places, gradients))
+            layer.module.register_forward_hook(tap(layer, places, gradients, example))
             for layer, places in zip(self.layers, self.places, strict=True)
         ]
         try:
@@ -163,6 +166,7 @@ SPEC = MethodSpec(
     adjacencies=("add_remove",),
     steps=Rgp,
     uses=("rank", "power_iterations", "carriers", "clip_style"),
+    bounds_persons=True,
     # Yu et al. 2021: dayu11/Differentially-Private-Deep-Learning, language/. SST-2: B = 2000,
     # 30 epochs, lr 1e-4 to 3e-4, clip 1. Only the batch is scaled there (MNLI 14000, 30 epochs).
     defaults=Defaults(

@@ -67,7 +67,7 @@ class ActivationTable:
 
     @property
     def persons(self) -> npt.NDArray[np.int64] | None:
-        return getattr(self.tokens, "persons", None)
+        return self.tokens.persons
 
     def collate(self, rows: npt.NDArray[Any]) -> dict[str, Tensor]:
         batch = self.tokens.collate(rows)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module
 
-from dpfp_ray.data import content_hash
+from dpfp_ray.data import content_hash, grouped
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.cache import cache_dir
 from dpfp_ray.data.checked import ChecksumWriter, check_file
@@ -49,6 +49,7 @@ class RepresentationTable:
     labels: npt.NDArray[np.int64]
     key: str  # of what h was computed from: tokens, encoder, representation, precision, centre
     centre: Floats | None = None  # what was taken off h, if anything
+    persons: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -68,8 +69,8 @@ class RepresentationTable:
 
     def content(self) -> str:
         """By what h was computed from: its last digits depend on the machine."""
-        labels = np.asarray(self.labels, dtype=np.int64)
-        return content_hash({"labels": labels}, f"representations {self.key}")
+        labels = {"labels": np.asarray(self.labels, dtype=np.int64)}
+        return content_hash(grouped(labels, self.persons), f"representations {self.key}")
 
 
 class HeadClassifier(Classifier):

@@ -16,6 +16,7 @@ _COUNTS = (
     "batch_size",
     "micro_batches",
     "max_train",
+    "max_per_user",
     "max_dev",
     "max_physical_batch",
     "rank",
@@ -43,6 +44,7 @@ def check(plan: "Plan") -> None:
             lambda v: isinstance(v, int) and v >= 1,
             "a whole number of 1 or more",
         )
+    _check_persons(plan)
     _require(plan.epsilon, "epsilon", lambda v: 0 < v <= 1000, "a number above 0, at most 1000")
     for name in ("clip", "learning_rate", "epochs", "lora_alpha"):
         _require(getattr(plan, name), name, lambda v: 0 < v < math.inf, "a number above 0")
@@ -75,7 +77,7 @@ def check(plan: "Plan") -> None:
             )
         if plan.steps < 1:
             raise UserError(
-                f"epochs E = {plan.epochs} of D = {plan.records} records make no whole step "
+                f"epochs E = {plan.epochs} of D = {plan.records} {plan.unit}s make no whole step "
                 f"of B = {plan.batch_size}; use a smaller batch_size or more epochs"
             )
 
@@ -130,6 +132,33 @@ def _check_representation(plan: "Plan") -> None:
         )
     if plan.centring != "none":
         raise UserError(f"centring needs a frozen encoder, but scope is {plan.scope}; drop it")
+
+
+def _check_persons(plan: "Plan") -> None:
+    column = plan.user_column
+    if column is None:
+        if plan.max_per_user is not None:
+            raise UserError(
+                f"max_per_user is {plan.max_per_user}, but nothing says whose a record is; give "
+                f"--user-column NAME, or drop it"
+            )
+        return
+    for name in ("text_column", "pair_column", "label_column"):
+        if getattr(plan, name) == column:
+            raise UserError(
+                f"user_column is {column!r}, and so is {name}; name the column that says whose a "
+                f"record is"
+            )
+    if not plan.spec.bounds_persons:
+        raise UserError(
+            f"{plan.spec.title} bounds each record by itself, not a person; drop user_column, or "
+            f"use another method"
+        )
+    if plan.label_epsilon is not None:
+        raise UserError(
+            "label_epsilon randomises each label by itself, which protects no person with several; "
+            "drop it, or user_column"
+        )
 
 
 def _check_scope(plan: "Plan") -> None:

@@ -73,11 +73,12 @@ class OneRelease:
 class OwnProfile:
     """Of a method that releases something else than Gaussian sums, and so has a theorem of its own.
 
-    `calibrate(epsilon, delta, classes)` gives a `privacy.accounting.Profile` that meets the budget,
+    `calibrate(epsilon, delta, classes)` gives a `privacy.accounting.Profile` that meets the budget
+    (with `persons=True` for a unit of several rows, if the method bounds persons),
     `rests_on` says in a line what its ε rests on: what takes the place of the accountant `pld`.
     """
 
-    calibrate: Callable[[float, float, int], Any]
+    calibrate: Callable[..., Any]
     rests_on: str
 
 
@@ -99,6 +100,7 @@ class MethodSpec:
     order: int = 100  # place in lists and figures; equal ones by name
     scopes: tuple[str, ...] = ("all", "head")  # of `SCOPES`, the default first
     uses: tuple[str, ...] = ()  # plan fields that are not everyone's
+    bounds_persons: bool = False  # are all rows of a person bounded as one (`user_column`)?
     # By scope: what differs from `defaults`.
     scope_changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 

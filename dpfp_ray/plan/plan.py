@@ -2,10 +2,12 @@
 
 Symbols, defined once here and used as in the paper:
 
-    D  records in the training set            B  expected rows a step
+    D  records (or persons) to train on       B  expected records (or persons) a step
     M  micro-batches a step                   C  clipping norm
     E  epochs                                 p  = B / (M D), chance to be in a micro-batch
     T  = floor(E D / B), steps                n  = T M, micro-batches drawn in all
+
+With `user_column` the unit is a person: D counts persons, who are drawn and bounded as one.
 
 Secrets (seeds, data) are never in a plan: they are arguments of the functions that need them.
 """
@@ -38,10 +40,12 @@ CARRIERS = ("weight", "history")
 MOST_RECORDS = 10**10  # more than there are people; accountants take minutes for absurd numbers
 ACCOUNTANTS = ("gdp", "rdp", "pld")
 LORA_RANK, LORA_ALPHA = 8, 16.0  # where Hu et al. 2022 and peft start
+# Records of a person where nobody says: a person always fits into one pass, and few have more.
+MAX_PER_USER = 64
 # Fields younger than the first hashes are hashed only where they say something: plans that do not
 # use them keep the hash that they have in stores.
 UNSAID = {
-    **dict.fromkeys(LORA_FIELDS),
+    **dict.fromkeys((*LORA_FIELDS, "user_column", "max_per_user")),
     "clip_style": "abadi",
     "header": "first_line",
     "centring": "none",
@@ -74,7 +78,15 @@ class Plan:
     pair_column: str | None = option(None, "column of the second text, for sentence pairs")
     label_column: str | None = option(None, "column of the label in your own files")
     labels: tuple[str, ...] | None = option(None, "class names in order, comma-separated")
-    max_train: int | None = option(None, "use a fixed subset of N training records (D = N)")
+    user_column: str | None = option(
+        None, "column that says whose a record is; the unit of privacy is then the person"
+    )
+    max_per_user: int | None = option(
+        None, f"with user_column: at most K records of a person (default: {MAX_PER_USER})"
+    )
+    max_train: int | None = option(
+        None, "use a fixed subset of N training records, or persons (D = N)"
+    )
     max_dev: int | None = option(None, "use a fixed subset of N dev records")
     bad_rows: str = option("error", "what to do with malformed rows", ("error", "skip"))
     header: str = option(
@@ -145,9 +157,9 @@ class Plan:
     rank: int = option(1, "rank r of the gradient carriers")
     power_iterations: int = option(1, "power iterations K that find the carriers")
     carriers: str = option("weight", "what the carriers decompose", CARRIERS)
-    batch_size: int | None = option(None, "B: expected rows a step")
+    batch_size: int | None = option(None, "B: expected records (or persons) a step")
     micro_batches: int | None = option(None, "M: independent draws that make up a step")
-    clip: float | None = option(None, "C: norm to which each record is clipped")
+    clip: float | None = option(None, "C: norm to which each record (or person) is clipped")
     learning_rate: float | None = option(None, "AdamW's peak learning rate")
     schedule: str | None = option(None, "learning rate over time", ("linear", "constant"))
     weight_decay: float | None = option(None, "AdamW's weight decay")
@@ -194,6 +206,8 @@ class Plan:
             self._fill("epochs", defaults.epochs)
         # A smaller B than the paper's keeps M valid: at most one expected row a micro-batch.
         self._fill("micro_batches", min(defaults.micro_batches, self.batch_size or 1))
+        if self.user_column is not None:
+            self._fill("max_per_user", MAX_PER_USER)
         if self.private:
             self._fill("epsilon", 3.0)
         if self.train_file and self.task == "demo":
@@ -221,7 +235,9 @@ class Plan:
     ) -> "Plan":
         """The same plan with D and K, and all that follows from them, filled in."""
         if self.records not in (None, records):
-            raise UserError(f"the plan says D = {self.records} records, the data have {records}")
+            raise UserError(
+                f"the plan says D = {self.records} {self.unit}s, the data have {records}"
+            )
         return dataclasses.replace(
             self,
             records=records,
@@ -246,6 +262,11 @@ class Plan:
     def one_release(self) -> bool:
         """Whether the private data are used once, for a release from which all else follows."""
         return self.spec.one_release is not None
+
+    @property
+    def unit(self) -> str:
+        """Whom ε protects, and what D counts: one record, or one person with all of theirs."""
+        return "record" if self.user_column is None else "person"
 
     @property
     def adjacencies(self) -> tuple[str, ...]:

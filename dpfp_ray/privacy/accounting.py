@@ -82,12 +82,15 @@ def own_profile(plan: Plan) -> Any:
     A pure function of public facts, so it need not be stored with a result.
     """
     assert plan.spec.own_profile is not None
-    return _calibrated(plan.spec.own_profile.calibrate, plan.epsilon, plan.delta, plan.classes or 2)
+    more = {} if plan.user_column is None else {"persons": True}
+    return _calibrated(
+        plan.spec.own_profile.calibrate, plan.epsilon, plan.delta, plan.classes or 2, **more
+    )
 
 
 @functools.lru_cache(maxsize=64)
-def _calibrated(calibrate: Any, eps: float, delta: float, classes: int) -> Any:
-    return calibrate(eps, delta, classes)
+def _calibrated(calibrate: Any, eps: float, delta: float, classes: int, **more: bool) -> Any:
+    return calibrate(eps, delta, classes, **more)
 
 
 def epsilon(mech: Mechanism, delta: float, accountant: str) -> float | None:

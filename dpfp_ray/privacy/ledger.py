@@ -196,12 +196,12 @@ class Ledger:
                 found.append(entry_from_json(self._load(f"{ENTRIES}/{name}"), own_ends))
         return sorted(found, key=lambda entry: (entry.opened_at, entry.id))
 
-    def groups(self) -> list[Spent]:
+    def groups(self, records_per_person: int = 1) -> list[Spent]:
         """Every group of people, in the order of their first entries."""
         entries = self.entries()  # before the links: see the proof
         group_of = self.people.groups(entry.use.people for entry in entries)
         return [
-            self._sum_up(entries, group, group_of)
+            self._sum_up(entries, group, group_of, records_per_person)
             for group in dict.fromkeys(group_of[entry.use.people] for entry in entries)
         ]
 
@@ -224,10 +224,17 @@ class Ledger:
 
     # --- inside ---
 
-    def _sum_up(self, entries: Sequence[Entry], group: str, group_of: dict[str, str]) -> Spent:
+    def _sum_up(
+        self,
+        entries: Sequence[Entry],
+        group: str,
+        group_of: dict[str, str],
+        records_per_person: int = 1,
+    ) -> Spent:
         own = [entry for entry in entries if group_of[entry.use.people] == group]
         data_sets = sorted(name for name, its in group_of.items() if its == group)
-        found = sum_up(own, group, data_sets, self.total(), self.delta)
+        total, delta = self.total(), self.delta
+        found = sum_up(own, group, data_sets, total, delta, records_per_person)
         return dataclasses.replace(found, dev_rows=self.people.dev_rows(data_sets))
 
     def _problem(self, new: Sequence[Entry]) -> str | None:

@@ -109,6 +109,28 @@ def part_from_json(facts: Mapping[str, Any]) -> Part:
             raise ValueError(f"unknown kind of mechanism {other!r}")
 
 
+def for_group(part: Part, records: int) -> Part:
+    """What a part of a use of single records costs `records` of them that become ⊥ together.
+
+    A Gaussian: none of them is drawn with probability (1 − p)^m, else they move the sum by at most
+    m sensitivities; a mixture of smaller moves is dominated by the largest (docs/user_level.md).
+    A pure mechanism: m ε. A Rényi curve: Mironov 2017, proposition 2, for the next power of 2.
+    """
+    if isinstance(part, Gaussian):
+        drawn = 1.0 if part.p == 1 else -math.expm1(records * math.log1p(-part.p))
+        return replace(part, p=drawn, noise_multiplier=part.noise_multiplier / records)
+    if isinstance(part, Pure):
+        return replace(part, epsilon=records * part.epsilon)
+    doublings = math.ceil(math.log2(records))
+    known = [
+        (order / 2**doublings, 3**doublings * value)
+        for order, value in zip(part.orders, part.values, strict=True)
+        if order >= 2 ** (doublings + 1)
+    ]
+    orders, values = zip(*(known or [(2.0, math.inf)]), strict=True)
+    return RdpCurve(orders, values)
+
+
 def count_parts(parts: Sequence[Part], steps: int) -> Counter[Part]:
     """What `steps` steps of these parts have released."""
     counts: Counter[Part] = Counter()

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from dpfp_ray.privacy.ledger_cost import (
     Pure,
     RdpCurve,
     count_parts,
+    for_group,
     part_from_json,
     part_to_json,
 )
@@ -31,6 +32,7 @@ SCHEMA = 1
 CURVE_ORDERS = tuple(sorted({*WIDE_ORDERS, *(1 + 2.0 ** (k / 8) for k in range(-32, 73))}))
 GUARANTEES = ("proved", "nominal", "none")  # from best to worst
 PURPOSES = ("train", "trial", "audit")
+UNITS = ("record", "person")
 ENDS = ("finished", "failed", "stopped", "refused")
 
 
@@ -62,8 +64,11 @@ class Use:
     fixed_list: str | None = None
     loss_shown: bool = False  # the training loss, which no ε covers
     found: str | None = None  # of a result that was entered after it was made
+    unit: str = "record"  # or "person": what `parts` is the cost of
 
     def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise ValueError(f"unit {self.unit!r} is none of {', '.join(UNITS)}")
         if self.purpose not in PURPOSES or self.guarantee not in GUARANTEES or self.steps < 0:
             raise ValueError(f"no use of private records has these values: {self}")
         if (self.guarantee == "none") != (not self.parts):
@@ -129,7 +134,7 @@ class Entry:
 
 SHOWN = (
     "purpose", "plan_hash", "method", "people", "records", "adjacency",
-    "labels_protected", "guarantee", "delta", "release", "fixed_list", "loss_shown",
+    "labels_protected", "guarantee", "delta", "release", "fixed_list", "loss_shown", "unit",
 )  # fmt: skip
 
 
@@ -169,8 +174,13 @@ def entry_from_json(opening: Mapping[str, Any], ends: Iterable[Mapping[str, Any]
     )
 
 
-def counted(entries: Iterable[Entry], planned: bool = False) -> Counter[Part]:
+def counted(
+    entries: Iterable[Entry], planned: bool = False, records_per_person: int = 1
+) -> Counter[Part]:
     """What these entries have released together; what repeats the same numbers counts once.
+
+    It is what they cost a person who has `records_per_person` records in each of those uses whose
+    unit is the record, and any number in the others (docs/user_level.md).
 
     `planned` counts stopped runs in full: whether and where one stopped may depend on what was
     seen. Refusals depend on mechanisms only, and count nothing.
@@ -183,7 +193,10 @@ def counted(entries: Iterable[Entry], planned: bool = False) -> Counter[Part]:
         steps[entry.same] = (max(before, number), entry.use)
     total: Counter[Part] = Counter()
     for number, use in steps.values():
-        total.update(count_parts(use.parts, number))
+        parts: Sequence[Part] = use.parts
+        if use.unit == "record" and records_per_person > 1:
+            parts = [for_group(part, records_per_person) for part in parts]
+        total.update(count_parts(parts, number))
     return total
 
 
@@ -200,8 +213,9 @@ def use_of(
 ) -> Use:
     """The use that a bound plan is about to make.
 
-    Under zero-out the sensitivity is C for gradients and rows and 1 for releases of bounded rows
-    and moments, whatever adjacency the plan itself states: σ stays, the sensitivity is one unit.
+    Under zero-out (of a person, where that is the unit) the sensitivity is C for gradients and rows
+    and 1 for releases of bounded rows and moments, whatever adjacency the plan itself states: σ
+    stays, the sensitivity is one unit.
     """
     parts: list[Part] = []
     if plan.private:
@@ -230,4 +244,5 @@ def use_of(
         release=release,
         fixed_list=fixed_list,
         loss_shown=loss_shown and plan.private and not plan.one_release,
+        unit=plan.unit,
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,23 @@ class Spent:
     labels_protected: bool
     entries: tuple[Entry, ...]
     dev_rows: int = 0  # of their texts that were dev rows as well, counted as public
+    records_per_person: int = 1  # in uses whose unit is the record
+
+    @property
+    def units(self) -> dict[str, int]:
+        """How many uses protect records, and how many persons."""
+        return dict(Counter(entry.use.unit for entry in self.used if entry.use.parts))
+
+    @property
+    def holds_for(self) -> str:
+        """Whom the sum holds for; empty where that is one record, as it always was."""
+        records, persons = self.units.get("record", 0), self.units.get("person", 0)
+        if records and (persons or self.records_per_person > 1):
+            several = self.records_per_person != 1
+            own = f"{self.records_per_person} record{'s' * several}"
+            text = f"one person with {own} in each of the {records} uses that protect records"
+            return text if several else f"{text}; one with more there pays more"
+        return "one person" if persons else ""
 
     @property
     def used(self) -> list[Entry]:
@@ -54,6 +72,7 @@ class Spent:
             f"all that was done to these records ({count}): ε = {self.shown}"
             f"{limit} at δ = {self.delta:.3g} (zero-out, {self.how})"
         )
+        text += f", for {self.holds_for}" if self.holds_for else ""
         for guarantee, words in (("nominal", "† nominal"), ("none", "without any privacy, ε = ∞")):
             methods = sorted({e.use.method for e in used if e.use.guarantee == guarantee})
             text += f"; {words}: {', '.join(methods)}" if methods else ""
@@ -69,6 +88,7 @@ class Spent:
     def to_json(self) -> dict[str, Any]:
         facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return facts | {
+            "holds_for": self.holds_for or "one record",
             "data_sets": list(self.data_sets),
             "adjacency": "zero_out",
             "labels_unprotected_by": self.unprotected,
@@ -91,11 +111,16 @@ def sum_up(
     data_sets: Sequence[str],
     total: Total | None,
     delta: float | None,
+    records_per_person: int = 1,
 ) -> Spent:
-    """All `entries` are of these people, oldest first; a total brings its own δ."""
+    """All `entries` are of these people, oldest first; a total brings its own δ.
+
+    The sum is what they cost a person who has so many records in uses that protect records.
+    """
     at = total.delta if total else delta or _smallest_delta(entries)
     used = [entry for entry in entries if entry.charged > 0]
-    epsilon, how = _sum([e for e in entries if e.use.parts and e.status != "refused"], at, total)
+    private = [e for e in entries if e.use.parts and e.status != "refused"]
+    epsilon, how = _sum(private, at, total, records_per_person)
     worst = max((GUARANTEES.index(entry.use.guarantee) for entry in used), default=0)
     return Spent(
         people=people,
@@ -108,17 +133,20 @@ def sum_up(
         total=total.epsilon if total else None,
         labels_protected=all(entry.use.labels_protected for entry in used),
         entries=tuple(entries),
+        records_per_person=records_per_person,
     )
 
 
-def _sum(private: Sequence[Entry], delta: float, total: Total | None) -> tuple[float, str]:
+def _sum(
+    private: Sequence[Entry], delta: float, total: Total | None, records_per_person: int
+) -> tuple[float, str]:
     """(ε, how) of private entries, by the filter unless their list was fixed beforehand."""
-    done = counted(private)
+    done = counted(private, records_per_person=records_per_person)
     if total is not None:
         return ledger_cost.filter_epsilon(done, delta, total.orders)
     found = [ledger_cost.filter_epsilon(done, delta)]
     if private and _fixed_beforehand(private):
-        planned = counted(private, planned=True)
+        planned = counted(private, planned=True, records_per_person=records_per_person)
         kind = "one use" if len({entry.same for entry in private}) == 1 else "a fixed list"
         found.append((ledger_cost.composed_epsilon(planned, delta), f"composition of {kind}"))
     return min(found)

@@ -15,12 +15,15 @@ Two classes (logistic loss, L = 1, β = 1/4): V = s|Z|, a = −log(1 − β/λ),
 K > 2 classes (softmax, all classes jointly, L = √2): V = (max_{c≠y} Z_c − Z_y)₊ / σ, the Z being
 independent standard Gaussians, a = (K − 1) log(1 + 1/(Kλ)): ours, proved there. V grows with
 √log K, where one-against-the-rest would have to compose K releases.
+
+Persons whose loss is the mean of several rows': V is at most the mean of the rows' own, of which
+a tail bound is known (`_tail_of_mean`) and the same Rényi moments hold; a = (1 − 1/K)/λ for K > 2.
 """
 
 import functools
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,12 +61,15 @@ class ObjectivePerturbation:
     classes: int = 2
     output_mu: float = 0.0
     tau: float = GRADIENT_TOLERANCE
+    persons: bool = field(default=False, repr=False)
 
     @property
     def determinant_cost(self) -> float:
         """a, in nats."""
         if self.classes == 2:
             return math.inf if self.ridge <= BETA else -math.log1p(-BETA / self.ridge)
+        if self.persons:  # of any rank, so bounded by the trace alone
+            return (1 - 1 / self.classes) / self.ridge
         return (self.classes - 1) * math.log1p(1 / (self.classes * self.ridge))
 
     @property
@@ -80,7 +86,8 @@ class ObjectivePerturbation:
 
     def delta(self, epsilon: float) -> float:
         """δ(ε) of the whole release, its last step included."""
-        return profile(epsilon - self.determinant_cost, self.sigma, self.output_mu, self.classes)
+        rest = epsilon - self.determinant_cost
+        return profile(rest, self.sigma, self.output_mu, self.classes, self.persons)
 
     def rdp(self, order: float) -> float:
         """A bound on the Rényi divergence of order α > 1, either way."""
@@ -103,8 +110,7 @@ class ObjectivePerturbation:
         if self.classes == 2:
             mean = s * math.sqrt(2 / math.pi)
         else:
-            u, log_tail = _lead(self.classes)
-            mean = float(simpson(np.exp(log_tail), x=u)) / self.sigma
+            mean = mean_of_lead(self.classes) / self.sigma
         return self.determinant_cost + mean, (s**2 + self.output_mu**2) / 2
 
     def epsilon(self, delta: float) -> float:
@@ -131,7 +137,9 @@ def lipschitz(classes: int) -> float:
     return 1.0 if classes == 2 else math.sqrt(2)
 
 
-def calibrate(epsilon: float, delta: float, classes: int = 2) -> ObjectivePerturbation:
+def calibrate(
+    epsilon: float, delta: float, classes: int = 2, persons: bool = False
+) -> ObjectivePerturbation:
     """The release for a budget: σ, and the smallest λ for which this σ meets it.
 
     σ = 1.2 σ_G, with σ_G the Gaussian mechanism's for sensitivity L. δ depends on ε − a alone, so
@@ -141,29 +149,30 @@ def calibrate(epsilon: float, delta: float, classes: int = 2) -> ObjectivePertur
     if not 0 < delta < 1 or epsilon <= 0:
         raise UserError(f"objpert needs epsilon > 0 and 0 < delta < 1, not {epsilon} and {delta}")
     gaussian = lipschitz(classes) / gdp_mu_of_budget(epsilon, delta)
-    sigma, least = MORE_NOISE * gaussian, least_sigma(epsilon, delta, classes)
+    sigma, least = MORE_NOISE * gaussian, least_sigma(epsilon, delta, classes, persons)
     if sigma < CLOSE * least:
         sigma = MORE_THAN_LEAST * least
     output_mu = OUTPUT_SHARE * lipschitz(classes) / sigma
 
     def over(rest: float) -> float:
-        return _log(profile(rest, sigma, output_mu, classes)) - _log(delta)
+        return _log(profile(rest, sigma, output_mu, classes, persons)) - _log(delta)
 
     rest = float(brentq(over, 0.0, epsilon, xtol=1e-14, rtol=1e-13))
     # Rounding must not put it over budget: a ten-millionth of `a` is given away.
-    ridge = max(_ridge_of_cost((epsilon - rest) * (1 - 1e-7), classes), LEAST_RIDGE)
-    found = ObjectivePerturbation(ridge, sigma, classes, output_mu)
+    cost = (epsilon - rest) * (1 - 1e-7)
+    ridge = max(_ridge_of_cost(cost, classes, persons), LEAST_RIDGE)
+    found = ObjectivePerturbation(ridge, sigma, classes, output_mu, persons=persons)
     assert found.delta(epsilon) <= delta, "calibration is over budget"
     return found
 
 
-def least_sigma(rest: float, delta: float, classes: int = 2) -> float:
+def least_sigma(rest: float, delta: float, classes: int = 2, persons: bool = False) -> float:
     """The σ that meets (`rest`, δ) if a is 0. With `rest` = ε it is that for λ → ∞: the least."""
     start = lipschitz(classes) / gdp_mu_of_budget(rest, delta)
 
     def over(log_sigma: float) -> float:
         sigma = math.exp(log_sigma)
-        spent = profile(rest, sigma, OUTPUT_SHARE * lipschitz(classes) / sigma, classes)
+        spent = profile(rest, sigma, OUTPUT_SHARE * lipschitz(classes) / sigma, classes, persons)
         return _log(spent) - _log(delta)
 
     # The Gaussian's own σ is too small, if at all off: V is never below its loss's noise.
@@ -173,14 +182,18 @@ def least_sigma(rest: float, delta: float, classes: int = 2) -> float:
     return math.exp(float(brentq(over, low, high, xtol=1e-13)))
 
 
-def _ridge_of_cost(cost: float, classes: int) -> float:
+def _ridge_of_cost(cost: float, classes: int, persons: bool = False) -> float:
     """The λ whose determinant costs a = `cost`."""
     if classes == 2:
         return BETA / -math.expm1(-cost)
+    if persons:
+        return (1 - 1 / classes) / cost
     return 1 / (classes * math.expm1(cost / (classes - 1)))
 
 
-def profile(rest: float, sigma: float, output_mu: float, classes: int) -> float:
+def profile(
+    rest: float, sigma: float, output_mu: float, classes: int, persons: bool = False
+) -> float:
     """E (1 − e^{rest − s²/2 − V − N(m²/2, m²)})₊ with `rest` = ε − a.
 
     Given V, the mean over the last step is the Gaussian's own δ_G(e − V; m), e = rest − s²/2. Its
@@ -203,13 +216,18 @@ def profile(rest: float, sigma: float, output_mu: float, classes: int) -> float:
         edges = [start]
     # P[V > u] falls like a Gaussian of deviation s: after `reach` both factors are below e^−45.
     reach = min(45.0, math.sqrt(start**2 + 90 * s**2) - start)
+    if persons:
+        reach += mean_of_v(classes) / sigma
     edges += list(edges[-1] + reach * np.linspace(0, 1, 9)[1:])
+    if persons:  # below its mean the tail is taken as 1, and jumps there
+        edges = sorted({*edges, min(max(mean_of_v(classes) / sigma, edges[0]), edges[-1])})
     total = 0.0
     nodes, weights = np.polynomial.legendre.leggauss(32)
     for left, right in itertools.pairwise(edges):
         u = (left + right) / 2 + (right - left) / 2 * nodes
         step = ndtr((u - e) / output_mu - output_mu / 2) if output_mu > 0 else 1.0
-        values = _tail(u, sigma, classes) * np.exp(e - u) * step
+        tail = _tail_of_mean(u, sigma, classes) if persons else _tail(u, sigma, classes)
+        values = tail * np.exp(e - u) * step
         total += float(weights @ values) * (right - left) / 2
     return min(first + total, 1.0)
 
@@ -220,6 +238,27 @@ def _tail(u: Floats, sigma: float, classes: int) -> Floats:
         result: Floats = 2 * ndtr(-u * sigma)
         return result
     return np.exp(log_tail_of_lead(u * sigma, classes))
+
+
+def _tail_of_mean(u: Floats, sigma: float, classes: int) -> Floats:
+    """P[V > u] ≤ Φ((E₁ − uσ)/L) above E₁/σ, E₁ the mean of one row's part (in units of 1/σ).
+
+    V σ is a mean of convex functions of standard Gaussians, L-Lipschitz in them, so it exceeds its
+    median by t with a probability of at most Φ(−t/L) (Borell; Sudakov & Tsirelson 1974), and its
+    median is at most its mean (Kwapień 1994), which is at most E₁.
+    """
+    over = u * sigma - mean_of_v(classes)
+    return np.where(over > 0, ndtr(-over / lipschitz(classes)), 1.0)
+
+
+def mean_of_v(classes: int) -> float:
+    """E₁ for one row: E Z₊ for two classes (the sign of y p is fixed), E M for more."""
+    return 1 / math.sqrt(2 * math.pi) if classes == 2 else mean_of_lead(classes)
+
+
+def mean_of_lead(classes: int) -> float:
+    u, log_tail = _lead(classes)
+    return float(simpson(np.exp(log_tail), x=u))
 
 
 def log_tail_of_lead(m: Floats, classes: int) -> Floats:

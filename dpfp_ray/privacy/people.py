@@ -11,6 +11,9 @@ sets, which makes a sum too large; what is not seen is a record whose every text
 rewritten. Dev sets are kept apart: dev rows count as public, and join nobody. But a record that is
 private in one use and a dev row in another is not protected from the second, and the sum says so.
 
+Where it is known whose a record is, names have fingerprints too: sets that share a name are about
+the same person, whatever the texts are. (Sets that number their persons from 1 share names.)
+
 The key is random, made once, and lies beside the fingerprints: who has both can confirm a guess of
 a record, so both are for the owner only. Sets of more than `MOST` texts keep those whose
 fingerprint is below a threshold (a share of 1/2, 1/4, …): an overlap of k texts is then missed with

@@ -22,6 +22,11 @@ NEIGHBOURS = {
     "replace_one": "one record's text is replaced by any other text",
     "add_remove": "one record, text and label, is added or removed",
 }
+PERSON_NEIGHBOURS = {
+    "zero_out": "all texts of one person are replaced by nothing (their representations by 0)",
+    "replace_one": "all texts of one person are replaced by any others",
+    "add_remove": "one person, with all of their texts and labels, is added or removed",
+}
 ASSUMES = {
     "gdp": "the central limit theorem of Bu et al. 2020: asymptotic, can be too low",
     "rdp": "Rényi DP (Mironov et al. 2019): an upper bound, not tight",
@@ -69,7 +74,7 @@ def statement(
     mech = accounting.mechanism(plan, noise_multiplier, steps)
     return facts | {
         "trust": plan.spec.trust,
-        "unit": "one training record",
+        "unit": _unit(plan),
         "adjacency": str(plan.adjacency),
         "neighbours": _neighbours(plan),
         "epsilon": accounting.epsilons(mech, plan.delta),
@@ -86,8 +91,18 @@ def statement(
     }
 
 
+def _unit(plan: Plan) -> str:
+    if plan.user_column is None:
+        return "one training record"
+    return (
+        f"one person, with all of their records (column {plan.user_column!r}, at most "
+        f"{plan.max_per_user:,} records each)"
+    )
+
+
 def _neighbours(plan: Plan) -> str:
-    text = NEIGHBOURS[str(plan.adjacency)]
+    known = NEIGHBOURS if plan.user_column is None else PERSON_NEIGHBOURS
+    text = known[str(plan.adjacency)]
     if plan.label_epsilon:
         text += f", and its label by any other (randomised response, ε = {plan.label_epsilon:g})"
     return text
@@ -102,14 +117,14 @@ def _assumption(plan: Plan, accountant: str) -> dict[str, Any]:
             if accountant == "rdp"
             else "nothing: it has no bound here",
             "upper_bound": accountant != "gdp",
-            "sampler": "none: every record takes part",
+            "sampler": f"none: every {plan.unit} takes part",
             "applies": accountant != "gdp",
         }
     exact = plan.p == 1 and accountant != "rdp"
     return {
         "rests_on": EXACT if exact else ASSUMES[accountant],
         "upper_bound": exact or accountant != "gdp",
-        "sampler": "none: every record takes part" if plan.p == 1 else "Poisson, as assumed",
+        "sampler": f"none: every {plan.unit} takes part" if plan.p == 1 else "Poisson, as assumed",
         "applies": plan.p == 1 or plan.spec.draws_hidden,
     }
 
@@ -161,7 +176,11 @@ def _not_protected(plan: Plan, loss_shown: bool) -> list[str]:
     if not plan.spec.labels_protected and not plan.label_epsilon:
         missing.append("labels: they are counted as public")
     if plan.adjacency != "add_remove":
-        missing.append("the presence of a record: only its content is hidden")
+        missing.append(
+            "the presence of a record: only its content is hidden"
+            if plan.user_column is None
+            else "the presence of a person and of their records: only the contents are hidden"
+        )
     if nominal := plan.spec.nominal_for(plan.scope):
         missing += nominal.not_protected
     if loss_shown:
@@ -178,17 +197,26 @@ def _not_protected(plan: Plan, loss_shown: bool) -> list[str]:
         missing.append("dev texts: they shape the head (prior dev), without noise")
     if plan.centring == "dev":
         missing.append("dev texts: their mean is taken off every row (centring dev), without noise")
-    missing.append("persons with several records: the unit is one record")
+    if plan.user_column is None:
+        missing.append("persons with several records: the unit is one record")
+    else:
+        missing.append("persons with several names: each name is a person")
     return missing
 
 
 def _assumptions(plan: Plan, seed_known: bool) -> list[str]:
     found = [
-        f"public: D = {plan.D:,} (δ and the plan follow from it), class names, the encoder's "
-        "pre-trained weights",
+        f"public: D = {plan.D:,}{' persons' * (plan.user_column is not None)} (δ and the plan "
+        "follow from it), class names, the encoder's pre-trained weights",
         "noise is pseudo-random (Philox) under a secret seed, in floating-point numbers; the "
         "theorems speak of real numbers",
     ]
+    if plan.user_column is not None:
+        found.append(
+            f"a person's records are those with one name in column {plan.user_column!r}; of more "
+            f"than {plan.max_per_user:,} those are used whose public hash is lowest, which depends "
+            "on that person's records alone"
+        )
     if split := _split(plan):
         found.append(split)
     if seed_known:
@@ -199,16 +227,17 @@ def _assumptions(plan: Plan, seed_known: bool) -> list[str]:
 def _split(plan: Plan) -> str:
     """What choosing among the rows of a file does to neighbours (`data/split.py`)."""
     text = ""
+    what = "each record's own text" if plan.user_column is None else "each person's name"
     if not plan.dev_file and (plan.train_file or plan.task == "demo"):
         text = (
-            "dev is held out by a public hash of each record's own text: one record more or less "
+            f"dev is held out by a public hash of {what}: one {plan.unit} more or less "
             "in the file is one more or less in dev or in training, and moves no other"
         )
     if plan.max_train:
         text += "; " if text else ""
         text += (
-            f"the {plan.max_train:,} training records are those with the lowest such hashes: one "
-            "that leaves the file lets the next one in, which is a neighbour's neighbour"
+            f"the {plan.max_train:,} training {plan.unit}s are those with the lowest such hashes: "
+            "one that leaves the file lets the next one in, which is a neighbour's neighbour"
         )
     return text
 

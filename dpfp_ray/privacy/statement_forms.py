@@ -15,7 +15,7 @@ from typing import Any
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.statement_text import number, promised
+from dpfp_ray.privacy.statement_text import number, promised, unit_word
 
 FILL = "TO BE FILLED IN"
 DP_FY_ML = "Ponomareva et al. 2023, How to DP-fy ML (arXiv:2303.00654)"
@@ -112,13 +112,12 @@ def nist_questions(facts: Facts, plan: Plan, privacy: Facts) -> list[dict[str, s
             "privacy parameters",
             "How large are ε and δ, and for which variant of the definition?",
             f"Approximate DP: ε = {number(spent)}, δ = {facts['delta']:.3g} "
-            f"(δ × records = {facts['delta'] * plan.D:.2g}).{unamplified}",
+            f"(δ × {plan.unit}s = {facts['delta'] * plan.D:.2g}).{unamplified}",
         ),
         _qa(
             "unit of privacy",
             "Whose contribution is hidden, and how do neighbouring data sets differ?",
-            f"{facts['unit']}; {facts['neighbours']}. For a person with k records, (ε, δ) becomes "
-            f"(kε, k e^((k−1)ε) δ).",
+            f"{facts['unit']}; {facts['neighbours']}.{_several(facts)}",
         ),
         _qa(
             "algorithms and correctness",
@@ -194,11 +193,11 @@ def registry_entry(facts: Facts, plan: Plan, privacy: Facts, name: str = "") -> 
                 "bound_on_input_distance": f"1 ({facts['neighbours']})",
                 "output_measure": "hockey-stick divergence",
                 "bound_on_output_distance": _bound(facts),
-                "data_domain": f"{plan.records:,} labelled texts" if plan.records else FILL,
+                "data_domain": _domain(plan),
                 "unprotected_quantities": _bullets(facts["not_protected"]),
             },
             "privacy_loss": {
-                "privacy_unit": "record-level",
+                "privacy_unit": "user-level" if plan.user_column else "record-level",
                 "privacy_unit_description": facts["neighbours"],
                 "privacy_parameters": _parameters(facts),
                 "privacy_parameters_description": first_line(facts),
@@ -229,6 +228,20 @@ def registry_entry(facts: Facts, plan: Plan, privacy: Facts, name: str = "") -> 
     }
 
 
+def _several(facts: Facts) -> str:
+    if unit_word(facts) == "person":
+        return ""
+    return " For a person with k records, (ε, δ) becomes (kε, k e^((k−1)ε) δ)."
+
+
+def _domain(plan: Plan) -> str:
+    if not plan.records:
+        return FILL
+    return f"{plan.records:,} " + (
+        "persons' labelled texts" if plan.user_column else "labelled texts"
+    )
+
+
 def _qa(layer: str, question: str, answer: str) -> dict[str, str]:
     return {"layer": layer, "question": question, "answer": answer}
 
@@ -243,11 +256,11 @@ def _covered(facts: Facts) -> list[str]:
 
 def _sampling(facts: Facts, plan: Plan) -> str:
     if plan.p == 1:
-        return "Every record takes part once; nothing is sampled."
+        return f"Every {plan.unit} takes part once; nothing is sampled."
     hidden = "hidden" if facts["amplification"].get("draws_hidden") else "not hidden"
     return (
-        f"Poisson samples, each record with p = {plan.p:.3g}, {plan.draws:,} times; who was drawn "
-        f"is {hidden}."
+        f"Poisson samples, each {plan.unit} with p = {plan.p:.3g}, {plan.draws:,} times; who was "
+        f"drawn is {hidden}."
     )
 
 

@@ -6,6 +6,11 @@ from typing import Any
 from dpfp_ray.privacy.statement import RARE
 
 
+def unit_word(facts: Mapping[str, Any]) -> str:
+    """record or person: whom a statement protects."""
+    return "person" if str(facts.get("unit")).startswith("one person") else "record"
+
+
 def number(value: Any) -> str:
     """An ε for people; JSON has "inf" for what it cannot say."""
     return "none known" if value is None else "∞" if float(value) > 1e4 else f"{float(value):.3g}"
@@ -73,7 +78,7 @@ def render(facts: Mapping[str, Any]) -> str:
         if amplified["counted"]:
             lines.append(
                 f"without amplification by sampling: {mark}ε = "
-                f"{number(amplified['without_amplification'])} (a record drawn "
+                f"{number(amplified['without_amplification'])} (a {unit_word(facts)} drawn "
                 f"{amplified['expected_rows']:.3g} times, as expected: "
                 f"{number(amplified['epsilon_for_expected_rows'])}; more than "
                 f"{amplified['rows_at_most']} times with a chance below {RARE:g})"

@@ -72,7 +72,7 @@ def uses_table(spent: Spent) -> Table:
                 text(entry.opened_at[:19].replace("T", " ")),
                 text(entry.who),
                 text(entry.use.purpose),
-                text(entry.use.method),
+                text(entry.use.method + " (persons)" * (entry.use.unit == "person")),
                 number(entry.use.records, ",.0f"),
                 *_noise(entry),
                 number(entry.charged, ",.0f"),

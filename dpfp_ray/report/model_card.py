@@ -9,7 +9,7 @@ from dpfp_ray.models.download import PRETRAINING_OVERLAP
 from dpfp_ray.plan.method_spec import find_spec
 from dpfp_ray.plan.plan import FIELDS, NOT_HASHED, Plan
 from dpfp_ray.privacy.statement_forms import first_line, seed_handling
-from dpfp_ray.privacy.statement_text import number, promised
+from dpfp_ray.privacy.statement_text import number, promised, unit_word
 from dpfp_ray.report.portable import is_folder, needed_files, own_name
 from dpfp_ray.results.evaluation import CONFIDENCE, wilson
 from dpfp_ray.training.dev_scores import saved_epoch
@@ -22,8 +22,8 @@ BASE_MODELS = {
     "mpnet": "sentence-transformers/all-mpnet-base-v2",
 }
 WORDS = """\
-**ε (epsilon)** says how much one record can change what others learn: whatever can be seen is at \
-most e^ε times as likely with the record as without it. Small is private: 1 is strong, 10 is weak. \
+**ε (epsilon)** says how much one {unit} can change what others learn: whatever can be seen is at \
+most e^ε times as likely with the {unit} as without it. Small is private: 1 is strong, 10 is weak. \
 **δ (delta)** is the chance with which even that may fail."""
 
 
@@ -150,7 +150,7 @@ def _task(record: Mapping[str, Any], plan: Plan) -> str:
         f"- encoder: `{own_name(plan.model)}`, {plan.representation} representation, "
         f"texts truncated to {plan.max_length} tokens",
         f"- trained: {trained}, by {spec.label if spec else plan.method}",
-        f"- data: {source}, {plan.records:,} training records",
+        f"- data: {source}, {plan.records:,} training {plan.unit}s",
     ]
     if plan.model in PRETRAINING_OVERLAP:
         lines.append(f"- the encoder was {PRETRAINING_OVERLAP[plan.model]}")
@@ -219,7 +219,7 @@ def _privacy(facts: Mapping[str, Any], paid: str) -> str:
     lines = ["## Privacy", "", first_line(facts)]
     if "epsilon" not in facts:
         return "\n".join([*lines, "", "Whoever holds this model may learn about single records."])
-    lines += ["", WORDS, ""]
+    lines += ["", WORDS.format(unit=unit_word(facts)), ""]
     spent = ", ".join(f"{name} {number(value)}" for name, value in facts["epsilon"].items())
     rows = [
         ("guarantee", promised(facts)),

@@ -48,6 +48,7 @@ COLUMNS: dict[str, type] = {
     "train_seconds": float,
     "steps": int,
     "records": int,
+    "unit": str,  # what `records` counts and ε protects: record, or person
     "plan_hash": str,
     "node": str,
     "seed_index": int,
@@ -77,6 +78,7 @@ def flatten(record: Mapping[str, Any], select: Select = "last") -> Row:
         "accuracy": metrics.get("accuracy"),
         "delta": privacy.get("delta", plan.get("delta")),
         "plan_hash": record.get("plan_hash"),
+        "unit": ("person" if plan.get("user_column") else "record") if plan else None,
         "audit_epsilon": audit.get("epsilon"),
         "verdict": audit.get("verdict"),
     }

@@ -92,14 +92,17 @@ class Run:
 
     @cached_property
     def named_task(self) -> str:
-        """The task; a subset or a file of one's own is another task than the whole."""
+        """The task; a subset, a file of one's own or another unit is another task."""
         plan, name = self.part("plan"), str(self.row["task"] or "unknown")
         shown = TASK_NAMES.get(name, name)
         if plan.get("train_file"):
             shown += f": {str(plan['train_file']).replace(chr(92), '/').rsplit('/', 1)[-1]}"
         if plan.get("max_train") is not None:
             records = self.row["records"]  # of an audit too: its canaries take records' places
-            shown += f" ({records:,} records)" if isinstance(records, int) else " (subset)"
+            of = f"{self.row['unit']}s"
+            shown += f" ({records:,} {of})" if isinstance(records, int) else " (subset)"
+        elif self.row["unit"] == "person":
+            shown += " (per person)"
         return shown
 
     @cached_property

@@ -34,7 +34,7 @@ AUDIT = "audit"  # the group of trials that are audits
 # Plans that agree on these read the same records.
 DATA_FIELDS = (
     *("task", "data_dir", "train_file", "dev_file", "text_column", "pair_column", "label_column"),
-    *("labels", "max_train", "bad_rows", "header"),
+    *("labels", "user_column", "max_per_user", "max_train", "bad_rows", "header"),
 )
 
 

@@ -27,9 +27,9 @@ def preview(
     """Lines for `compare --dry-run`. The data are read, but nothing is encoded or trained."""
     plans = [make_plan(values) for values in cells]
     task = task or load_task(plans[0])
-    bound = [plan.bind(records=len(task.train), representation="mean") for plan in plans]
+    bound = [plan.bind(records=task.train.units, representation="mean") for plan in plans]
     lines = [
-        f"{task.name}: {len(task.train):,} records, {dev_rows(task):,} dev rows",
+        f"{task.name}: {len(task.train):,} records{of_persons(task)}, {dev_rows(task):,} dev rows",
         *(f"  {cell_line(plan)}" for plan in bound),
         runs_line(len(bound), seeds, tune, audit),
         sensitivity_line(bound, seeds, dev_rows(task)),
@@ -37,6 +37,10 @@ def preview(
     if difference is not None:
         lines.append(seeds_line(bound, dev_rows(task), difference))
     return lines
+
+
+def of_persons(task: Task) -> str:
+    return "" if task.train.users is None else f" of {task.train.units:,} persons"
 
 
 def dev_rows(task: Task) -> int:

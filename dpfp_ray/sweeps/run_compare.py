@@ -79,6 +79,7 @@ def compare(
     text: str | None = None,
     pair: str | None = None,
     label: str | None = None,
+    users: Any = None,
     encoder: None = None,
     ledger: str | Path | Ledger | None = None,
     total_epsilon: float | None = None,
@@ -110,7 +111,8 @@ def compare(
     budgets = check_budgets([epsilon] if isinstance(epsilon, int | float) else epsilon)
     task: Task | None = None
     if data is not None:
-        fields, task = _with_data(fields, data, dev=dev, text=text, pair=pair, label=label)
+        columns = {"text": text, "pair": pair, "label": label, "users": users}
+        fields, task = _with_data(fields, data, dev=dev, **columns)
     own = {key: dict(values) for key, values in (settings or {}).items()}
     cells = plan_cells(names, budgets, fields, match, own)
     canaries = 1000 if audit is True else audit or None
@@ -145,7 +147,8 @@ def compare(
 def _with_data(fields: dict[str, Any], data: Any, **columns: Any) -> tuple[dict[str, Any], Task]:
     """The shared plan fields with those that name the data, and the data."""
     named = ("task", "train_file", "dev_file", "data_dir", "labels", "max_train", "max_dev")
-    about = (*named, "bad_rows", "text_column", "pair_column", "label_column")
+    columns_of = ("text_column", "pair_column", "label_column", "user_column", "max_per_user")
+    about = (*named, "bad_rows", *columns_of)
     given = {field_name(name): value for name, value in fields.items()}
     plan, task = in_memory(
         make_plan({k: v for k, v in given.items() if k in about}), data, **columns

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Module
 
+from dpfp_ray.data.persons import count_units
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.scopes import initialise
 from dpfp_ray.plan.method_spec import LORA_FIELDS
@@ -37,6 +38,8 @@ INPUT_FIELDS = (
     "pair_column",
     "label_column",
     "labels",
+    "user_column",
+    "max_per_user",
     "max_train",
     "max_dev",
     "bad_rows",
@@ -106,7 +109,7 @@ def share_inputs(plan: Plan, inputs: Inputs) -> "ray.ObjectRef[SharedInputs]":
     import ray
 
     bound = plan.bind(
-        records=len(inputs.data.train),
+        records=count_units(inputs.data.train),
         representation=inputs.representation,
         classes=len(inputs.label_names),
     )

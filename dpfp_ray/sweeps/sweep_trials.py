@@ -6,6 +6,7 @@ from hashlib import blake2b
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from dpfp_ray.data.persons import count_units
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
@@ -46,7 +47,7 @@ class InputsOnce:
         if key not in self._known:
             found = self._load(plan)
             paired, classes = found.paired, len(found.label_names)
-            self._facts[asked] = TaskFacts(len(found.data.train), classes, paired)
+            self._facts[asked] = TaskFacts(count_units(found.data.train), classes, paired)
             key = input_key(replace(plan, representation=found.representation))
             self._known.setdefault(key, found)
         return self._known[key]

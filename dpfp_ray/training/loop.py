@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from dpfp_ray.data import Table, content_hash
 from dpfp_ray.data.batches import PART_COST, split_rows
+from dpfp_ray.data.persons import Units
 from dpfp_ray.methods.parts.base import Method, Rows, make_method
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.scopes import woken
@@ -43,8 +44,8 @@ class Reporter(Protocol):
     def step(
         self, done: int, loss: Callable[[], float | None], checkpoint: Callable[[], State]
     ) -> None:
-        """After every step; `loss()` is the mean loss of a row since the last epoch's end: None if
-        there was no row, or if it is not to be shown."""
+        """After every step; `loss()` is the mean loss of a row (of a person, if those are drawn)
+        since the last epoch's end: None if there was none, or if it is not to be shown."""
         ...
 
     def epoch(self, record: dict[str, Any], checkpoint: Callable[[], State]) -> None:
@@ -108,7 +109,7 @@ def train(
         method.parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay, fused=True
     )
     spending = Spending(plan, noise_multiplier)
-    lengths = data.train.lengths
+    lengths, units = data.train.lengths, Units(data.train)
     progress = Progress()
     epoch_ends = plan.epoch_ends()
     best: dict[str, Tensor] = {}  # the weights of the best epoch so far, if they are asked for
@@ -148,17 +149,23 @@ def train(
     while progress.step < plan.steps:
         started = time.perf_counter()
         step = progress.step
-        records = sampler.draw(step)
+        drawn = sampler.draw(step)
+        records, owners = units.expand(drawn)
         method.begin(step, len(records))
-        mine = np.arange(len(records))[share(len(records), comm)]
+        mine = np.arange(len(records))[whole_units(share(len(drawn), comm), owners)]
         optimizer.zero_grad(set_to_none=True)
         step_loss = torch.zeros((), dtype=torch.float64, device=device)
         for number, part in enumerate(
-            split_rows(lengths[records[mine]], method.max_rows, PART_COST[device.type])
+            split_rows(
+                lengths[records[mine]],
+                method.max_rows,
+                PART_COST[device.type],
+                None if owners is None else owners[mine],
+            )
         ):
             if plan.dropout:
                 torch.manual_seed(keyed_integer(seed, f"dropout {comm.rank} {number}", step))
-            step_loss += method.backward(take(data.train, records, mine[part], device))
+            step_loss += method.backward(take(data.train, records, mine[part], device, owners))
         comm.sum_([*method.gradients(), step_loss])
         method.finish(step)
         set_learning_rate(optimizer, plan, step)
@@ -167,7 +174,7 @@ def train(
             still = None
 
         loss_sum += step_loss
-        loss_rows += len(records)
+        loss_rows += len(drawn)
         progress.rows += len(records)
         progress.step += 1
         progress.train_seconds += time.perf_counter() - started
@@ -208,14 +215,27 @@ def take(
     records: "np.ndarray[Any, Any]",
     positions: "np.ndarray[Any, Any]",
     device: torch.device,
+    owners: "np.ndarray[Any, Any] | None" = None,
 ) -> Rows:
     """The rows at `positions` of a step's `records`, padded together, on `device`."""
     chosen = records[positions]
+    example = None
+    if owners is not None:
+        numbers = np.unique(owners[positions], return_inverse=True)[1]
+        example = move(torch.from_numpy(numbers.astype(np.int64)), device)
     return Rows(
         positions,
         {name: move(tensor, device) for name, tensor in table.collate(chosen).items()},
         move(torch.from_numpy(np.asarray(table.labels[chosen])), device),
+        example,
     )
+
+
+def whole_units(part: slice, owners: "np.ndarray[Any, Any] | None") -> slice:
+    """The rows of the units in `part`: those of a unit lie side by side."""
+    if owners is None:
+        return part
+    return slice(*np.searchsorted(owners, [part.start, part.stop]))
 
 
 def move(tensor: Tensor, device: torch.device) -> Tensor:

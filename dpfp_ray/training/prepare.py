@@ -4,15 +4,16 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from dpfp_ray.data import Split, Table, Task
 from dpfp_ray.data.pair_tokens import PairTable, tokenise_sides
+from dpfp_ray.data.persons import count_units, number_persons
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.tokens import TokenTable, tokenise
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
@@ -97,8 +98,11 @@ def load_inputs(plan: Plan, task: Task | None = None, own: OwnEncoder | None = N
     if plan.centring == "dev":
         public = [table(split, name) for name, split in task.dev.items()]
         centre = public_centre([t for t in public if isinstance(t, RepresentationTable)])
+    train_table = table(task.train, f"{task.name} train", centre)
+    if task.train.users is not None:
+        train_table = replace(cast(Any, train_table), persons=number_persons(task.train.users))
     data = Data(
-        table(task.train, f"{task.name} train", centre),
+        train_table,
         {name: table(split, name, centre) for name, split in task.dev.items()},
     )
     make_model = partial(_classifier, own.classifier, data, len(task.label_names)) if own else None
@@ -117,7 +121,7 @@ def load_inputs(plan: Plan, task: Task | None = None, own: OwnEncoder | None = N
 
 
 def facts_of(task: Task) -> TaskFacts:
-    return TaskFacts(len(task.train), len(task.label_names), task.train.pairs is not None)
+    return TaskFacts(task.train.units, len(task.label_names), task.train.pairs is not None)
 
 
 def tokens_for(
@@ -156,7 +160,7 @@ def prepare(plan: Plan, inputs: Inputs | None = None) -> Prepared:
     inputs = inputs or load_inputs(plan)
     started = time.perf_counter()
     bound = plan.bind(
-        records=len(inputs.data.train),
+        records=count_units(inputs.data.train),
         representation=inputs.representation,
         classes=len(inputs.label_names),
     )

@@ -87,6 +87,7 @@ def train(
     text: str | None = None,
     pair: str | None = None,
     label: str | None = None,
+    users: Any = None,
     encoder: Any = None,
     tokenizer: Any = None,
     seed: int | None = None,
@@ -107,6 +108,7 @@ def train(
                one nothing is written
     data, dev  in place of files: a DataFrame, a datasets.Dataset or dict of its splits,
                (texts, labels), or a dict of columns; text, pair and label name its columns
+    users      the column that says whose a row is, or such a column itself: ε is then for persons
     encoder    your own torch.nn.Module from input_ids and attention_mask to hidden states, with its
                tokenizer; the run trains a copy
     seed       fixes the secret seed; a known seed makes the noise known: for tests, not for release
@@ -130,7 +132,7 @@ def train(
     folder = None if output is None else run_folder.make_folder(output)
     task: Task | None = None
     if data is not None:
-        plan, task = in_memory(plan, data, dev=dev, text=text, pair=pair, label=label)
+        plan, task = in_memory(plan, data, dev=dev, text=text, pair=pair, label=label, users=users)
     own = own_encoder(encoder, tokenizer)
     if own is not None:
         plan = replace(plan, model=own.name)

@@ -168,8 +168,8 @@ def test_a_bad_row_of_dpfp_has_the_representation_zero(
         method.begin(0, 7)
         method.backward(some_rows(model_folder, chosen))
         if zeros:  # the slow twin: rows of zeros, put in by hand
-            labels = some_rows(model_folder, BAD_ROWS).labels
-            method.loss(model.head(torch.zeros(zeros, model.width)), labels).backward()
+            rows = some_rows(model_folder, BAD_ROWS)
+            method.loss(model.head(torch.zeros(zeros, model.width)), rows).backward()
         weights = trainable_parameters(model)
         return {n: p.grad.clone() for n, p in weights if p.grad is not None}
 

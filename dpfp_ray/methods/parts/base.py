@@ -25,16 +25,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a step: `positions` are their places among the step's rows on all workers."""
+    """Some rows of a step: `positions` are their places among the step's rows on all workers.
+
+    `example[i]` is the number (0, 1, …, without gaps) of the example that row i is a part of: all
+    rows of a person who was drawn are one example, and all of them are here. None: every row is
+    an example of its own.
+    """
 
     positions: NDArray[np.int64]
     inputs: dict[str, Tensor]
     labels: Tensor
+    example: Tensor | None = None
 
     def only(self, kept: Tensor) -> Rows:
         """Those rows of which the mask `kept` says True."""
         inputs = {name: tensor[kept] for name, tensor in self.inputs.items()}
-        return Rows(self.positions[kept.cpu().numpy()], inputs, self.labels[kept])
+        example = self.example
+        if example is not None:
+            example = example[kept].unique(return_inverse=True)[1]
+        return Rows(self.positions[kept.cpu().numpy()], inputs, self.labels[kept], example)
+
+    @property
+    def sizes(self) -> Tensor | None:
+        """How many rows each row's example has here; None where it is always one."""
+        return None if self.example is None else self.example.bincount()[self.example]
+
+    def losses(self, logits: Tensor) -> Tensor:
+        """Each row's loss; that of a person is the mean of theirs, so a row has its share of it.
+
+        The mean keeps C's meaning, as a person's gradient has the size of a record's; and whoever
+        writes more does not count more.
+        """
+        from torch.nn import functional
+
+        found = functional.cross_entropy(logits, self.labels, reduction="none")
+        return found if self.sizes is None else found / self.sizes
 
 
 class Method(ABC):
@@ -90,11 +115,13 @@ class Method(ABC):
         with torch.autocast(self.device.type, torch.bfloat16, self.plan.precision == "bf16"):
             return self.model.represent(inputs).float()
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Sum of the rows' losses over the public B, never over the realised batch size."""
+    def loss(self, logits: Tensor, rows: Rows) -> Tensor:
+        """Sum of the examples' losses over the public B, never over the realised batch size."""
         from torch.nn import functional
 
-        return functional.cross_entropy(logits, labels, reduction="sum") / self.plan.B
+        if rows.example is not None:
+            return rows.losses(logits).sum() / self.plan.B
+        return functional.cross_entropy(logits, rows.labels, reduction="sum") / self.plan.B
 
 
 def make_method(plan: Plan, model: Classifier, sigma: float, seed: int) -> Method:

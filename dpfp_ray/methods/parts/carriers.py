@@ -70,7 +70,12 @@ class Direct:
         self.module.bias.grad = g_bias / self.share
 
 
-def tap(layer: Carried | Direct, places: tuple[slice, slice], gradients: Tensor) -> Any:
+def tap(
+    layer: Carried | Direct,
+    places: tuple[slice, slice],
+    gradients: Tensor,
+    example: Tensor | None = None,
+) -> Any:
     """A forward hook that keeps the layer's input until the gradient of its output arrives."""
 
     def forward_hook(_: Module, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -80,7 +85,10 @@ def tap(layer: Carried | Direct, places: tuple[slice, slice], gradients: Tensor)
             # `pop` lets go of the input now, not when the whole pass is over.
             pieces = layer.row_gradients(kept.pop().float(), g.float())
             for place, piece in zip(places, pieces, strict=True):
-                gradients[:, place] += piece.flatten(1)
+                if example is None:
+                    gradients[:, place] += piece.flatten(1)
+                else:
+                    gradients[:, place].index_add_(0, example, piece.flatten(1))
 
         if not output.requires_grad:  # the first layers: nothing before them is trained
             output.requires_grad_()

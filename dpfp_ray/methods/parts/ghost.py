@@ -7,6 +7,8 @@ Opacus then runs a second backward pass with rescaled losses. We keep the first 
 instead and rescale those: Σᵢ cᵢ Σₜ gₜ aₜᵀ is one matrix product a layer ("book-keeping", Bu et al.
 2023). A step costs what plain training costs plus the norms, and what is summed is to the bit what
 was measured, also in bf16.
+
+The rows of one person are more tokens of one example: the same formulas hold for them side by side.
 """
 
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import Embedding, Linear, Module
 
+from dpfp_ray.data.persons import by_size
 from dpfp_ray.methods.parts.per_example import (
     Clipping,
     add_weighted,
@@ -24,6 +27,7 @@ from dpfp_ray.methods.parts.per_example import (
     needs_inputs,
     norm_gradients,
     per_example_gradients,
+    sum_by_example,
 )
 
 # A module's input and the gradient at its output, one row per example; of a LayerNorm, which is
@@ -45,25 +49,52 @@ class GhostClipping(Clipping):
             inputs, backprops = norm_gradients(module, inputs, backprops)
         self.uses.setdefault(module, []).append((inputs, backprops))
 
-    def add_clipped(self, losses: Tensor, clip: float, style: str = "abadi") -> Tensor:
+    def add_clipped(
+        self, losses: Tensor, clip: float, style: str = "abadi", example: Tensor | None = None
+    ) -> Tensor:
         self.run_hooks(losses)
         squares = [
             square
             for module, uses in self.uses.items()
-            for square in squared_norms(module, uses).values()
+            for square in (
+                squared_norms(module, uses)
+                if example is None
+                else squared_norms_of_groups(module, uses, example)
+            ).values()
         ]
         norms = torch.stack(squares).sum(0).sqrt()
-        finite = losses.detach().isfinite() & norms.isfinite()
+        finite = sum_by_example(losses.detach(), example).isfinite() & norms.isfinite()
         if not finite.all():
             self.uses.clear()
         scale = clip_factors(norms, clip, style)
+        if example is not None:
+            finite, scale = finite[example], scale[example]
         while self.uses:
             add_scaled(*self.uses.popitem(), scale)
         return finite
 
 
-def squared_norms(module: Module, uses: list[Use]) -> Squares:
-    """Each row's squared gradient norm, for each of the module's trainable weights."""
+def squared_norms_of_groups(module: Module, uses: list[Use], example: Tensor) -> Squares:
+    """As `squared_norms`, of the sum of the gradients of all rows with one `example`.
+
+    Examples of equally many rows are taken together, so nothing is padded and none goes alone.
+    """
+    found: Squares = {}
+    for examples, rows in by_size(example.cpu().numpy()):
+        index = torch.from_numpy(rows).to(example.device)
+        # (examples, rows, tokens, width): their tokens are simply more tokens.
+        joined = [(inputs[index], outputs[index]) for inputs, outputs in uses]
+        for parameter, squares in squared_norms(module, joined, rows.shape[1]).items():
+            whole = found.setdefault(parameter, squares.new_zeros(int(example.max()) + 1))
+            whole[torch.from_numpy(examples).to(example.device)] = squares
+    return found
+
+
+def squared_norms(module: Module, uses: list[Use], joined: int = 0) -> Squares:
+    """Each row's squared gradient norm, for each of the module's trainable weights.
+
+    With `joined` a row is that many of the module's own rows, in a second dimension.
+    """
     if type(module) is Linear:
         outputs = _side_by_side([tokens(outputs) for _, outputs in uses])
         squares = {}
@@ -87,7 +118,7 @@ def squared_norms(module: Module, uses: list[Use]) -> Squares:
         return {module.weight: _embedding_squares(ids, outputs)}
     parts = [
         {p: sample.flatten(1).square().sum(1) for p, sample in samples.items()}
-        for _, samples in _whole_gradients(module, uses)
+        for _, samples in _whole_gradients(module, uses, joined)
     ]
     return {p: torch.cat([part[p] for part in parts]) for p in parts[0]}
 
@@ -118,16 +149,21 @@ def add_scaled(module: Module, uses: list[Use], scale: Tensor) -> None:
 
 
 def _whole_gradients(
-    module: Module, uses: list[Use]
+    module: Module, uses: list[Use], joined: int = 0
 ) -> Iterator[tuple[slice, dict[Tensor, Tensor]]]:
     """Of modules that have no ghost, all but the usual ones: gradients, a few rows at a time."""
-    group = max(1, CHUNK // sum(p.numel() for p in module.parameters()))
+    group = max(1, CHUNK // (max(1, joined) * sum(p.numel() for p in module.parameters())))
     for start in range(0, len(uses[0][0]), group):
         rows = slice(start, start + group)
         total: dict[Tensor, Tensor] = {}
         for inputs, backprops in uses:
-            samples = per_example_gradients(module, inputs[rows], backprops[rows])
+            own = inputs[rows], backprops[rows]
+            if joined:
+                own = own[0].flatten(0, 1), own[1].flatten(0, 1)
+            samples = per_example_gradients(module, *own)
             for parameter, sample in samples.items():
+                if joined:
+                    sample = sample.unflatten(0, (-1, joined)).sum(1)
                 total[parameter] = total[parameter] + sample if parameter in total else sample
         yield rows, total
 

@@ -51,18 +51,32 @@ def bounded(h: NDArray[np.floating[Any]], plan: Plan) -> NDArray[np.float64]:
 
 
 def add_up(
-    rows: Rows, width: int, classes: int
+    rows: Rows, width: int, classes: int, weights: NDArray[np.float64] | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Class counts (K,), class sums (K, k) and second moment (k, k) of `rows`."""
+    """Class counts (K,), class sums (K, k) and second moment (k, k) of `rows`; row i counts
+    `weights[i]` times."""
     counts, sums = np.zeros(classes), np.zeros((classes, width))
     second = np.zeros((width, width))
+    start = 0
     for u, labels in rows:
         member = np.zeros((classes, len(u)), u.dtype)
         member[labels, np.arange(len(u))] = 1.0
+        scaled = u
+        if weights is not None:
+            own = weights[start : start + len(u)]
+            member, scaled = member * own, u * own[:, None]
+            start += len(u)
         counts += member.sum(1)
         sums += member @ u
-        second += u.T @ u
+        second += scaled.T @ u
     return counts, sums, second
+
+
+def rows_of_person(table: RepresentationTable) -> NDArray[np.float64] | None:
+    """m for each row: how many rows its person has; None where every row is a unit of its own."""
+    if table.persons is None:
+        return None
+    return np.bincount(table.persons)[table.persons].astype(np.float64)
 
 
 def release_id(plan: Plan, noise_multiplier: float, table: RepresentationTable, seed: int) -> str:
@@ -83,6 +97,9 @@ def release_id(plan: Plan, noise_multiplier: float, table: RepresentationTable, 
     found = int(np.max(table.labels, initial=-1)) + 1
     if plan.classes and plan.classes != found:  # a class without records: other statistics
         facts["classes"] = plan.classes
+    if table.persons is not None:  # other groups are another release
+        persons = np.ascontiguousarray(table.persons, dtype=np.int64)
+        facts["persons"] = hashlib.blake2b(persons.data).hexdigest()
     key = hashlib.blake2b(str(seed).encode(), digest_size=32).digest()
     return hashlib.blake2b(repr(facts).encode(), key=key, digest_size=16).hexdigest()
 

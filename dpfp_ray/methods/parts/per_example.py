@@ -32,11 +32,14 @@ class Clipping(GradSampleHooks, ABC):
         super().__init__(model, loss_reduction="sum", strict=False)
 
     @abstractmethod
-    def add_clipped(self, losses: Tensor, clip: float, style: str = "abadi") -> Tensor:
-        """Add Σ gᵢ `clip_factors(‖gᵢ‖)` to `.grad`, where gᵢ is the gradient of `losses[i]`.
+    def add_clipped(
+        self, losses: Tensor, clip: float, style: str = "abadi", example: Tensor | None = None
+    ) -> Tensor:
+        """Add Σ gᵢ `clip_factors(‖gᵢ‖)` to `.grad`, where gᵢ is the gradient of `losses[i]`, or of
+        the sum of the losses of all rows whose `example` is i.
 
-        Gives a mask of the rows whose loss and ‖gᵢ‖ are finite. If some are not, nothing is added:
-        no factor makes a bounded row of an undefined one.
+        Gives a mask of the rows for which loss and ‖gᵢ‖ are finite. If some are not, nothing is
+        added: no factor makes a bounded row of an undefined one.
         """
 
     def remove(self) -> None:
@@ -99,24 +102,37 @@ class HooksClipping(Clipping):
     def __init__(self, model: Module) -> None:
         super().__init__(model)
         self.samples: dict[Tensor, Tensor] = {}
+        self.example: Tensor | None = None
 
     def take(self, module: Module, inputs: Tensor, backprops: Tensor) -> None:
         for parameter, sample in per_example_gradients(module, inputs, backprops).items():
+            sample = sum_by_example(sample, self.example)
             before = self.samples.get(parameter)
             # Not in place: a bias's sample may be the gradient itself, which others hold too.
             self.samples[parameter] = sample if before is None else before + sample
 
-    def add_clipped(self, losses: Tensor, clip: float, style: str = "abadi") -> Tensor:
+    def add_clipped(
+        self, losses: Tensor, clip: float, style: str = "abadi", example: Tensor | None = None
+    ) -> Tensor:
+        self.example = example
         self.run_hooks(losses)
         lengths = [torch.linalg.vector_norm(s.flatten(1), dim=1) for s in self.samples.values()]
         norms = torch.stack(lengths).square_().sum(0).sqrt()
-        finite = losses.detach().isfinite() & norms.isfinite()
+        finite = sum_by_example(losses.detach(), example).isfinite() & norms.isfinite()
         if not finite.all():
             self.samples.clear()
         scale = clip_factors(norms, clip, style)
         while self.samples:
             add_weighted(*self.samples.popitem(), scale)
-        return finite
+        return finite if example is None else finite[example]
+
+
+def sum_by_example(values: Tensor, example: Tensor | None) -> Tensor:
+    """Rows added up that belong to one example; as they are where each is its own."""
+    if example is None:
+        return values
+    total = values.new_zeros(int(example.max()) + 1, *values.shape[1:])
+    return total.index_add_(0, example, values)
 
 
 def per_example_gradients(

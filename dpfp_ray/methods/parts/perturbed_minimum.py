@@ -3,8 +3,9 @@
     J(θ) = Σ ℓ(θ; x, y) + λ/2 ‖θ‖² + ⟨b, θ⟩,     b ~ N(0, σ²I)
 
 θ has one column for two classes (logistic loss of class 1 against class 0) and K columns for K > 2
-(softmax). J is λ-strongly convex, so a point with ‖∇J‖ ≤ τ is within τ/λ of the minimum: what is
-released has to have such a gradient, and this is checked, not hoped for.
+(softmax). Where the unit is a person, ℓ of each of their m rows counts 1/m. J is λ-strongly convex,
+so a point with ‖∇J‖ ≤ τ is within τ/λ of the minimum: what is released has to have such a gradient,
+and this is checked, not hoped for.
 
 Newton's method with conjugate gradients. Steps are halved until ‖∇J‖ falls, not J: near the minimum
 J changes by less than its own rounding long before ∇J is small enough. An exact step −H⁻¹∇J lowers
@@ -54,6 +55,7 @@ class Objective:
     classes: int
     ridge: float
     b: Floats
+    weights: Floats | None = None  # of the rows' losses; None: all 1
 
     def gradient(self, theta: Floats) -> tuple[Floats, Floats]:
         """∇J(θ), and the rows' probabilities, which the Hessian is made of."""
@@ -66,13 +68,13 @@ class Objective:
         return total, probabilities
 
     def residual(self, probabilities: Floats, part: slice) -> Floats:
-        """p − e_y of the rows in `part`: times x it is a row's gradient."""
+        """p − e_y of the rows in `part`, weighted: times x it is a row's gradient."""
         result, labels = probabilities.copy(), self.labels[part]
         if self.classes == 2:
             result[:, 0] -= labels
         else:
             result[np.arange(len(labels)), labels] -= 1
-        return result
+        return result if self.weights is None else result * self.weights[part, None]
 
     def curvature(self, probabilities: NDArray[np.float32], v: Floats) -> Floats:
         """∇²J v at the point with these probabilities, in fp32: it finds directions, ∇J judges."""
@@ -81,12 +83,16 @@ class Objective:
             change = p * (1 - p) * moved
         else:
             change = p * (moved - np.sum(p * moved, axis=1, keepdims=True))
+        if self.weights is not None:
+            change = change * self.weights[:, None].astype(np.float32)
         return self.ridge * v + self.x.T @ change
 
     def spectrum(self) -> tuple[Floats, Floats]:
         """Of XᵀX, nearly: eigenvalues and eigenvectors, from some of many rows and in fp32."""
         every = max(1, len(self.x) // max(SAMPLE, 4 * self.x.shape[1]))
         some = self.x[::every]
+        if self.weights is not None:
+            some = some * np.sqrt(self.weights[::every, None]).astype(np.float32)
         values, vectors = np.linalg.eigh(some.T @ some)
         scale = len(self.x) / max(len(some), 1)
         return scale * np.maximum(values.astype(np.float64), 0.0), vectors.astype(np.float64)
@@ -170,13 +176,19 @@ def perturbed_minimum(
     labels: NDArray[np.int64],
     mechanism: ObjectivePerturbation,
     rng: np.random.Generator,
+    weights: Floats | None = None,
 ) -> Floats:
-    """The release: (d, columns). All that is random in it comes from `rng`."""
+    """The release: (d, columns). All that is random in it comes from `rng`.
+
+    `weights` are of the rows' losses, and those of a person add up to 1.
+    """
     if len(x) and float(np.max(np.einsum("ij,ij->i", x, x, dtype=np.float64))) > 1:
         raise ValueError("a row is longer than 1; the guarantee counts on ‖x‖ ≤ 1")
     shape = (x.shape[1], columns(mechanism.classes))
     b = mechanism.sigma * rng.standard_normal(shape)
-    objective = Objective(x, labels, mechanism.classes, mechanism.ridge, b)
+    if (weights is not None) != mechanism.persons:
+        raise ValueError("σ is calibrated either for records or for persons")
+    objective = Objective(x, labels, mechanism.classes, mechanism.ridge, b, weights)
     theta = minimise(objective, mechanism.tau)
     return theta + mechanism.output_sigma * rng.standard_normal(shape)
 
