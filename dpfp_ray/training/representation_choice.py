@@ -41,7 +41,7 @@ def affords_layers(plan: Plan, facts: TaskFacts, width: int) -> bool:
     """Whether noise on rows as wide as all layers together leaves them readable.
 
     A method that says so gives the size of its noise over that of what it hides; 1 is as much of
-    the one as of the other, and where the gain of more layers was seen to end.
+    the one as of the other.
     """
     if plan.spec.noise_to_signal is None:
         return False
