@@ -30,8 +30,9 @@ from dpfp_ray.sweeps.cluster import (
     settings,
 )
 from dpfp_ray.sweeps.ray_options import RayOptions
+from dpfp_ray.sweeps.shared_storage import check_seen_everywhere
 from dpfp_ray.sweeps.signals import ignoring_ctrl_c, stopped_by_sigterm
-from dpfp_ray.sweeps.state import SweepState
+from dpfp_ray.sweeps.state import SECRET, SweepState
 from dpfp_ray.sweeps.trial import SETTLED, Trial, mark_interrupted
 from dpfp_ray.training.prepare import Inputs
 
@@ -196,8 +197,14 @@ class Runner:
         with stderr.status("starting Ray …"), waiting("starting Ray"):  # status: on a terminal
             self._stack.enter_context(connected(self.options.address))
         self._stack.enter_context(stopped_by_sigterm())
+        import ray
+
         from dpfp_ray.sweeps.trial_process import Sweep
 
+        living = [node for node in ray.nodes() if node["Alive"]]
+        if len(living) > 1 or self.options.address.startswith("ray://"):
+            self.seed  # noqa: B018  (it is in the store from now on)
+            check_seen_everywhere(self.storage, SECRET, living)
         options = self.options
         self.resources = plan_resources(
             node_resources(),
