@@ -38,9 +38,12 @@ TRAINED = {
 
 # What an onlooker is kept from knowing: of neighbours, each with a chance of one half, which it is.
 GUESSES = {
-    "add_remove": "whether one given record was in the training data",
-    "zero_out": "whether one given training record had its text or an empty one",
-    "replace_one": "which of two given texts one training record had",
+    ("record", "add_remove"): "whether one given record was in the training data",
+    ("record", "zero_out"): "whether one given training record had its text or an empty one",
+    ("record", "replace_one"): "which of two given texts one training record had",
+    ("person", "add_remove"): "whether one given person's records were in the training data",
+    ("person", "zero_out"): "whether one given person's training texts were theirs or empty ones",
+    ("person", "replace_one"): "which of two given lists of texts one person's training texts were",
 }
 
 
@@ -87,11 +90,13 @@ def _plainly(facts: Mapping[str, Any]) -> str:
             "not rely on it to protect anybody: treat this model as if it could give away its "
             "training data."
         )
+    unit = unit_word(facts)
+    guess = GUESSES[unit, facts["adjacency"]]
     epsilon = float(facts["epsilon"].get(facts["accountant"]))
     right = 100 * (1 / (1 + math.exp(-epsilon)) + facts["delta"] / (1 + math.exp(epsilon)))
     return (
-        "**In plain words:** noise was added in training so that no single record shows for "
-        f"certain. Somebody who studies this model and guesses {GUESSES[facts['adjacency']]} is "
+        f"**In plain words:** noise was added in training so that no single {unit} shows for "
+        f"certain. Somebody who studies this model and guesses {guess} is "
         f"right at most {min(100.0, math.ceil(right * 10) / 10):g} times in 100; a coin is right "
         "50 times. What this does not cover is listed under *Not protected*."
     )

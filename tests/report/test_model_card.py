@@ -119,3 +119,12 @@ def test_the_card_names_no_folder_of_this_machine(
 ) -> None:
     for record in records.values():
         assert str(Path(tiny_task["train_file"]).parent) not in model_card(record)
+
+
+def test_plain_words_speak_of_persons_where_those_are_protected(
+    records: dict[str, dict[str, Any]],
+) -> None:
+    facts = records["moments"]["statement"] | {"unit": "one person, with all of their records"}
+    card = model_card(records["moments"] | {"statement": facts})
+    assert "no single person shows for certain" in card
+    assert "whether one given person's records were in the training data" in card

@@ -103,7 +103,7 @@ def test_a_settled_trial_has_no_saved_state(tmp_path: Path) -> None:
     trial, states = make(), SweepState(str(tmp_path))
     states.save_trial(trial.id, {"progress": {"step": 3}}, seed=1)
     settle(str(tmp_path), trial, "failed", "why")
-    assert states.load_trial(trial.id, seed=1) is None
+    assert states.load_trial(trial.id, 1, trial.plan) is None
 
 
 @pytest.mark.parametrize(
