@@ -4,6 +4,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas
 import pytest
 
 from dpfp_ray.data import Task
@@ -66,3 +68,17 @@ def test_the_columns_that_were_read_are_kept_and_which_were_guessed(tmp_path: Pa
     path = write(tmp_path / "a.tsv", "review\tsentiment")
     split = load(path, label_column="sentiment", max_train=2).train
     assert split.columns == {"text": "review", "label": "sentiment", "guessed": ["text"]}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_texts_of_other_columns_stay_with_their_rows(tmp_path: Path, kind: str) -> None:
+    """Not labels, dates or numbers: those are shared by people who have nothing in common."""
+    titles = [f"the long title of film {i}" for i in range(4)]
+    frame = pandas.DataFrame(ROWS, columns=["text", "label"]).assign(
+        title=titles, day="2026-11-17", number=range(4)
+    )
+    path = tmp_path / f"a.{kind}"
+    frame.to_parquet(path) if kind == "parquet" else frame.to_csv(path, index=False)
+    train = load(str(path)).train
+    assert train.beside == [(title,) for title in titles]
+    assert train.take(np.array([2])).all_texts() == ["so boring", titles[2]]
