@@ -15,7 +15,7 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import Sampler, make_sampler, run_seed
 from dpfp_ray.privacy.spending import Spending
 from dpfp_ray.training.comm import Comm, SoloComm, TorchComm
-from dpfp_ray.training.loop import Progress, State, set_learning_rate, train
+from dpfp_ray.training.loop import Progress, State, set_learning_rate, train, weights_hash
 from dpfp_ray.training.prepare import freeze_unreached
 from tests.support.gloo import run_workers
 from tests.support.tiny_runs import (
@@ -68,6 +68,7 @@ def run(
 def sampler_of(model_folder: str, plan: Plan, seed: int) -> Sampler:
     """What `run` draws its rows by."""
     content = tiny_data(model_folder, train_rows=plan.D).train.content()
+    content += f" {weights_hash(tiny_classifier(model_folder, plan))}"
     return make_sampler(plan, run_seed(seed, plan, 0.5 if plan.private else 0.0, content))
 
 
