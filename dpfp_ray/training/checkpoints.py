@@ -109,7 +109,8 @@ def load_state(folder: Path, plan: Plan) -> State | None:
             f"{folder} holds an unfinished run of another plan ({state['plan_hash']}, this is "
             f"{plan.hash}); use another --output, or --overwrite"
         )
-    refuse_changed_files(plan, folder / RESUME)
+    whole = folder / RESUME
+    refuse_changed_files(plan, whole if whole.exists() else folder / previous(RESUME))
     return state
 
 

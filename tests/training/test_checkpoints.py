@@ -70,6 +70,19 @@ def test_a_damaged_state_gives_way_to_the_one_before(
     assert checkpoints.load_state(tmp_path, plan) is not None
 
 
+def test_the_state_before_is_older_than_data_that_changed(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").touch()
+    plan = Plan(train_file=str(tmp_path / "data.csv")).bind(records=1000, representation="mean")
+    for step in (3, 4):
+        checkpoints.save_state(tmp_path, state_of(plan, step), seed=1)
+    flip_byte(tmp_path / RESUME, 0.5)
+    with pytest.warns(UserWarning, match="going on"):
+        assert checkpoints.load_state(tmp_path, plan) is not None
+    os.utime(tmp_path / "data.csv", (2**32, 2**32))
+    with pytest.raises(UserError, match="has changed since"):
+        checkpoints.load_state(tmp_path, plan)
+
+
 def test_a_damaged_state_without_another_is_refused_in_a_line(plan: Plan, tmp_path: Path) -> None:
     checkpoints.save_state(tmp_path, state_of(plan), seed=1)
     flip_byte(tmp_path / RESUME, 0.5)
