@@ -91,9 +91,8 @@ def blank(like: Table, labels: Ints, length: int) -> Table:
     """Rows of `length` padding tokens; zero rows of representations."""
     rows = len(labels)
     if isinstance(like, RepresentationTable):
-        return replace(
-            like, h=np.zeros((rows, like.width), like.h.dtype), labels=labels, key="zero"
-        )
+        h = np.zeros((rows, like.width), like.h.dtype)
+        return replace(like, h=h, labels=labels, key="zero", persons=None)
     like = cast(TokenTable, like)
     columns = {
         name: np.full(rows * length, like.pad_token_id if name == "input_ids" else 0, column.dtype)
@@ -103,13 +102,13 @@ def blank(like: Table, labels: Ints, length: int) -> Table:
 
 
 def stack(*tables: Table) -> Table:
-    """All rows of all tables, one table after the other."""
+    """All rows of all tables, one table after the other; nobody's, until it is said whose."""
     labels = np.concatenate([table.labels for table in tables])
     if isinstance(tables[0], RepresentationTable):
         parts = cast(tuple[RepresentationTable, ...], tables)
         key = " ".join(f"{part.key}*{len(part)}" for part in parts)
         h = np.concatenate([part.h for part in parts])
-        return replace(parts[0], h=h, labels=labels, key=key)
+        return replace(parts[0], h=h, labels=labels, key=key, persons=None)
     packed = cast(tuple[TokenTable, ...], tables)
     columns = {
         name: np.concatenate([table.columns[name] for table in packed])

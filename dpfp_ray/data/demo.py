@@ -51,7 +51,7 @@ def demo_rows() -> tuple[list[str], npt.NDArray[np.int64]]:
 
 
 def made_up_persons(texts: list[str]) -> list[str]:
-    """A person for each row, by a hash of its text: most have 2 or 3 rows, the first about 50.
+    """A person for each row, by a hash of its text: half have 2 to 5 rows, one has 57.
 
     The demo's sentences have no authors. These are for tests and for a first try of a user column;
     real people's records are more alike than rows that chance puts together.
