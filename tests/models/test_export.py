@@ -14,7 +14,7 @@ from dpfp_ray import UserError, load_model
 from dpfp_ray.models.export import export_model
 from dpfp_ray.models.export_adapter import Change, export_adapter
 from dpfp_ray.models.predictor import Predictor
-from dpfp_ray.training.load_model import plan_of, read_run, read_weights
+from dpfp_ray.training.load_model import plan_of, read_run, weights_of
 from tests.support.finished_runs import KINDS, finished
 from tests.support.tiny_runs import tiny_split
 
@@ -123,7 +123,7 @@ def test_an_adapter_answers_elsewhere_as_the_merged_model_does(
     own = {"model": str(zoo / family), "representation": "auto", "max_length": 16}
     finished(tiny_task, "dpsgd lora", tmp_path / "run", **own)
     record = read_run(tmp_path / "run")
-    change = Change.of(plan_of(record), read_weights(tmp_path / "run", record), "base")
+    change = Change.of(plan_of(record), weights_of(tmp_path / "run", record), "base")
     model = load_model(tmp_path / "run")
     export_adapter(model, change, tmp_path / "adapter", lambda _: None)
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
