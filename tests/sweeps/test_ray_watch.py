@@ -6,10 +6,13 @@ import sys
 import pytest
 
 SCRIPT = """
-import os, signal, sys, time
+import sys, time
 from ray._private import worker
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps.cluster import connected, settings
+def wait():
+    time.sleep(600)
+
 try:
     with settings(), connected("local", cpus=1):
         import ray
@@ -19,7 +22,7 @@ try:
             if name == sys.argv[1]
         ]
         process.kill()
-        ray.get(ray.remote(time.sleep).remote(600))
+        ray.get(ray.remote(wait).remote())
 except UserError as error:
     print(error, file=sys.stderr)
     raise SystemExit(2)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from ray.tune.search import Searcher
 
+from dpfp_ray.data.checked import without_checksum
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.results.store import Store
@@ -137,12 +138,27 @@ def test_small_space_ends_early(tmp_path: Path) -> None:
 
 def test_failed_trials_teach_nothing(tmp_path: Path) -> None:
     tpe = make(tmp_path, samples=3)
-    assert step(tpe, "a")
-    tpe.on_trial_complete("a", {"status": "failed", "error": "x"})
-    assert step(tpe, "b")
-    tpe.on_trial_complete("b", None, error=True)
+    for name, result in (("a", {"status": "failed", "error": "x"}), ("b", None)):
+        trial = step(tpe, name)
+        assert trial is not None
+        facts = {"id": trial.id, "status": "failed", "error": "x"}
+        Store(tmp_path).put({"plan": trial.plan.to_dict(), "finished": False, "trial": facts})
+        tpe.on_trial_complete(name, result, error=result is None)
     assert [p["state"] for p in tpe.proposals if p["id"]] == ["failed", "failed"]
-    assert make(tmp_path, samples=3).left == 3 - len(tpe.proposals)
+    again = make(tmp_path, samples=3)
+    assert [p["state"] for p in again.proposals if p["id"]] == ["failed", "failed"]
+    assert again.left == 3 - len(tpe.proposals)
+
+
+def test_a_trial_that_ended_without_a_record_is_run_again(tmp_path: Path) -> None:
+    """A full disk ends trials so: what they were to show is still unknown."""
+    tpe = make(tmp_path, samples=3)
+    trial = step(tpe, "a")
+    assert trial is not None
+    tpe.on_trial_complete("a", None, error=True)
+    continued = step(make(tmp_path, samples=3), "again")
+    assert continued is not None
+    assert continued.id == trial.id
 
 
 def test_finds_the_good_region(tmp_path: Path) -> None:
@@ -163,5 +179,5 @@ def test_two_objectives(tmp_path: Path) -> None:
 def test_memory_is_json_without_secrets(tmp_path: Path) -> None:
     run(make(tmp_path, samples=2))
     (path,) = tmp_path.glob("search-*.json")
-    proposals = json.loads(path.read_text())
+    proposals = json.loads(without_checksum(path.read_bytes()))
     assert {key for p in proposals for key in p} == {"params", "id", "state", "values"}

@@ -320,9 +320,9 @@ def test_another_plan_in_the_folder_is_refused(
 ) -> None:
     capsys.readouterr()
     assert main(arguments(world, tmp_path, epochs=3)) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert "holds the result of another plan" in err
+    *_, error = capsys.readouterr().err.splitlines()
+    assert error.startswith("dpfp: ")
+    assert "holds the result of another plan" in error
     assert strict((tmp_path / run_folder.RESULT).read_text()) == finished
 
 
