@@ -136,9 +136,10 @@ class People:
 
     def keys(self) -> dict[str, bytes]:
         """Every key, by name; the first call makes one."""
+        sets = self.files.names(SETS)  # before the keys, which are written first
         names = self.files.names(KEYS)
         if not names:
-            if self.files.names(SETS):
+            if sets:
                 raise UserError(
                     f"the ledger {self.files.name} has data sets but no key to recognise them by; "
                     f"restore its folder {KEYS!r} from a backup"
