@@ -136,6 +136,25 @@ def test_lost_fingerprints_are_an_error(people: People, tmp_path: Path) -> None:
         people.register(TEXTS[:3])
 
 
+def test_a_key_that_is_made_while_it_is_looked_for_is_not_lost(
+    people: People, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another first writer makes its key and stores its set just after no key was found."""
+    plain, other = people.files.names, People(OnceWritten(tmp_path / "ledger"))
+
+    def then_another_writes(folder: str) -> list[str]:
+        found = plain(folder)
+        if folder == "keys" and not found:
+            monkeypatch.setattr(people.files, "names", plain)
+            other.register(TEXTS[:50])
+        return found
+
+    monkeypatch.setattr(people.files, "names", then_another_writes)
+    name = people.register(TEXTS).id
+    assert len(people.keys()) == 2
+    assert same_group(people, name, *people.links())
+
+
 def test_two_first_writers_with_a_key_each_recognise_each_other(people: People) -> None:
     """The second key is made between the first driver's look and its registration."""
     one = people.register(TEXTS[:100])
