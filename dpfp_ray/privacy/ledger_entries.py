@@ -8,6 +8,7 @@ is skipped would make the sum too small.
 import dataclasses
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -221,8 +222,9 @@ def use_of(
     if plan.private:
         whole = accounting.mechanism(plan, noise_multiplier)
         if whole.own is not None:
-            curve = tuple(whole.own.rdp(order) for order in CURVE_ORDERS)
-            parts.append(RdpCurve(CURVE_ORDERS, curve))
+            curve = {order: whole.own.rdp(order) for order in CURVE_ORDERS}
+            bounded = {order: value for order, value in curve.items() if math.isfinite(value)}
+            parts.append(RdpCurve(tuple(bounded), tuple(bounded.values())))
         else:
             parts.append(Gaussian(whole.p, whole.noise_multiplier, plan.M))
         if whole.label_epsilon:

@@ -524,9 +524,12 @@ def test_ends_that_mean_nothing_are_refused(ledger: Ledger, done: int, status: s
         ledger.end(entry.id, done, status)
 
 
-def test_a_mechanism_with_a_theorem_of_its_own_is_charged_by_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("classes", [2, 3])  # of more than two, high orders have no bound
+def test_a_mechanism_with_a_theorem_of_its_own_is_charged_by_it(
+    classes: int, tmp_path: Path
+) -> None:
     """Objective perturbation costs more than a plain Gaussian with its σ would."""
-    plan = Plan(method="objpert", epsilon=3.0).bind(records=1_000, classes=2)
+    plan = Plan(method="objpert", epsilon=3.0).bind(records=1_000, classes=classes)
     book = Ledger(tmp_path)
     people = book.register([f"text {i}" for i in range(1_000)]).id
     entry = book.begin(use_of(plan, noise_multiplier(plan), people=people, run="one"))
