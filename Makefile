@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 # others, a file's tests share fixtures, so they stay together (tests/support/one_ray.py).
 PARALLEL ?= -n 3 --no-loadscope-reorder
 
-.PHONY: demo study check quick-tests test lint install clean
+.PHONY: demo study check quick-tests test all-tests lint install clean
 
 demo: install  ## a sweep, a comparison at equal ε with audits, and a report, on real reviews
 	$(BIN)/dpfp sweep search_spaces/demo.yaml --storage runs/demo/sweep --ledger runs/demo/ledger
@@ -28,7 +28,10 @@ check: install  ## style, types, and the tests without Ray, a browser or much ti
 quick-tests: install
 	$(BIN)/pytest -n 2 -m "not ray and not browser and not slow"
 
-test: lint  ## style, types and the whole test suite
+test: install  ## style, types and the whole test suite, side by side: Ray's tests mostly wait
+	@$(MAKE) --no-print-directory -j2 lint all-tests
+
+all-tests: install
 	$(BIN)/pytest $(PARALLEL)
 
 lint: install  ## style, types and the direction of imports

@@ -165,12 +165,20 @@ def private_prometheus(discovery: str, interval: str = "2s") -> Iterator[Prometh
             f"--web.listen-address={address}",
             "--log.level=error",
         ]
+        # A polite kill must not leave our Prometheus behind; one that comes while it is being
+        # started is heeded once there is somebody to end it.
+        kills: list[int] = []
+        before = signal.signal(signal.SIGTERM, lambda number, _: kills.append(number))
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            if kills:
+                raise KeyboardInterrupt
             yield started(process, f"http://{address}")
         finally:
             process.terminate()
             process.communicate()
+            signal.signal(signal.SIGTERM, before)
 
 
 def started(process: "subprocess.Popen[bytes]", url: str) -> Prometheus:
@@ -223,13 +231,8 @@ def ask(arguments: argparse.Namespace) -> int:
     if arguments.prometheus:
         answers = check(Prometheus(arguments.prometheus), queries, arguments.wait)
     else:
-        # A polite kill must not leave our Prometheus behind.
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
-            with private_prometheus(arguments.discovery) as prometheus:
-                answers = check(prometheus, queries, arguments.wait)
-        finally:
-            signal.signal(signal.SIGTERM, before)
+        with private_prometheus(arguments.discovery) as prometheus:
+            answers = check(prometheus, queries, arguments.wait)
 
     def row(answer: Answer) -> dict[str, object]:
         query = answer.query

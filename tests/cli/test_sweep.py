@@ -12,9 +12,18 @@ from dpfp_ray.cli.main import main
 from dpfp_ray.data.checked import without_checksum
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.sweeps.state import SECRET
-from tests.support.ray_runs import Command, measured, records, sweep_here, wait_for, write_space
+from tests.support.ray_runs import (
+    Command,
+    measured,
+    records,
+    run_plainly,
+    trial,
+    wait_for,
+    write_space,
+)
 
-RATES = [1e-4, 3e-4, 1e-3, 3e-3, 1e-2]
+RATES = [1e-4, 1e-3, 3e-3, 1e-2]
+LONG = {"epochs": 5, "batch_size": 4}
 
 
 @dataclass
@@ -37,19 +46,18 @@ class Story:
 def story(
     ray_turn: None, tiny_task: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Story:
-    """Killed before anything was saved, killed in the middle of a trial, Ctrl-C, then let go on."""
+    """Killed before Ray has started, killed in the middle of a trial, Ctrl-C, then let go on."""
     folder = tmp_path_factory.mktemp("killed")
     parameters = {"learning_rate": {"values": RATES}}
-    plan = {"epochs": 5, "batch_size": 4}
     space = write_space(
-        folder / "s.yaml", tiny_task, method="grid", parameters=parameters, plan=plan
+        folder / "s.yaml", tiny_task, method="grid", parameters=parameters, plan=LONG
     )
     it = Story(space, folder / "runs")
     command = ("sweep", str(space), "--storage", str(it.storage))
     command += ("--concurrency", "1", "--cpus-per-worker", "1", "--ledger", str(folder / "ledger"))
 
     first = Command(*command)
-    wait_for(lambda: (it.storage / "tune").exists(), "the first trial's start")
+    wait_for(lambda: (it.storage / SECRET).exists(), "the secret seed")
     it.secret_mode = os.stat(it.storage / SECRET).st_mode & 0o777
     it.seed = int(without_checksum((it.storage / SECRET).read_bytes()))
     first.kill()
@@ -141,10 +149,9 @@ def test_the_running_trial_continued_where_it_was(story: Story) -> None:
     assert facts["resumed_at_step"] > 0
 
 
-def test_numbers_are_those_of_an_unbroken_sweep(
-    story: Story, tmp_path: Path, ray_session: None
-) -> None:
-    unbroken = sweep_here(story.space, tmp_path, seed=story.seed)
+def test_numbers_are_those_of_unbroken_runs(story: Story, tiny_task: dict[str, Any]) -> None:
+    trials = [trial(tiny_task, learning_rate=rate, **LONG) for rate in RATES]
+    unbroken = run_plainly(trials, story.seed)
     assert unbroken.keys() == story.records.keys()
     for identity, record in unbroken.items():
         assert measured(story.records[identity]) == measured(record)

@@ -1,6 +1,6 @@
-"""Run by tests/sweeps/test_cluster.py as a process of its own: a cluster of four nodes on one
-machine, trials spread over it, one trial's process and another one's node killed, then a Ray Train
-worker.
+"""Run by tests/sweeps/test_cluster.py as a process of its own: a cluster of three nodes on
+one machine, trials spread over it, one trial's process and another one's node killed, then a Ray
+Train worker.
 
 Prints the records as JSON on its last line.
 """
@@ -18,7 +18,7 @@ from dpfp_ray.sweeps.ray_options import RayOptions
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.sweep_trials import InputsOnce
 from dpfp_ray.sweeps.trial import Trial
-from tests.support.ray_runs import SEED, records, wait_for
+from tests.support.ray_runs import PATIENCE, SEED, records, wait_for
 from tests.support.ray_start import start_patiently
 
 CPUS = 1  # of each node
@@ -40,23 +40,25 @@ def main(folder: Path) -> None:
 
 
 def start() -> tuple[Any, list[Any]]:
-    """A head that runs no trials, since the driver is on it, and three nodes that do."""
+    """A head, which the driver is on, and two nodes that can be lost."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(
         initialize_head=True,
         head_node_args={
-            "num_cpus": 0,
+            "num_cpus": CPUS,
             "include_dashboard": False,
             "object_store_memory": 100 * 2**20,
             "_system_config": {
                 "health_check_period_ms": 1000,
                 "health_check_failure_threshold": 3,
+                # A killed node refuses at once; one that answers late is only busy.
+                "health_check_timeout_ms": 300_000,
             },
         },
     )
     try:
-        nodes = [cluster.add_node(num_cpus=CPUS, object_store_memory=100 * 2**20) for _ in range(3)]
+        nodes = [cluster.add_node(num_cpus=CPUS, object_store_memory=100 * 2**20) for _ in range(2)]
         cluster.wait_for_nodes()
     except BaseException:
         cluster.shutdown()
@@ -65,22 +67,26 @@ def start() -> tuple[Any, list[Any]]:
 
 
 def disturbed_sweep(cluster: Any, nodes: list[Any], trials: list[Trial], storage: Path) -> Any:
-    """The first running trial loses its process, the first one on another node loses its node."""
+    """A trial on the head loses its process, one on another node loses its node."""
 
     def disturb() -> None:
         victims = wait_for(lambda: saved_trials(storage, 3), "three trials to have saved")
-        os.kill(victims[0]["pid"], signal.SIGKILL)
-        lost = victims[-1]["node"].split("/")[1]
-        cluster.remove_node(
-            next(node for node in nodes if node.node_id.startswith(lost)), allow_graceful=False
-        )
-        disturbed.extend(victim["id"] for victim in (victims[0], victims[-1]))
+        on_head = trial_on(victims, cluster.head_node)
+        os.kill(on_head["pid"], signal.SIGKILL)
+        elsewhere = trial_on(victims, nodes[-1])
+        cluster.remove_node(nodes[-1], allow_graceful=False)
+        disturbed.extend(victim["id"] for victim in (on_head, elsewhere))
         seen.extend(victim["node"] for victim in victims)
 
     disturbed: list[str] = []
     seen: list[str] = []
     run(cluster, trials, storage, disturb, RayOptions(seed=SEED, save_every_seconds=0.2))
     return {"records": records(storage), "disturbed": disturbed, "nodes": seen}
+
+
+def trial_on(trials: list[dict[str, Any]], node: Any) -> dict[str, Any]:
+    """The trial that runs on `node`."""
+    return next(one for one in trials if node.node_id.startswith(one["node"].split("/")[1]))
 
 
 def disturbed_workers(cluster: Any, trial: Trial, storage: Path) -> Any:
@@ -107,7 +113,7 @@ def run(
     options = replace(options, address=cluster.address, cpus_per_worker=CPUS)
     with Runner("nodes", str(storage), options, InputsOnce()) as runner:
         runner.run(trials, varied=["learning_rate"])
-    thread.join(timeout=120)
+    thread.join(timeout=PATIENCE)
 
 
 def saved_trials(storage: Path, count: int) -> list[dict[str, Any]]:

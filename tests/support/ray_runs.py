@@ -19,9 +19,13 @@ from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.space_files import read_search_space
 from dpfp_ray.sweeps.sweep_trials import InputsOnce, bind_trial, run_sweep
 from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.training import run
+from dpfp_ray.training.prepare import Prepared
+from tests.support.draws import ordinary_draws
+from tests.support.tiny_runs import Listener
 
 SEED = 5
-PATIENCE = 600  # seconds; a busy machine is no failure
+PATIENCE = 1800  # seconds; a busy machine is no failure
 
 
 def run_here(
@@ -60,6 +64,16 @@ def write_space(path: Path, task: dict[str, Any], **keys: Any) -> Path:
 
 def trial(task: dict[str, Any], seed_index: int = 0, **changes: Any) -> Trial:
     return bind_trial({**task, **changes}, InputsOnce(), seed_index)
+
+
+def run_plainly(trials: list[Trial], seed: int = SEED) -> dict[str, dict[str, Any]]:
+    """The same trials in this very process, without Ray; their records by id."""
+    inputs, found = InputsOnce(), {}
+    for one in trials:
+        prepared = Prepared(one.plan, inputs(one.plan), one.noise_multiplier)
+        with ordinary_draws():
+            found[one.id], _ = run.run(prepared, Listener(), seed=one.seed(seed))
+    return found
 
 
 def measured(record: dict[str, Any]) -> Any:

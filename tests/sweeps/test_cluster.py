@@ -7,19 +7,14 @@ import pytest
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps.cluster import SETTINGS, connected, settings
-from dpfp_ray.sweeps.sweep_trials import InputsOnce
 from dpfp_ray.sweeps.trial import Trial
-from dpfp_ray.training import run
-from dpfp_ray.training.prepare import Prepared
-from tests.support.draws import ordinary_draws
-from tests.support.ray_runs import SEED, measured, run_script, trial
-from tests.support.tiny_runs import Listener
+from tests.support.ray_runs import measured, run_plainly, run_script, trial
 
 
 @pytest.fixture(scope="module")
 def trials(tiny_task: dict[str, Any]) -> list[Trial]:
     long = {"batch_size": 4, "epochs": 6}
-    return [trial(tiny_task, learning_rate=rate, **long) for rate in (1e-3, 2e-3, 3e-3, 4e-3)]
+    return [trial(tiny_task, learning_rate=rate, **long) for rate in (1e-3, 2e-3, 3e-3)]
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +26,7 @@ def outcome(ray_turn: None, trials: list[Trial], tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def undisturbed(trials: list[Trial]) -> dict[str, Any]:
-    """The same trials in this very process."""
-    inputs = InputsOnce()
-    found = {}
-    for one in trials:
-        prepared = Prepared(one.plan, inputs(one.plan), one.noise_multiplier)
-        with ordinary_draws():
-            found[one.id], _ = run.run(prepared, Listener(), seed=one.seed(SEED))
-    return found
+    return run_plainly(trials)
 
 
 def test_trials_spread_over_the_nodes(outcome: Any) -> None:

@@ -1,7 +1,6 @@
 """Several Ray Train workers for one trial: the same draw, the same noise, the same numbers."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,37 +25,32 @@ def alone(
 
 
 @pytest.fixture(scope="module")
-def two_workers(
+def together(
     chosen: Trial, tmp_path_factory: pytest.TempPathFactory, ray_session: None
 ) -> dict[str, Any]:
     """The same trial, and one that raises: its records have more rows than the data."""
     broken = Trial(replace(chosen.plan, records=10**6), chosen.noise_multiplier)
-    found = run_here([chosen, broken], tmp_path_factory.mktemp("two"), workers=2)
-    return {"good": found[chosen.id], "broken": found[broken.id]}
+    storage = tmp_path_factory.mktemp("together")
+    found = run_here([chosen, broken], storage, workers=3)
+    return {"good": found[chosen.id], "broken": found[broken.id], "storage": storage}
 
 
-def check_same(alone: dict[str, Any], together: dict[str, Any]) -> None:
-    assert together["finished"]
-    assert together["privacy"] == alone["privacy"]
-    for ours, theirs in zip(alone["history"], together["history"], strict=True):
+def test_three_workers_one_of_them_without_rows_give_what_one_gives(
+    alone: dict[str, Any], together: dict[str, Any]
+) -> None:
+    found = together["good"]
+    assert found["finished"]
+    assert found["privacy"] == alone["privacy"]
+    for ours, theirs in zip(alone["history"], found["history"], strict=True):
         assert theirs["dev"]["dev"]["loss"] == pytest.approx(ours["dev"]["dev"]["loss"], rel=1e-4)
         assert theirs["dev"]["dev"]["accuracy"] == ours["dev"]["dev"]["accuracy"]
 
 
-def test_two_workers_give_what_one_gives(
-    alone: dict[str, Any], two_workers: dict[str, Any]
-) -> None:
-    check_same(alone, two_workers["good"])
-
-
-def test_a_worker_that_raises_fails_the_trial_and_nothing_else(two_workers: dict[str, Any]) -> None:
-    record = two_workers["broken"]
+def test_a_worker_that_raises_fails_the_trial_and_nothing_else(together: dict[str, Any]) -> None:
+    record = together["broken"]
     assert record["trial"]["status"] == "failed"
     assert "IndexError" in record["trial"]["error"]
 
 
-def test_a_worker_without_rows_does_not_hang(
-    chosen: Trial, alone: dict[str, Any], tmp_path: Path
-) -> None:
-    check_same(alone, run_here([chosen], tmp_path, workers=3)[chosen.id])
-    assert [path.name for path in tmp_path.iterdir()] == ["records"]
+def test_nothing_but_records_is_left(together: dict[str, Any]) -> None:
+    assert [path.name for path in together["storage"].iterdir()] == ["records"]
