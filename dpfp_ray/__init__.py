@@ -8,6 +8,9 @@
     load_model("runs/one").predict(["a warm and funny film"])
     load_results("runs")
 
+Every verb of the command line is a function here, but for those that are only about the command
+line: `dpfp submit` sends a command to a cluster.
+
 Names are imported when they are first used, so that `import dpfp_ray` costs nothing.
 """
 
@@ -21,9 +24,18 @@ if TYPE_CHECKING:
     from dpfp_ray.plan.errors import UserError as UserError
     from dpfp_ray.plan.plan import Plan as Plan
     from dpfp_ray.privacy.calibrate import calibrate as calibrate
+    from dpfp_ray.report.export import export as export
+    from dpfp_ray.report.glossary import glossary as glossary
+    from dpfp_ray.report.ledger import ledger as ledger
     from dpfp_ray.report.make import report as report
     from dpfp_ray.report.reproduce import reproduce as reproduce
+    from dpfp_ray.report.statements import statement as statement
     from dpfp_ray.results.load import load_results as load_results
+    from dpfp_ray.results.predict import evaluate as evaluate
+    from dpfp_ray.results.predict import predict as predict
+    from dpfp_ray.serve.run import serve as serve
+    from dpfp_ray.serve.run import stop_serving as stop_serving
+    from dpfp_ray.sweeps.preview import preview as preview
     from dpfp_ray.sweeps.run_compare import compare as compare
     from dpfp_ray.sweeps.run_sweep import sweep as sweep
     from dpfp_ray.training.load_model import load_model as load_model
@@ -35,14 +47,23 @@ _MODULES = {
     "audit": "audit.audit",
     "calibrate": "privacy.calibrate",
     "compare": "sweeps.run_compare",
+    "evaluate": "results.predict",
+    "export": "report.export",
+    "glossary": "report.glossary",
+    "ledger": "report.ledger",
     "load_model": "training.load_model",
     "load_results": "results.load",
+    "predict": "results.predict",
+    "preview": "sweeps.preview",
     "report": "report.make",
     "reproduce": "report.reproduce",
+    "serve": "serve.run",
+    "statement": "report.statements",
+    "stop_serving": "serve.run",
     "sweep": "sweeps.run_sweep",
     "train": "training.train",
 }
-_ROOMS = ("audit", "report")  # packages of the same name: see `Room`
+_ROOMS = ("audit", "report", "serve")  # packages of the same name: see `Room`
 __all__ = [*_MODULES, "__version__"]
 
 
@@ -67,7 +88,7 @@ def _function(name: str) -> Any:
 
 
 class Room(ModuleType):
-    """A package that can be called: `audit` and `report` are rooms and also verbs.
+    """A package that can be called: `audit`, `report` and `serve` are rooms and also verbs.
 
     Python sets `dpfp_ray.audit` to the package as soon as anything imports a module of it, so a
     function under that name would be there or not depending on what was imported before.

@@ -19,8 +19,7 @@ import numpy as np
 
 from dpfp_ray.audit.canaries import FAMILIES, Bools, Canaries, flip_coins, make_canaries
 from dpfp_ray.audit.insertion import hide_empty, insert
-from dpfp_ray.audit.outcome import audit_outcome
-from dpfp_ray.audit.power import warning_of
+from dpfp_ray.audit.outcome import audit_outcome, warning_of
 from dpfp_ray.audit.scores import (
     ACCESS,
     IN_ONLY,

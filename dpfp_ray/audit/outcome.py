@@ -1,12 +1,18 @@
-"""From scores and coins to an outcome: what right guesses prove, beside what the plan states."""
+"""From scores and coins to an outcome: what right guesses prove, beside what the plan states; and,
+before anything is trained, whether they could prove anything.
 
+If every guess were right and the claim would still stand, nothing can come of the audit. Mostly δ
+is too large: (ε, δ) lets the whole record show with chance δ, which m canaries multiply.
+"""
+
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from dpfp_ray.audit.bounds import guess_grid
 from dpfp_ray.audit.canaries import Bools
-from dpfp_ray.audit.claims import claim_of
+from dpfp_ray.audit.claims import Claim, SampledGaussian, claim_of
 from dpfp_ray.audit.scores import Floats
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.statement import guarantee
@@ -14,6 +20,9 @@ from dpfp_ray.privacy.statement import guarantee
 # Where "in" shows for sure but "out" looks like "in and never drawn", only the highest scores are
 # guessed, all of them "in". About half of the canaries are in, and a few of those never drawn.
 IN_ONLY_FRACTIONS = (0.45, 0.4, 0.3, 0.2, 0.1, 0.05)
+# Round numbers from the largest down: the first that does is the one to name.
+DELTAS = [lead * 10.0**-power for power in range(2, 13) for lead in (5, 2, 1)]
+MORE_CANARIES = (2, 4, 8, 16)
 
 
 def audit_outcome(
@@ -88,3 +97,30 @@ def count_correct(
         right = np.sum(~was_in[:lowest]) + np.sum(was_in[m - (guesses - lowest) :])
         found.append((guesses, int(right)))
     return found
+
+
+def warning_of(plan: Plan, canaries: int, confidence: float, *, in_only: bool) -> str | None:
+    """What to say of an audit that cannot refute `plan`'s ε; None of one that can, or need not."""
+    if plan.epsilon is None or could_refute(claim_of(plan), canaries, confidence, in_only):
+        return None
+    claim = claim_of(plan)
+    said = (
+        f"this audit cannot refute ε = {plan.epsilon:g}: with {canaries:,} canaries at δ = "
+        f"{claim.delta:.3g}, even if every guess is right"
+    )
+    if not isinstance(claim, SampledGaussian):  # whose δ is one point of a curve: it hardly counts
+        for delta in DELTAS:
+            smaller = claim_of(replace(plan, delta=delta))
+            if delta < claim.delta and could_refute(smaller, canaries, confidence, in_only):
+                return f"{said}; --delta {delta:.0e} would do"
+    for times in MORE_CANARIES:
+        more = canaries * times
+        if more <= plan.D // 2 and could_refute(claim, more, confidence, in_only):
+            return f"{said}; --canaries {more} would do"
+    return f"{said}; neither a smaller δ nor more canaries would help, but a smaller ε would"
+
+
+def could_refute(claim: Claim, canaries: int, confidence: float, in_only: bool) -> bool:
+    counts = guess_counts(canaries, in_only)
+    each = 1 - (1 - confidence) / len(counts)
+    return any(claim.refuted(canaries, guesses, guesses, each) for guesses in counts)

@@ -96,6 +96,6 @@ def show(record: dict[str, Any]) -> None:
             f"stated: ε = {stated:g} ({audit['guarantee']}, {audit['accountant']}, "
             f"{audit['adjacency']})"
         )
-    stdout.print(f"verdict: [{colour}]{audit['verdict']}[/{colour}]")
+    stdout.print(f"outcome: [{colour}]{audit['verdict']}[/{colour}]")
     if stated is not None and audit["ceiling"] <= stated:
         stdout.print("no outcome could have refuted this ε; more canaries would help")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from dpfp_ray.cli.options import add_flag
 from dpfp_ray.data.whole_files import to_json
-from dpfp_ray.plan.plan import ACCOUNTANTS, FIELDS
+from dpfp_ray.plan.fields import ACCOUNTANTS
+from dpfp_ray.plan.plan import FIELDS
 from dpfp_ray.plan.values import make_plan
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.method_spec import METHODS
 from dpfp_ray.plan.plan import FIELDS
 from dpfp_ray.plan.values import field_name
-from dpfp_ray.sweeps.compare_cells import check_budgets, check_methods, plan_cells
+from dpfp_ray.sweeps.compare_cells import check_budgets, check_methods
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,28 +94,28 @@ def command(arguments: argparse.Namespace) -> int:
     methods = parse_methods(arguments.methods)
     budgets = parse_budgets(arguments.budgets)
     settings = parse_settings(arguments.settings)
-    fields = plan_values(arguments)
+    asked: dict[str, Any] = {
+        "methods": methods,
+        "epsilon": budgets,
+        "settings": settings,
+        **{name: getattr(arguments, name) for name in ("seeds", "match", "tune", "audit")},
+        **plan_values(arguments),
+    }
+
+    from dpfp_ray import compare, preview
 
     if arguments.dry_run:
-        show_preview(arguments, plan_cells(methods, budgets, fields, arguments.match, settings))
+        lines = preview(**asked, difference=arguments.difference)
+        print(to_json(lines) if arguments.json else "\n".join(lines))
         return 0
     if arguments.output is None:
         raise UserError("--output is missing; give a folder for the results, or --dry-run")
-    from dpfp_ray import compare
-
     made = compare(
         output=arguments.output,
-        methods=methods,
-        epsilon=budgets,
-        seeds=arguments.seeds,
-        match=arguments.match,
-        settings=settings,
-        tune=arguments.tune,
-        audit=arguments.audit,
-        **ledger_choices(arguments),
         select=arguments.select,
+        **ledger_choices(arguments),
         **ray_choices(arguments),
-        **fields,
+        **asked,
     )
     if arguments.json:
         print(to_json(made.rows))
@@ -125,19 +125,6 @@ def command(arguments: argparse.Namespace) -> int:
         print_comparison(made.rows, made.records)
     show_costs(made.costs, arguments.json)
     return 0
-
-
-def show_preview(arguments: argparse.Namespace, cells: list[dict[str, Any]]) -> None:
-    from dpfp_ray.sweeps.preview import preview
-
-    lines = preview(
-        cells,
-        arguments.seeds,
-        tune=arguments.tune,
-        audit=arguments.audit,
-        difference=arguments.difference,
-    )
-    print(to_json(lines) if arguments.json else "\n".join(lines))
 
 
 def parse_methods(text: str) -> list[str]:

@@ -14,7 +14,6 @@ import textwrap
 from dataclasses import asdict
 
 from dpfp_ray.data.whole_files import to_json
-from dpfp_ray.plan.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,14 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(arguments: argparse.Namespace) -> int:
-    from dpfp_ray.report.glossary import glossary, look_up
+    from dpfp_ray import glossary
 
-    found = [] if arguments.words else glossary()
-    for word in arguments.words:
-        known = look_up(word)
-        if not known:
-            raise UserError(f"the glossary does not know {word!r}; dpfp glossary shows all words")
-        found += [term for term in known if term not in found]
+    found = glossary(*arguments.words)
     if arguments.json:
         print(to_json([asdict(term) for term in found]))
         return 0

@@ -20,20 +20,15 @@ Changing a total needs --force. `export` writes ledger.json, .csv, .md, .svg and
 """
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpfp_ray.cli.options import GROUPS, add_flag, plan_values, positive
 from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import FIELDS
-from dpfp_ray.plan.values import make_plan
 
 if TYPE_CHECKING:
-    from dpfp_ray.privacy.ledger import Ledger
-    from dpfp_ray.privacy.ledger_sum import Spent
-
-SUMMARY = ("people", "epsilon", "private_epsilon", "delta", "guarantee", "total")
+    from dpfp_ray.report.ledger import LedgerView
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,126 +67,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(arguments: argparse.Namespace) -> int:
-    from dpfp_ray.privacy.ledger import Ledger
+    from dpfp_ray import ledger
 
-    ledger = Ledger(arguments.ledger)
     if arguments.action == "set":
-        set_total(ledger, arguments)
+        if arguments.total_epsilon is None:
+            raise UserError("give --epsilon E, what these people may ever pay")
+        book = ledger(arguments.ledger)
+        total = book.set_total(
+            arguments.total_epsilon, arguments.total_delta, force=arguments.force
+        )
+        if arguments.json:
+            print(to_json({"epsilon": total.epsilon, "delta": total.delta}))
+        else:
+            print(
+                f"total of {book.ledger.files.name}: ε = {total.epsilon:g} at δ = {total.delta:.3g}"
+            )
         return 0
-    spent, others = choose(ledger, arguments)
+    if arguments.action == "export" and arguments.output is None:
+        raise UserError("give --output DIR, the folder to write to")
+    found = ledger(
+        arguments.ledger,
+        people=arguments.people,
+        records_per_person=arguments.records_per_person,
+        **plan_values(arguments),
+    )
     if arguments.action == "export":
-        export(ledger, spent, others, arguments.output)
+        print(*found.write(arguments.output), sep="\n")
     elif arguments.json:
-        print(to_json(facts(ledger, spent, others)))
+        print(to_json(found.to_json()))
     else:
-        show(ledger, spent, others)
+        show(found)
     return 0
 
 
-def set_total(ledger: "Ledger", arguments: argparse.Namespace) -> None:
-    from dpfp_ray.privacy.ledger import TOTAL_DELTA
-
-    if arguments.total_epsilon is None:
-        raise UserError("give --epsilon E, what these people may ever pay")
-    known = ledger.total()
-    delta = arguments.total_delta or (known.delta if known else TOTAL_DELTA)
-    total = ledger.set_total(arguments.total_epsilon, delta, force=arguments.force)
-    if arguments.json:
-        print(to_json({"epsilon": total.epsilon, "delta": total.delta}))
-    else:
-        print(f"total of {ledger.files.name}: ε = {total.epsilon:g} at δ = {total.delta:.3g}")
-
-
-def choose(ledger: "Ledger", arguments: argparse.Namespace) -> "tuple[Spent | None, list[Spent]]":
-    """The group that was asked for, or else the one that has paid most; and all groups."""
-    groups = ledger.groups(arguments.records_per_person)
-    wanted = arguments.people
-    given = plan_values(arguments)
-    if wanted and given:
-        raise UserError("--people and a data set are both given; drop one")
-    if given:
-        from dpfp_ray.data.tasks import load_task
-
-        train = load_task(make_plan(given)).train
-        wanted = ledger.find(train.all_texts())
-        if wanted is None:
-            raise UserError(f"the ledger {ledger.files.name} knows none of these records")
-    if wanted:
-        found = [one for one in groups if wanted in (one.people, *one.data_sets)]
-        if not found:
-            raise UserError(f"the ledger {ledger.files.name} has no people {wanted!r}")
-        return found[0], groups
-    most = max(groups, key=lambda one: (one.epsilon, one.private_epsilon), default=None)
-    return most, groups
-
-
-def facts(ledger: "Ledger", spent: "Spent | None", groups: "list[Spent]") -> dict[str, Any]:
-    total = ledger.total()
-    nothing: dict[str, Any] = {
-        "people": None,
-        "epsilon": 0.0,
-        "private_epsilon": 0.0,
-        "delta": total.delta if total else None,
-        "guarantee": "proved",
-        "how": "nothing was released",
-        "total": total.epsilon if total else None,
-        "entries": [],
-    }
-    summaries = [
-        {name: getattr(one, name) for name in SUMMARY} | {"uses": len(one.used)} for one in groups
-    ]
-    return (nothing if spent is None else spent.to_json()) | {
-        "ledger": ledger.files.name,
-        "groups": summaries,
-    }
-
-
-def show(ledger: "Ledger", spent: "Spent | None", groups: "list[Spent]") -> None:
+def show(found: "LedgerView") -> None:
     from rich.table import Table
 
     from dpfp_ray.data.terminal import print_table, stderr, stdout
     from dpfp_ray.report.ledger import uses_table
 
-    if spent is None:
-        total = ledger.total()
-        limit = "" if total is None else f" of a total of {total.epsilon:g}"
+    if found.spent is None:
+        limit = "" if found.total is None else f" of a total of {found.total.epsilon:g}"
         stdout.print(f"nothing was done yet: ε = 0{limit}", markup=False)
         return
-    uses = uses_table(spent)
+    uses = uses_table(found.spent)
     table = Table(box=None, pad_edge=False)
     for column in uses.columns:
         table.add_column(column.title, justify="right" if column.numeric else "left", no_wrap=True)
     for row in uses.rows:
         table.add_row(*(entry.text for entry in row.entries))
     print_table(table, max(stdout.width, 140))
-    stdout.print(spent.sentence(), markup=False, soft_wrap=True)
-    others = [one for one in groups if one.people != spent.people]
+    stdout.print(found.spent.sentence(), markup=False, soft_wrap=True)
+    others = [one.people for one in found.groups if one.people != found.spent.people]
     if others:
-        names = ", ".join(one.people for one in others)
+        names = ", ".join(others)
         stderr.print(f"the ledger has other people, too (--people ID): {names}", markup=False)
-
-
-def export(
-    ledger: "Ledger", spent: "Spent | None", groups: "list[Spent]", output: str | None
-) -> None:
-    from dpfp_ray.report import formats
-    from dpfp_ray.report.ledger import ledger_figure, uses_table
-    from dpfp_ray.training.run_folder import make_folder
-
-    if output is None:
-        raise UserError("give --output DIR, the folder to write to")
-    if spent is None:
-        raise UserError(f"the ledger {ledger.files.name} has no entries")
-    folder = make_folder(output)
-    table = uses_table(spent)
-    drawing = ledger_figure(spent, ledger.total(), f"dpfp ledger export --output {output}")
-    files = {
-        "ledger.json": (to_json(facts(ledger, spent, groups), indent=2) + "\n").encode(),
-        "ledger.csv": formats.to_csv(table).encode(),
-        "ledger.md": formats.to_markdown(table).encode(),
-        "ledger.svg": drawing.svg,
-        "ledger.png": drawing.png,
-    }
-    for name, content in files.items():
-        Path(folder / name).write_bytes(content)
-        print(folder / name)

@@ -30,9 +30,9 @@ from typing import Any
 
 from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.results import query
 from dpfp_ray.results import rows as results
-from dpfp_ray.results.load import load_rows
+from dpfp_ray.results.load import find_rows
+from dpfp_ray.results.query import select_columns
 
 NARROW = ("id", "status", "method", "mode", "task", "model", "scope", "epsilon", "accuracy")
 IF_THEY_DIFFER = ("model", "scope")
@@ -96,14 +96,10 @@ def command(arguments: argparse.Namespace) -> int:
         where, sort = arguments.where, arguments.sort
         found, known, total = client.ask(arguments.address, token, where, sort, limit)
     else:
-        rows = load_rows(arguments.location)
-        known = results.columns(rows)
-        found = query.filter_rows(rows, arguments.where, known)
-        found = query.sort_rows(found, arguments.sort, known)
-        total, found = len(found), found[:limit]
-    chosen = (
-        query.select_columns(arguments.columns, known) if arguments.columns is not None else None
-    )
+        found, known, total = find_rows(
+            arguments.location, where=arguments.where, sort=arguments.sort, limit=limit
+        )
+    chosen = None if arguments.columns is None else select_columns(arguments.columns, known)
 
     if arguments.json:
         print(to_json([{name: row.get(name) for name in chosen or known} for row in found]))

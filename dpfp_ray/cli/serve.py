@@ -17,6 +17,7 @@ On a cluster, run this where --storage can be read (--detach leaves it running t
 """
 
 import argparse
+import os
 import signal
 import sys
 import threading
@@ -54,66 +55,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(arguments: argparse.Namespace) -> int:
-    from dpfp_ray.data.terminal import stderr
-    from dpfp_ray.serve import deploy
-    from dpfp_ray.sweeps import access_tokens
-    from dpfp_ray.sweeps.cluster import connected, default_address, settings
+    if not arguments.stop and not arguments.storage:
+        raise UserError("give --storage, the folder or URI whose results to show, such as runs")
 
-    address = arguments.address or default_address()
-    check(arguments, address)
-    with settings():
-        if arguments.stop:
-            with connected(address):
-                found = deploy.remove()
-            stderr.print("stopped" if found else "dpfp-results was not running")
-            return 0
-        token = access_tokens.read_token(arguments.token_file)
-        digest = None if token is None else access_tokens.digest(token)
-        deploy.check_exposure(arguments.host, digest)
-        storage = find_storage(arguments.storage)
-        place = deploy.Place(arguments.host, arguments.port, arguments.route_prefix)
-        with connected(address):
-            with stderr.status("starting Ray Serve …"):  # on a terminal only
-                real = deploy.deploy(storage, place, digest, find_ledger(arguments.ledger))
-            show(real, digest is not None)
-            if not arguments.detach:
-                wait(address)
+    from dpfp_ray import serve, stop_serving
+    from dpfp_ray.data.terminal import stderr
+
+    if arguments.stop:
+        found = stop_serving(arguments.address)
+        stderr.print("stopped" if found else "dpfp-results was not running")
+        return 0
+    names = ("ledger", "host", "port", "route_prefix", "address", "token_file", "detach")
+    with serve(arguments.storage, **{n: getattr(arguments, n) for n in names}) as place:
+        show(place, token=bool(arguments.token_file or os.environ.get("DPFP_TOKEN")))
+        if not arguments.detach:
+            wait()
     return 0
 
 
-def check(arguments: argparse.Namespace, address: str) -> None:
-    if (arguments.detach or arguments.stop) and address == "local":
-        which = "--detach" if arguments.detach else "--stop"
-        raise UserError(f"{which} needs a cluster that goes on without us; give --address auto")
-    if not arguments.stop and not arguments.storage:
-        raise UserError("give --storage, the folder or URI whose results to show, such as runs")
-    if not 0 < arguments.port < 65536:
-        raise UserError(f"port is {arguments.port}; give a number from 1 to 65535")
-    if not arguments.route_prefix.startswith("/"):
-        raise UserError(f"route-prefix is {arguments.route_prefix!r}; give one such as /results")
-
-
-def find_ledger(location: str | None) -> str:
-    """Absolute, and chosen here: the replica has another environment."""
-    from dpfp_ray.privacy.ledger import default_place
-    from dpfp_ray.sweeps.state import resolve_storage
-
-    return resolve_storage(location or default_place())
-
-
-def find_storage(location: str) -> str:
-    """Absolute, so that it means the same to another process; it may be empty yet."""
-    from dpfp_ray.results.store import Store
-    from dpfp_ray.sweeps.state import resolve_storage
-
-    storage = resolve_storage(location)
-    store = Store(storage)
-    if not store.exists():
-        print(f"dpfp: there is nothing at {store.name} yet", file=sys.stderr)
-    return storage
-
-
-def show(place: "Place", token: bool) -> None:
+def show(place: "Place", *, token: bool) -> None:
     from ray._private.worker import get_dashboard_url
 
     from dpfp_ray.data.terminal import stderr, stdout
@@ -127,11 +87,10 @@ def show(place: "Place", token: bool) -> None:
         stderr.print(line, markup=False)
 
 
-def wait(address: str) -> None:
-    """Wait for Ctrl-C or SIGTERM, then stop the application, and Ray if it was started here."""
+def wait() -> None:
+    """For Ctrl-C or SIGTERM."""
     from dpfp_ray.data.terminal import stderr
-    from dpfp_ray.serve import deploy
-    from dpfp_ray.sweeps.signals import handling, ignoring_ctrl_c
+    from dpfp_ray.sweeps.signals import handling
 
     ended = threading.Event()
 
@@ -142,6 +101,3 @@ def wait(address: str) -> None:
         stderr.print("Ctrl-C ends it")
         while not ended.wait(1.0):
             pass
-    if address != "local":
-        with ignoring_ctrl_c():
-            deploy.remove()

@@ -18,7 +18,7 @@ fairseq/lrk_utils.py, trainer.py, modules/) and what we do:
   the encoder's biases stay fixed. Followed. Query, key and value, one matrix of 3h × h there, are
   three here with carriers of their own, because transformers keeps them apart.
 - The head has no carriers, being of low rank already. Its gradient is divided by 10 before the
-  joint clip, lest it leave no room for the carriers. Followed (`HEAD_SHARE`); we multiply it back
+  joint clip, to leave room for the carriers. Followed (`HEAD_SHARE`); we multiply it back
   after the noise, which Adam cannot tell from the original and other optimizers need.
 - Carriers are renewed once a step by one power iteration on W itself from a Gaussian start:
   `carriers: weight`. The paper's text decomposes the update's history W_t − W_0 instead:

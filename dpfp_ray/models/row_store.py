@@ -93,7 +93,7 @@ def encoded_rows(table: TokenTable, model: str, precision: str, name: str = "") 
 
 
 def _digests(table: TokenTable) -> Iterator[bytes]:
-    """Of each row's tokens; never ending in a zero byte, which numpy would cut off."""
+    """Of each row's tokens; never ending in a zero byte, which numpy would drop."""
     columns = [(name, np.ascontiguousarray(table.columns[name])) for name in sorted(table.columns)]
     start = " ".join(f"{name} {column.dtype.str}" for name, column in columns).encode()
     for first, end in zip(table.offsets[:-1], table.offsets[1:], strict=True):

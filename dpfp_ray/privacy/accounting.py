@@ -27,7 +27,8 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
 from dpfp_ray.data.cache import cached_number
-from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
+from dpfp_ray.plan.fields import ACCOUNTANTS
+from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import pld
 
 # A larger ε than this protects nobody and would make the numerics slow.
@@ -174,6 +175,11 @@ def gdp_mu_of_budget(eps: float, delta: float) -> float:
         return math.log(max(gdp_delta(eps, mu), 1e-320)) - math.log(delta)
 
     return float(brentq(excess, low, high, xtol=1e-300, rtol=1e-13))
+
+
+def renyi_epsilon(order: float, value: float, delta: float) -> float:
+    """ε at `delta` of RDP `value` at an order (Canonne, Kamath & Steinke 2020, proposition 12)."""
+    return max(0.0, value + math.log1p(-1 / order) - math.log(delta * order) / (order - 1))
 
 
 def rdp_epsilon(mech: Mechanism, delta: float) -> float:

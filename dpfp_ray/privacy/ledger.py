@@ -40,15 +40,15 @@ from dpfp_ray.privacy.ledger_entries import (
     ENDS,
     Entry,
     Use,
-    counted,
     entry_from_json,
     opening_to_json,
 )
-from dpfp_ray.privacy.ledger_files import OnceWritten, Place
-from dpfp_ray.privacy.ledger_sum import Spent, rounded_up, sum_up
+from dpfp_ray.privacy.ledger_files import OnceWritten, Place, default_place
+from dpfp_ray.privacy.ledger_sum import Spent, refusal, sum_up
 from dpfp_ray.privacy.people import KnownPeople, People
 
 ENTRIES, TOTALS = "entries", "totals"
+TOTAL_DELTA = 1e-6  # of a total without a δ: 1/(2D) for half a million people
 
 
 class Ledger:
@@ -110,7 +110,7 @@ class Ledger:
                 )
                 self._write(f"{ENTRIES}/{entry.id}.json", opening_to_json(entry))
                 new.append(entry)
-            problem = self._problem(new) if new else None
+            problem = self._refusal(new) if new else None
             if problem is not None:
                 for entry in new:
                     self._write_end(entry.id, 0, "refused")
@@ -139,9 +139,13 @@ class Ledger:
             self._write(f"{ENTRIES}/{entry.id}.json", opening_to_json(entry))
             self._write_end(entry.id, done, status)
 
-    def set_total(self, epsilon: float, delta: float, force: bool = False) -> Total:
+    def set_total(self, epsilon: float, delta: float | None = None, force: bool = False) -> Total:
         """Bound what each group of people may ever pay. Best before the first use: a filter's
-        theorem is about a total that no result has influenced."""
+        theorem is about a total that no result has influenced. δ is by default that of the total
+        that is set, else 1e-6."""
+        if delta is None:
+            known = self.total()
+            delta = known.delta if known else TOTAL_DELTA
         if not (0 < epsilon < math.inf and 0 < delta < 1):
             raise UserError(f"total epsilon {epsilon:g}, delta {delta:g}: give ε > 0 and 0 < δ < 1")
         wanted = ledger_cost.total_of(epsilon, delta)
@@ -168,7 +172,7 @@ class Ledger:
         last = [name for name in names if name.split("-")[0] == names[-1].split("-")[0]]
         found = []
         for name in last:
-            with self._intact(f"{TOTALS}/{name}"):
+            with self.files.intact(f"{TOTALS}/{name}"):
                 facts = self._load(f"{TOTALS}/{name}")["total"]
                 found.append(Total(facts["epsilon"], facts["delta"], tuple(facts["orders"])))
         return min(found, key=lambda total: total.epsilon, default=None)
@@ -191,7 +195,7 @@ class Ledger:
             )
         found = []
         for name in openings:
-            with self._intact(f"{ENTRIES}/{name}"):
+            with self.files.intact(f"{ENTRIES}/{name}"):
                 own_ends = [self._load(end) for end in ends.get(name.removesuffix(".json"), [])]
                 found.append(entry_from_json(self._load(f"{ENTRIES}/{name}"), own_ends))
         return sorted(found, key=lambda entry: (entry.opened_at, entry.id))
@@ -237,7 +241,7 @@ class Ledger:
         found = sum_up(own, group, data_sets, total, delta, records_per_person)
         return dataclasses.replace(found, dev_rows=self.people.dev_rows(data_sets))
 
-    def _problem(self, new: Sequence[Entry]) -> str | None:
+    def _refusal(self, new: Sequence[Entry]) -> str | None:
         """Why `new`, which are written already, must not go on; None if they may."""
         entries = self.entries()
         ids = {entry.id for entry in new}
@@ -246,35 +250,11 @@ class Ledger:
         total = self.total()
         if total is None:
             return None
-        open_to_all = next((e.use.method for e in new if e.use.guarantee == "none"), None)
-        if open_to_all is not None:
-            return (
-                f"{open_to_all} gives no privacy, and the ledger {self.files.name} has a total "
-                f"of ε = {total.epsilon:g}; use a private method, or another ledger for public data"
-            )
         group_of = self.people.groups(entry.use.people for entry in entries)
         for one in dict.fromkeys(group_of[entry.use.people] for entry in new):
             group = [entry for entry in entries if group_of[entry.use.people] == one]
-            own = [entry for entry in group if entry.id in ids]
-            together, rest = counted(group), counted(e for e in group if e.id not in ids)
-            if ledger_cost.would_fit(together, {}, total):
-                continue
-            sums = [
-                ledger_cost.filter_epsilon(c, total.delta, total.orders)[0]
-                for c in (rest, together)
-            ]
-            most = ledger_cost.what_fits(rest, counted(own), total)
-            purpose = own[0].use.purpose
-            subject = f"this {purpose}" if len(own) == 1 else f"these {len(own)} runs"
-            fits = f"one of ε ≤ {_rounded_down(most)} fits"
-            if len(own) > 1:
-                fits = f"runs of together ε ≤ {_rounded_down(most)} fit"
-            return (
-                f"{subject} would bring what these people pay from ε = {rounded_up(sums[0])} "
-                f"to {rounded_up(sums[1])}, above the total of {total.epsilon:g} "
-                f"(δ = {total.delta:.3g}) of the ledger {self.files.name}; "
-                f"{fits if most > 0.005 else 'nothing more fits'}"
-            )
+            if reason := refusal(group, ids, total, self.files.name):
+                return reason
         return None
 
     def _write_end(self, entry_id: str, done: int, status: str) -> None:
@@ -289,32 +269,6 @@ class Ledger:
             self._read[name] = json.loads(self.files.read(name))
         return self._read[name]
 
-    def _intact(self, name: str) -> "_Intact":
-        return _Intact(f"{name} of the ledger {self.files.name}")
-
-
-class _Intact:
-    """Turns what damaged files raise into one line that names the file."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, ValueError | KeyError | TypeError | AttributeError):
-            raise UserError(
-                f"{self.name} cannot be read ({error}); restore it from a backup: without it the "
-                "sum would be too small"
-            ) from None
-
-
-def _rounded_down(epsilon: float) -> str:
-    return f"{math.floor(epsilon * 100) / 100:g}"
-
-
-TOTAL_DELTA = 1e-6  # of a total without a δ: 1/(2D) for half a million people
-
 
 def open_ledger(
     place: "str | Path | Ledger | None" = None,
@@ -327,20 +281,8 @@ def open_ledger(
         if total_delta is not None:
             raise UserError(f"total delta {total_delta:g} is given without a total epsilon")
         return ledger
-    known = ledger.total()
-    delta = total_delta or (known.delta if known else TOTAL_DELTA)
-    ledger.set_total(total_epsilon, delta)
+    ledger.set_total(total_epsilon, total_delta)
     return ledger
-
-
-def default_place() -> str:
-    """`$DPFP_LEDGER`, else the user's data folder: unlike a cache, it must not be lost."""
-    chosen = os.environ.get("DPFP_LEDGER")
-    if chosen:
-        return chosen
-    import platformdirs
-
-    return str(Path(platformdirs.user_data_dir("dpfp-ray", appauthor=False)) / "ledger")
 
 
 def _now() -> str:

@@ -30,14 +30,14 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from scipy.special import logsumexp
 
 from dpfp_ray.privacy import composition
-from dpfp_ray.privacy.accounting import gdp_epsilon, unconverged_orders_left_out
+from dpfp_ray.privacy.accounting import gdp_epsilon, renyi_epsilon, unconverged_orders_left_out
 from dpfp_ray.privacy.pld import Release
 
 # Fixed in the code, hence before any use, for ledgers without a total.
@@ -90,10 +90,6 @@ class RdpCurve:
 
 Part = Gaussian | Pure | RdpCurve
 Counts = Mapping[Part, int]  # mechanism: how often; a Gaussian counts its releases, not its steps
-
-
-def part_to_json(part: Part) -> dict[str, Any]:
-    return asdict(part)
 
 
 def part_from_json(facts: Mapping[str, Any]) -> Part:
@@ -254,11 +250,6 @@ def randomised_response_renyi(epsilon: float, alpha: float) -> float:
     log_q, log_r = -math.log1p(math.exp(-epsilon)), -epsilon - math.log1p(math.exp(-epsilon))
     both = [alpha * log_q + (1 - alpha) * log_r, alpha * log_r + (1 - alpha) * log_q]
     return float(logsumexp(both)) / (alpha - 1)
-
-
-def renyi_epsilon(alpha: float, value: float, delta: float) -> float:
-    """ε at `delta` of RDP `value` at order α (Canonne, Kamath & Steinke 2020, proposition 12)."""
-    return max(0.0, value + math.log1p(-1 / alpha) - math.log(delta * alpha) / (alpha - 1))
 
 
 # --- a list fixed beforehand --------------------------------------------------------------------

@@ -25,7 +25,6 @@ from dpfp_ray.privacy.ledger_cost import (
     count_parts,
     for_group,
     part_from_json,
-    part_to_json,
 )
 
 SCHEMA = 1
@@ -79,7 +78,7 @@ class Use:
     def run_id(self) -> str:
         """Equal for equal runs; whatever changes the cost changes it."""
         facts = [self.purpose, self.plan_hash, self.people, self.steps, self.run, self.release]
-        parts = [part_to_json(part) for part in self.parts]
+        parts = [dataclasses.asdict(part) for part in self.parts]
         text = json.dumps([facts, parts], sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -125,7 +124,7 @@ class Entry:
             "done": self.done,
             **{name: getattr(use, name) for name in SHOWN},
             "mechanism": [
-                part_to_json(part)
+                dataclasses.asdict(part)
                 | {"planned": _number(part, use.steps)}
                 | {"done": None if self.done is None else _number(part, self.done)}
                 for part in use.parts
@@ -145,7 +144,7 @@ def _number(part: Part, steps: int) -> int:
 
 def opening_to_json(entry: Entry) -> dict[str, Any]:
     """What is stored before the first step. Not `run`: it may name folders, and `id` has it."""
-    facts = dataclasses.asdict(entry.use) | {"parts": [part_to_json(p) for p in entry.use.parts]}
+    facts = dataclasses.asdict(entry.use)
     del facts["run"]
     head = {"schema": SCHEMA, "id": entry.id, "opened_at": entry.opened_at, "who": entry.who}
     return head | {"resumes": list(entry.resumes), "use": facts}

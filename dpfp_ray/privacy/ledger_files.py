@@ -22,6 +22,16 @@ Place = LocalFiles | RemoteFiles
 LISTINGS = 100  # tries
 
 
+def default_place() -> str:
+    """`$DPFP_LEDGER`, else the user's data folder: unlike a cache, it must not be lost."""
+    chosen = os.environ.get("DPFP_LEDGER")
+    if chosen:
+        return chosen
+    import platformdirs
+
+    return str(Path(platformdirs.user_data_dir("dpfp-ray", appauthor=False)) / "ledger")
+
+
 class OnceWritten:
     """Named bytes below a path or URI."""
 
@@ -93,6 +103,17 @@ class OnceWritten:
                 os.close(folder)
         except OSError as error:
             raise self._trouble("write", name, error) from None
+
+    @contextmanager
+    def intact(self, name: str) -> Iterator[None]:
+        """Turns what a damaged object raises into one line that names it."""
+        try:
+            yield
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{name} of the ledger {self.name} cannot be read ({error}); restore it from a "
+                f"backup: without it the sum would be too small"
+            ) from None
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -1,9 +1,9 @@
-"""What the entries of one group of people add up to, and by which theorem."""
+"""What the entries of one group of people add up to, by which theorem, and what fits a total."""
 
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,6 +163,35 @@ def _fixed_beforehand(entries: Sequence[Entry]) -> bool:
     first_end = min((entry.ended_at for entry in entries if entry.ended_at), default=None)
     begun_as_one = first_end is None or max(first_opened.values()) <= first_end
     return len(lists) == 1 and None not in lists and begun_as_one
+
+
+def refusal(group: Sequence[Entry], new: Collection[str], total: Total, name: str) -> str | None:
+    """Why the entries with ids `new`, of this group of people, do not fit the total of the ledger
+    `name`; None if they do."""
+    own = [entry for entry in group if entry.id in new]
+    bare = next((entry.use.method for entry in own if entry.use.guarantee == "none"), None)
+    if bare is not None:
+        return (
+            f"{bare} gives no privacy, and the ledger {name} has a total of ε = "
+            f"{total.epsilon:g}; use a private method, or another ledger for public data"
+        )
+    together, rest = counted(group), counted(e for e in group if e.id not in new)
+    if ledger_cost.would_fit(together, {}, total):
+        return None
+    before, after = (
+        rounded_up(ledger_cost.filter_epsilon(sum_, total.delta, total.orders)[0])
+        for sum_ in (rest, together)
+    )
+    most = ledger_cost.what_fits(rest, counted(own), total)
+    at_most = f"ε ≤ {math.floor(most * 100) / 100:g}"
+    one = len(own) == 1
+    fits = f"one of {at_most} fits" if one else f"runs of together {at_most} fit"
+    return (
+        f"{f'this {own[0].use.purpose}' if one else f'these {len(own)} runs'} would bring what "
+        f"these people pay from ε = {before} to {after}, above the total of {total.epsilon:g} "
+        f"(δ = {total.delta:.3g}) of the ledger {name}; "
+        f"{fits if most > 0.005 else 'nothing more fits'}"
+    )
 
 
 def _smallest_delta(entries: Iterable[Entry]) -> float:

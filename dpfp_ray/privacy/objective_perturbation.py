@@ -32,7 +32,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.privacy.accounting import gdp_delta, gdp_mu_of_budget
+from dpfp_ray.privacy.accounting import gdp_delta, gdp_mu_of_budget, renyi_epsilon
 
 Floats = NDArray[np.float64]
 
@@ -125,12 +125,8 @@ class ObjectivePerturbation:
         return float(brentq(lambda eps: _log(self.delta(eps)) - _log(delta), 0.0, top, xtol=1e-12))
 
     def rdp_epsilon(self, delta: float) -> float:
-        """By Rényi divergences (Canonne, Kamath & Steinke 2020, proposition 12); looser."""
-        best = math.inf
-        for order in ORDERS:
-            conversion = math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
-            best = min(best, self.rdp(order) + conversion)
-        return max(best, 0.0)
+        """By Rényi divergences; looser."""
+        return min(renyi_epsilon(order, self.rdp(order), delta) for order in ORDERS)
 
 
 def lipschitz(classes: int) -> float:

@@ -11,7 +11,8 @@ What a method promises is in its spec. `guarantee` is the one word that tables s
 from collections.abc import Mapping
 from typing import Any
 
-from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
+from dpfp_ray.plan.fields import ACCOUNTANTS
+from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting, participation
 
 SCHEMA = 1

@@ -17,6 +17,7 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.statement_text import number, promised, unit_word
 
+FORMS = ("text", "json", "nist", "registry")
 FILL = "TO BE FILLED IN"
 DP_FY_ML = "Ponomareva et al. 2023, How to DP-fy ML (arXiv:2303.00654)"
 NIST = "Near et al. 2025, NIST SP 800-226, Guidelines for Evaluating DP Guarantees"

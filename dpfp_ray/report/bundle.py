@@ -40,7 +40,6 @@ from dpfp_ray.training.load_model import plan_of
 
 FORMAT = 1
 INDEX = "bundle.json"
-OWN_FILES = ("plan", "command")  # what of a cell has files of its own
 LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the oldest time that a zip can say: equal bundles, equal bytes
 README = """\
 # Replication bundle

@@ -14,7 +14,7 @@ from dpfp_ray.report.plots import (
     clean,
     finish,
     legend,
-    log_axis,
+    log_x_axis,
     plain_ticks,
     styles,
 )
@@ -107,7 +107,7 @@ def _epsilon_axes(axes: Any, plain: Sequence[Cell], cells: Sequence[Cell], accou
         axes.margins(x=0.2)
         axes.set_xlabel("method")
         return
-    log_axis(axes, "x", budgets)
+    log_x_axis(axes, budgets)
     plain_ticks(axes.xaxis, budgets)
     axes.set_xlabel(
         f"privacy budget ε by {ACCOUNTANT_NAMES.get(accountant, accountant)}, log scale"

@@ -18,7 +18,7 @@ from dpfp_ray.report.plots import (
     finish,
     legend,
     line_styles,
-    log_axis,
+    log_x_axis,
     method_label,
     plain_ticks,
     styles,
@@ -87,7 +87,7 @@ def cost_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
                         textcoords="offset points",
                         fontsize=8,
                     )
-            log_axis(axes, "x", [mean(seconds_of(cell)) for cell in here])
+            log_x_axis(axes, [mean(seconds_of(cell)) for cell in here])
             axes.set_xlabel("time before and of training (s), log scale")
             axes.set_ylabel("dev accuracy (%)")
             axes.margins(x=0.12, y=0.15)
@@ -137,7 +137,7 @@ def micro_figures(runs: Sequence[Run], command: str) -> Iterator[Drawing]:
                     **look,
                 )
             every = sorted({m for _, by in here for m in by})
-            log_axis(axes, "x", every, base=2)
+            log_x_axis(axes, every, base=2)
             plain_ticks(axes.xaxis, every)
             axes.set_xlabel("micro-batches a step M, log scale")
             axes.set_ylabel("dev accuracy (%)")

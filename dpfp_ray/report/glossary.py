@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from importlib.resources import files
 
+from dpfp_ray.plan.errors import UserError
+
 TERM = re.compile(r"^(?:- )?\*\*(?P<name>.+?)\*\*(?P<more>[^:]*): (?P<text>.+)$")
 LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 
@@ -21,8 +23,18 @@ class Term:
         return [word for word in re.split(r"[^\w./:]+", self.name.lower()) if word]
 
 
-def glossary() -> list[Term]:
-    """All terms in the order of the document."""
+def glossary(*words: str) -> list[Term]:
+    """What these words mean; without any, all terms in the order of the document."""
+    found: list[Term] = []
+    for word in words:
+        known = look_up(word)
+        if not known:
+            raise UserError(f"the glossary does not know {word!r}; dpfp glossary shows all words")
+        found += [term for term in known if term not in found]
+    return found if words else _all_terms()
+
+
+def _all_terms() -> list[Term]:
     source = files("dpfp_ray").joinpath("glossary.md").read_text(encoding="utf-8")
     found: list[Term] = []
     for block in re.split(r"\n\n|\n(?=- )", source):
@@ -35,7 +47,7 @@ def glossary() -> list[Term]:
 def look_up(word: str) -> list[Term]:
     """The terms that `word` names; where none does, those that speak of it."""
     asked = word.lower().replace("_", "-").strip()
-    terms = glossary()
+    terms = _all_terms()
     named = [t for t in terms if asked in t.words or asked == t.name.lower()]
     parts = [t for t in terms if asked in t.name.lower().replace("_", "-")]
     return named or parts or [t for t in terms if asked in t.text.lower().replace("_", "-")]

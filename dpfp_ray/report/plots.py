@@ -76,6 +76,7 @@ _SETTINGS: Any = {
 COLOURS = "cividis"  # reads alike for all, light is more, also in grey
 _FONTS = b"font-family: 'DejaVu Sans', Verdana, sans-serif"
 _PNG_DPI = 160
+_WIDTH = 7.0  # inches
 _FOOT_WIDTH = 96  # characters of the command beneath
 
 
@@ -92,14 +93,14 @@ class Drawing:
 
 
 @contextmanager
-def canvas(height: float = 4.0, width: float = 7.0) -> Iterator[tuple["Figure", "Axes"]]:
+def canvas(height: float = 4.0) -> Iterator[tuple["Figure", "Axes"]]:
     """A figure and its axes in our style, without pyplot, which keeps state."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(_SETTINGS):
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         FigureCanvasAgg(figure)
         yield figure, figure.add_subplot()
 
@@ -167,9 +168,9 @@ def _options(look: tuple[str, str, str]) -> dict[str, Any]:
     return dict(zip(("color", "marker", "linestyle"), look, strict=True))
 
 
-def plain_ticks(axis: Any, values: Sequence[float], form: str = "g") -> None:
+def plain_ticks(axis: Any, values: Sequence[float]) -> None:
     """Ticks at the values that were run, in plain digits."""
-    axis.set_ticks(list(values), labels=[short(value, form) for value in values])
+    axis.set_ticks(list(values), labels=[short(value) for value in values])
     axis.set_minor_locator(_no_ticks())
 
 
@@ -182,16 +183,16 @@ def short(value: float, form: str = "g") -> str:
     return shown.replace("e-0", "e-").replace("e+0", "e")
 
 
-def log_axis(axes: "Axes", which: str, values: Sequence[float], base: int = 10) -> None:
-    """A log scale whose labels are plain numbers; linear if the values span little."""
+def log_x_axis(axes: "Axes", values: Sequence[float], base: int = 10) -> None:
+    """A log scale of x whose labels are plain numbers; linear if the values span little."""
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     low, high = min(values), max(values)
-    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis = axes.xaxis
     if low <= 0 or high / low < 3:
         axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
         return
-    (axes.set_xscale if which == "x" else axes.set_yscale)("log", base=base)
+    axes.set_xscale("log", base=base)
     axis.set_major_locator(LogLocator(base=base, subs=(1.0, 2.0, 5.0) if base == 10 else (1.0,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axis.set_minor_locator(_no_ticks())

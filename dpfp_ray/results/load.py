@@ -3,24 +3,43 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpfp_ray.results.rows import COLUMNS, Row, columns, flatten
+from dpfp_ray.results.query import filter_rows, select_columns, sort_rows
+from dpfp_ray.results.rows import COLUMNS, Row, flatten
+from dpfp_ray.results.rows import columns as columns_of
 from dpfp_ray.results.store import load_records
 
 if TYPE_CHECKING:
     import pandas
 
 
-def load_rows(*places: str | Path) -> list[Row]:
-    """All records below the given folders or URIs as flat rows (`results.rows.COLUMNS`)."""
-    return [flatten(record) for record in load_records(*places)]
+def find_rows(
+    *places: str | Path, where: str | None = None, sort: str | None = None, limit: int | None = None
+) -> tuple[list[Row], list[str], int]:
+    """Flat rows (`results.rows.COLUMNS`), all columns, and how many rows match in all."""
+    rows = [flatten(record) for record in load_records(*places)]
+    known = columns_of(rows)
+    found = sort_rows(filter_rows(rows, where, known), sort, known)
+    return found[:limit], known, len(found)
 
 
-def load_results(*places: str | Path) -> "pandas.DataFrame":
-    """All results as a table, one row for each run or trial.
+def load_results(
+    *places: str | Path,
+    where: str | None = None,
+    sort: str | None = None,
+    columns: str | None = None,
+    limit: int | None = None,
+) -> "pandas.DataFrame":
+    """All results below the folders or URIs as a table, one row for each run or trial.
 
-    >>> load_results("runs").query("method == 'dpsgd' and epsilon <= 3")  # doctest: +SKIP
+    `where`, `sort`, `columns` and `limit` are those of `dpfp results`.
+
+    >>> load_results("runs", where="method == 'dpsgd' and epsilon <= 3")  # doctest: +SKIP
     """
-    return as_frame(load_rows(*places))
+    rows, known, _ = find_rows(*places, where=where, sort=sort, limit=limit)
+    frame = as_frame(rows)
+    if columns is not None:
+        frame = frame[select_columns(columns, known)]
+    return frame
 
 
 def as_frame(rows: list[Row]) -> "pandas.DataFrame":
@@ -28,6 +47,6 @@ def as_frame(rows: list[Row]) -> "pandas.DataFrame":
     same. Whole numbers that may be missing are Int64."""
     import pandas
 
-    frame = pandas.DataFrame(rows, columns=columns(rows))
+    frame = pandas.DataFrame(rows, columns=columns_of(rows))
     kinds = {str: "string", int: "Int64", float: "float64"}
     return frame.astype({name: kinds[COLUMNS.get(name, float)] for name in frame.columns})

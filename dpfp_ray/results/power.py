@@ -6,7 +6,6 @@ of a table differ, the later steps are easier and the power is a little higher t
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from scipy import optimize, stats
 
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.results.paired import Correct, Parts, half_width
+from dpfp_ray.results.paired import Parts, half_width
 from dpfp_ray.results.statistics import LEVEL, Scope
 
 POWER = 0.8
@@ -45,41 +44,6 @@ class Spread:
                 f"spread {self}: shares must be 0 ≤ seed_disagreement ≤ disagreement ≤ 1, "
                 "and seed_sd at least 0"
             )
-
-
-def observed_spread(methods: Sequence[Correct]) -> Spread:
-    """The spread of runs at hand, each method (runs, rows) of right answers on the same rows.
-
-    Means over methods and pairs; needs two methods, and two runs of one of them.
-    """
-    several = [runs for runs in methods if len(runs) > 1]
-    if len(methods) < 2 or not several:
-        raise UserError("spread needs two methods, one of them with two seeds; run more seeds")
-    rows = methods[0].shape[1]
-    shares = [runs.mean(axis=0) for runs in methods]
-    disagreement = np.mean(
-        [
-            (one * (1 - other) + other * (1 - one)).mean()
-            for index, one in enumerate(shares)
-            for other in shares[:index]
-        ]
-    )
-    within = [
-        2 * float((share * (1 - share)).mean()) * len(runs) / (len(runs) - 1)
-        for runs, share in ((runs, runs.mean(axis=0)) for runs in several)
-    ]
-    # Runs that disagree on rows differ in accuracy by this much from chance alone.
-    seed_variance = np.mean(
-        [
-            float(runs.mean(axis=1).var(ddof=1)) - share / 2 / rows
-            for runs, share in zip(several, within, strict=True)
-        ]
-    )
-    return Spread(
-        disagreement=float(max(disagreement, np.mean(within))),
-        seed_disagreement=float(np.mean(within)),
-        seed_sd=math.sqrt(max(seed_variance, 0.0)),
-    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ apart (Demšar 2006); else none are. Wins, ties and losses come from each task's
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,10 +42,6 @@ class Ranking:
     friedman_p: float
     critical_difference: float
     groups: tuple[tuple[str, ...], ...]  # methods that are not told apart: bars of the figure
-    left_out: tuple[str, ...]  # methods without a score on every task
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def rank_methods(scores: Mapping[str, Mapping[str, float]], level: float = LEVEL) -> Ranking:
@@ -74,7 +70,6 @@ def rank_methods(scores: Mapping[str, Mapping[str, float]], level: float = LEVEL
         friedman_p=p,
         critical_difference=critical,
         groups=_groups(names, sorted_averages, apart),
-        left_out=tuple(name for name in every if name not in common),
     )
 
 

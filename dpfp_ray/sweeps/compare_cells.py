@@ -1,7 +1,7 @@
 """The cells of a comparison: plan values for each (method, ε)."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dpfp_ray.plan.errors import UserError, unknown
@@ -13,6 +13,8 @@ from dpfp_ray.plan.method_spec import (
     scope_kind,
     scopes_of,
 )
+
+Settings = Mapping[str, Mapping[str, Any]]  # plan fields of one method or variant only
 
 
 def variant(name: str) -> dict[str, str]:
@@ -29,6 +31,20 @@ def variant(name: str) -> dict[str, str]:
     if scope_kind(kind) not in kinds or kind == "top:K":
         raise UserError(unknown(f"variant of {method}", kind, kinds))
     return {"method": method, "mode" if kind in modes else "scope": kind}
+
+
+def cells_of(
+    methods: str | Iterable[str],
+    epsilon: float | Iterable[float],
+    fields: Mapping[str, Any],
+    match: str | None,
+    settings: Settings | None,
+) -> list[dict[str, Any]]:
+    """The cells that the keywords of `compare` ask for, checked."""
+    names = check_methods([methods] if isinstance(methods, str) else methods)
+    budgets = check_budgets([epsilon] if isinstance(epsilon, int | float) else epsilon)
+    own = {key: dict(values) for key, values in (settings or {}).items()}
+    return plan_cells(names, budgets, dict(fields), match, own)
 
 
 def plan_cells(

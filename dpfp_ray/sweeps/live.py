@@ -12,7 +12,7 @@ from rich.table import Table
 from dpfp_ray.data.progress import LINE_EVERY_SECONDS, clock
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.method_spec import modes_of
-from dpfp_ray.sweeps.last_records import given_up
+from dpfp_ray.sweeps.trial import given_up
 
 SHOWN = 12
 REFRESH_SECONDS = 0.5

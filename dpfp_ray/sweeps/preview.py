@@ -1,32 +1,39 @@
 """Before a comparison runs: what is run, and the smallest difference that it can show."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dpfp_ray.data import Task
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.method_spec import METHODS
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.results.power import MAX_SEEDS, seeds_needed, smallest_difference
 from dpfp_ray.results.runs import label
 from dpfp_ray.results.statistics import LEVEL
-
-Values = dict[str, Any]
+from dpfp_ray.sweeps.compare_cells import Settings, cells_of
 
 
 def preview(
-    cells: Sequence[Values],
-    seeds: int,
     *,
+    methods: str | Iterable[str] = METHODS,
+    epsilon: float | Iterable[float] = 3.0,
+    seeds: int = 1,
+    match: str | None = None,
+    settings: Settings | None = None,
     tune: int | None = None,
     audit: int | None = None,
     difference: float | None = None,
-    task: Task | None = None,
+    **fields: Any,
 ) -> list[str]:
-    """Lines for `compare --dry-run`. The data are read, but nothing is encoded or trained."""
-    plans = [make_plan(values) for values in cells]
-    task = task or load_task(plans[0])
+    """What `compare` with these keywords would run, and the smallest difference that it can show,
+    in lines. The data are read, but nothing is encoded or trained.
+
+    difference   also say how many seeds a difference of so many points of accuracy needs
+    """
+    plans = [make_plan(one) for one in cells_of(methods, epsilon, fields, match, settings)]
+    task = load_task(plans[0])
     bound = [plan.bind(records=task.train.units, representation="mean") for plan in plans]
     lines = [
         f"{task.name}: {len(task.train):,} records{of_persons(task)}, {dev_rows(task):,} dev rows",

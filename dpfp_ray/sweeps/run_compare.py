@@ -2,7 +2,7 @@
 killed, the same call continues and repeats no finished run.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from dpfp_ray.sweeps.audits import (
     with_outcomes,
     write_outcomes,
 )
-from dpfp_ray.sweeps.compare_cells import check_budgets, check_methods, plan_cells
+from dpfp_ray.sweeps.compare_cells import Settings, cells_of
 from dpfp_ray.sweeps.compare_rows import summarise, with_candidates
 from dpfp_ray.sweeps.compare_table import markdown
 from dpfp_ray.sweeps.compare_tuning import announce, bind_cells, differing, tuned_cells
@@ -70,7 +70,7 @@ def compare(
     epsilon: float | Iterable[float] = 3.0,
     seeds: int = 1,
     match: str | None = None,
-    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    settings: Settings | None = None,
     tune: int | None = None,
     audit: int | bool | None = None,
     select: Select = "last",
@@ -107,14 +107,11 @@ def compare(
     for name in fields:
         if field_name(name) not in FIELDS:
             raise UserError(unknown("keyword", name, (*FIELDS, *RayChoices.__annotations__)))
-    names = check_methods([methods] if isinstance(methods, str) else methods)
-    budgets = check_budgets([epsilon] if isinstance(epsilon, int | float) else epsilon)
     task: Task | None = None
     if data is not None:
         columns = {"text": text, "pair": pair, "label": label, "users": users}
         fields, task = _with_data(fields, data, dev=dev, **columns)
-    own = {key: dict(values) for key, values in (settings or {}).items()}
-    cells = plan_cells(names, budgets, fields, match, own)
+    cells = cells_of(methods, epsilon, fields, match, settings)
     canaries = 1000 if audit is True else audit or None
 
     storage, options = resolve_storage(str(output)), ray_options(ray)

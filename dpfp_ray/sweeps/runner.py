@@ -5,13 +5,10 @@ same Tuner. Interrupted or killed, the same call continues: finished trials are 
 running ones go on from what they saved (`state.py`).
 """
 
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from dpfp_ray.data.lease import held
 from dpfp_ray.data.progress import waiting
@@ -30,10 +27,9 @@ from dpfp_ray.sweeps.cluster import (
     settings,
 )
 from dpfp_ray.sweeps.ray_options import RayOptions
-from dpfp_ray.sweeps.shared_storage import check_seen_everywhere
 from dpfp_ray.sweeps.signals import ignoring_ctrl_c, stopped_by_sigterm
-from dpfp_ray.sweeps.state import SECRET, SweepState
-from dpfp_ray.sweeps.trial import SETTLED, Trial, mark_interrupted
+from dpfp_ray.sweeps.state import SECRET, SweepState, check_seen_everywhere
+from dpfp_ray.sweeps.trial import Trial, mark_interrupted, unfinished
 from dpfp_ray.training.prepare import Inputs
 
 if TYPE_CHECKING:
@@ -237,56 +233,33 @@ class Runner:
         varied: list[str],
     ) -> None:
         """One Tune experiment, new each time: what came before is in the records."""
-        import ray.tune
-
-        from dpfp_ray.sweeps.last_records import LastRecords, no_room
+        from dpfp_ray.sweeps.experiment import run_experiment
         from dpfp_ray.sweeps.live import LiveTable, SealedTable
         from dpfp_ray.sweeps.telemetry import TrialCounts
-        from dpfp_ray.sweeps.trial_process import RETRIES, run_trial
 
-        sweep = self._sweep
-        assert sweep is not None
+        assert self._sweep is not None
         self._share(plans)
-        alone = sweep.workers == 1
-        check_deadlock(tune_config.scheduler, sweep.workers)
-        resources = {"CPU": float(sweep.cpus_per_worker), "GPU": sweep.gpus_per_worker}
-        trainable = ray.tune.with_resources(
-            # Through the object store: Tune writes a trial's config to disk, this it does not.
-            ray.tune.with_parameters(run_trial, sweep=sweep, shared=self._shared),
-            # Ray Train reserves what workers need; the trial itself must ask for something, too.
-            resources if alone else {"memory": 1.0},
-        )
         shown = SealedTable if self.sealed else LiveTable
         table = shown(self.name, total, done, varied)
-        callbacks: list[Any] = [LastRecords(self.storage), table]
+        listeners: list[Any] = []
         if not self.sealed:
             before = Store(self.storage).records()
             counts = TrialCounts(self.name, total, before, spent=lambda: self.charges.shown)
-            callbacks += [counts, *self._trackers]
+            listeners = [counts, *self._trackers]
         tune_config.max_concurrent_trials = self.resources.slots
-        tune_config.reuse_actors = alone
-        tune_config.trial_dirname_creator = short_name
-        name = uuid4().hex[:12]
-        tuner = ray.tune.Tuner(
-            trainable,
-            param_space=param_space,
-            tune_config=tune_config,
-            run_config=ray.tune.RunConfig(
-                name=name,
-                storage_path=f"{self.storage.rstrip('/')}/tune",
-                verbose=0,
-                callbacks=callbacks,
-                failure_config=ray.tune.FailureConfig(max_failures=RETRIES),
-            ),
-        )
+        # Tune's copies on this machine; Ray Client has them on another.
+        forget = self.sealed and not self.options.address.startswith("ray://")
         try:
-            with table:
-                ended = tuner.fit()
-            for said in filter(None, (no_room(str(error)) for error in ended.errors)):
-                raise UserError(said)
+            run_experiment(
+                self._sweep,
+                self._shared,
+                tune_config,
+                param_space,
+                table,
+                listeners,
+                forget=forget,
+            )
         finally:
-            if self.sealed and not self.options.address.startswith("ray://"):
-                forget_artifacts(name)
             if not self.sealed:
                 self.charges.settle()
 
@@ -296,38 +269,3 @@ class Runner:
         for plan in plans:
             if input_key(plan) not in self._shared:
                 self._shared[input_key(plan)] = share_inputs(plan, self.inputs_of(plan))
-
-
-def unfinished(trials: list[Trial], storage: str) -> list[Trial]:
-    """Those of `trials` that have no final record yet."""
-    settled = {
-        record["trial"]["id"]
-        for record in Store(storage).records()
-        if record.get("trial", {}).get("status") in SETTLED
-    }
-    return [trial for trial in trials if trial.id not in settled]
-
-
-def check_deadlock(scheduler: Any, workers: int) -> None:
-    """A scheduler that stops trials with workers of their own hangs Ray 2.60 without a dashboard:
-    the stopped trial's placement group is never freed."""
-    from ray._private.worker import get_dashboard_url
-
-    if scheduler is not None and workers > 1 and not get_dashboard_url():
-        raise UserError(
-            "scheduler asha with several workers needs Ray's dashboard (Ray would hang without "
-            "it); install ray[default] or use scheduler: none"
-        )
-
-
-def forget_artifacts(experiment: str) -> None:
-    """Delete Tune's copies of an experiment's results from Ray's session on this machine."""
-    from ray.train.constants import _get_ray_train_session_dir
-
-    for folder in Path(_get_ray_train_session_dir()).glob(f"*/{experiment}"):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def short_name(trial: Any) -> str:
-    """Tune's folder for a trial: without a name of ours it makes one of the whole config."""
-    return str(trial.trial_id)

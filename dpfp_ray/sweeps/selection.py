@@ -21,7 +21,7 @@ STORE/selection-KEY.json    that the selection is finished, so that the same com
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ from dpfp_ray.data.whole_files import PRIVATE_FOLDER, private_folder
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.privacy.ledger_cost import part_to_json
 from dpfp_ray.privacy.sampling import derived_seed, keyed_generator
 from dpfp_ray.privacy.selection import Selection, draw_trials
 from dpfp_ray.results.store import Record, Store
@@ -230,7 +229,7 @@ def shown(record: Record, chosen: Selection, charge: SelectionCost, entry: str =
     `entry` where one did: for the whole selection."""
     trial = {name: record["trial"].get(name) for name in TRIAL_FACTS} | {"ledger_entry": entry}
     public = {**record, "trial": {**trial, "selection": str(chosen)}}
-    public["selection"] = {"kind": str(chosen), "part": part_to_json(charge.ledger_part)}
+    public["selection"] = {"kind": str(chosen), "part": asdict(charge.ledger_part)}
     if "cost" in record:
         public["cost"] = {
             name: value if name in COST_FACTS else None for name, value in record["cost"].items()

@@ -28,6 +28,7 @@ from dpfp_ray.training.loop import State
 
 SECRET = "sweep.secret"
 UNFINISHED = ("states", "tune", "train")  # the last two are Ray's own
+ANSWER_SECONDS = 120.0  # a node that does not answer by then is not asked again
 Parsed = TypeVar("Parsed")
 
 
@@ -147,3 +148,31 @@ def resolve_storage(storage: str) -> str:
 
 def _state_name(identity: str) -> str:
     return f"states/{file_name(identity)}.pt"
+
+
+def check_seen_everywhere(storage: str, marker: str, nodes: list[dict[str, Any]]) -> None:
+    """A UserError if a node does not see the file `marker` that the driver has put into the store:
+    a folder of one machine would lose trials.
+
+    `nodes` are as `ray.nodes()` tells them. What is behind a URI is the same for all.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    files = open_files(storage)
+    if not files.local:
+        return
+    path = str(Path(files.name) / marker)
+    asked = {}
+    for node in nodes:
+        here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        look: Any = ray.remote(Path.exists).options(num_cpus=0, scheduling_strategy=here)
+        asked[look.remote(Path(path))] = node
+    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS)
+    for answer in answered:
+        if not ray.get(answer):
+            name = asked[answer].get("NodeManagerHostname") or asked[answer]["NodeID"]
+            raise UserError(
+                f"--storage {storage} is not the same folder on {name}; use one that all machines "
+                f"share (NFS), or a URI such as s3://bucket/folder"
+            )

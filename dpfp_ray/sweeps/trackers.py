@@ -21,7 +21,7 @@ from ray.tune.logger import LoggerCallback, TBXLoggerCallback
 
 from dpfp_ray.data.storage import one_line
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.plan.plan import ACCOUNTANTS
+from dpfp_ray.plan.fields import ACCOUNTANTS
 from dpfp_ray.privacy.statement import guarantee
 from dpfp_ray.results.store import file_name
 from dpfp_ray.sweeps.trial import Trial

@@ -87,6 +87,16 @@ def settle(
     return record
 
 
+def unfinished(trials: list[Trial], storage: str) -> list[Trial]:
+    """Those of `trials` that have no final record yet."""
+    settled = {
+        record["trial"]["id"]
+        for record in Store(storage).records()
+        if record.get("trial", {}).get("status") in SETTLED
+    }
+    return [trial for trial in trials if trial.id not in settled]
+
+
 def mark_interrupted(storage: str) -> None:
     """Nothing runs any more: trials that were at work are "interrupted", until the same command
     continues them."""
@@ -94,6 +104,13 @@ def mark_interrupted(storage: str) -> None:
     for record in store.records():
         if record.get("trial", {}).get("status") == "running":
             store.put({**record, "trial": {**record["trial"], "status": "interrupted"}})
+
+
+def given_up(trial: Any) -> str:
+    """The last reason of a trial that was restarted as often as is allowed."""
+    error = trial.get_error()
+    reason = " ".join(str(error or "its process died").split())
+    return f"given up after restarts: {reason[-300:]}"
 
 
 def error_reason(error: Exception) -> str:

@@ -33,19 +33,30 @@ def load_model(run: Any, *, encoder: Any = None, tokenizer: Any = None) -> Predi
     if getattr(run, "model", None) is not None:
         found: Predictor = run.model
         return found
+    folder = folder_of(run)
+    record = read_run(folder)
+    return predictor(plan_of(record), record["labels"], weights_of(folder, record), own)
+
+
+def folder_of(run: Any) -> Path:
+    """Of what `train` gave, or of the name of the folder that it wrote."""
     folder = getattr(run, "folder", run)
     if folder is None:
         raise UserError("this run was not written anywhere; give output= to train()")
-    record = read_run(folder)
-    weights = weights_of(Path(folder).expanduser(), record)
-    return predictor(plan_of(record), record["labels"], weights, own)
+    if "://" in str(folder):
+        raise UserError(f"{folder} is not on this machine; copy the run's folder here and name it")
+    return Path(folder).expanduser()
+
+
+def record_of(run: Any) -> dict[str, Any]:
+    """Of what `train` gave, or of the folder that it wrote."""
+    found: dict[str, Any] = getattr(run, "record", None) or read_run(run)
+    return found
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
     """The record of the finished run in `folder`; anything else is refused in a line."""
-    if "://" in str(folder):
-        raise UserError(f"{folder} is not on this machine; copy the run's folder here and name it")
-    path = Path(folder).expanduser()
+    path = folder_of(folder)
     if not (path / RESULT).is_file():
         if (path / RESUME).exists():
             raise UserError(f"{path} holds an unfinished run; the same dpfp train command ends it")

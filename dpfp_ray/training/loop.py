@@ -12,14 +12,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from dpfp_ray.data import Table, content_hash
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.persons import Units
-from dpfp_ray.methods.parts.base import Method, Rows, make_method
+from dpfp_ray.methods.parts.base import Rows, make_method
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
-from dpfp_ray.models.scopes import woken
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import keyed_integer, make_sampler, run_seed
@@ -27,15 +25,13 @@ from dpfp_ray.privacy.spending import Spending
 from dpfp_ray.training.comm import Comm, share
 from dpfp_ray.training.dev_scores import Select, best_epoch
 from dpfp_ray.training.evaluate import evaluate
+from dpfp_ray.training.learning_checks import LEAST_RATE, PROBE_ROWS, Still, check_all_learn
 
 State = dict[str, Any]
 # What a run's draws and noise are keyed by: 2 is `run_seed` of plan and records, 3 of the initial
 # weights, too. Unfinished runs are continued as they began; those without the mark are of the
 # version that used the seed as it is.
 KEYING = 3
-PROBE_ROWS = 8  # dev rows that show whether all weights learn
-LEAST_RATE = 1e-6  # AdamW moves a weight by about the rate: much below, rounding undoes it
-PATIENCE = 3  # steps until every weight must have moved; LoRA's A waits for B, which starts at zero
 
 
 class Reporter(Protocol):
@@ -143,8 +139,9 @@ def train(
         return loss_sum.item() / loss_rows if shows_loss and loss_rows else None
 
     still = Still(model) if progress.step == 0 and plan.learning_rate > LEAST_RATE else None
-    if progress.step == 0:
-        check_all_move(method, data)
+    if progress.step == 0 and (public := [table for table in data.dev.values() if len(table)]):
+        rows = np.arange(min(PROBE_ROWS, len(public[0])))
+        check_all_learn(method, take(public[0], rows, rows, device))
     model.train()
     while progress.step < plan.steps:
         started = time.perf_counter()
@@ -261,55 +258,3 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, plan: Plan, step: int) -
     left = 1 - step / plan.steps if plan.schedule == "linear" else 1.0
     for group in optimizer.param_groups:
         group["lr"] = (plan.learning_rate or 0.0) * left
-
-
-class Still:
-    """Weights that should train and have not moved yet; after `PATIENCE` steps there may be none.
-
-    A wrapper that trains copies, or an optimizer without some weights, shows nowhere else
-    (opacus#820). Weights are looked at after the noise is in, so this tells no more than they do.
-    """
-
-    def __init__(self, model: Classifier) -> None:
-        self.model, self.steps = model, 0
-        self.start = {name: p.detach().clone() for name, p in trainable_parameters(model)}
-
-    def all_moved(self) -> bool:
-        """To be asked after each step that had rows."""
-        self.steps += 1
-        now = dict(self.model.named_parameters())
-        self.start = {n: value for n, value in self.start.items() if torch.equal(now[n], value)}
-        if self.start and self.steps == PATIENCE:
-            names = list(self.start)
-            raise UserError(
-                f"{len(names)} trainable tensors have not moved in {PATIENCE} steps: "
-                f"{', '.join(names[:5])}{' …' if len(names) > 5 else ''}; "
-                f"use another model or scope head"
-            )
-        return not self.start
-
-
-def check_all_move(method: Method, data: Data) -> None:
-    """Refuse to train when weights that should learn get nothing from the first rows of dev.
-
-    Of dev, because those are public: whether a run starts must not tell of private rows.
-    """
-    tables = [table for table in data.dev.values() if len(table)]
-    if not tables:
-        return
-    model, rows = method.model, np.arange(min(PROBE_ROWS, len(tables[0])))
-    probe = take(tables[0], rows, rows, method.device)
-    was_training = model.training
-    model.eval()  # no dropout
-    with woken(model):  # a matrix that starts at zero (LoRA's B) hides the ones below it
-        logits = model.head(method.represent(probe.inputs))
-        functional.cross_entropy(logits, probe.labels).backward()
-    stuck = [name for name, p in trainable_parameters(model) if p.grad is None or not p.grad.any()]
-    model.zero_grad(set_to_none=True)
-    model.train(was_training)
-    if stuck:
-        raise UserError(
-            f"{len(stuck)} trainable tensors got no gradient from the first rows and would never "
-            f"train: {', '.join(stuck[:5])}{' …' if len(stuck) > 5 else ''}; "
-            f"use another model or scope head"
-        )

@@ -56,7 +56,7 @@ def test_people_read_guesses_bound_and_verdict(
     assert "guesses right, 100 canaries (mislabelled, white_box: released_moments)" in out
     assert "at 95% confidence" in out
     assert "stated: ε = 1" in out
-    assert "verdict: consistent" in out
+    assert "outcome: consistent" in out
 
 
 def test_it_says_when_no_outcome_could_refute(

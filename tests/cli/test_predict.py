@@ -107,7 +107,7 @@ def test_a_label_that_the_model_does_not_know_names_its_line(
 
 
 def test_evaluation_needs_labels(run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--evaluate needs labels" in fails(["predict", run, "--text=x", "--evaluate"], capsys)
+    assert "no labels to evaluate by" in fails(["predict", run, "--text=x", "--evaluate"], capsys)
 
 
 @pytest.mark.parametrize("argv", [[], ["-", "--dev"], ["x.csv", "--text", "great"]])

@@ -17,7 +17,8 @@ from dpfp_ray.data.split import at_most, hold_out, subset
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.plan.plan import MAX_PER_USER, Plan
+from dpfp_ray.plan.fields import MAX_PER_USER
+from dpfp_ray.plan.plan import Plan
 
 NAMES = [f"author {i}" for i in range(30)]
 

@@ -34,11 +34,6 @@ def test_no_other_file_of_the_package_states_the_version() -> None:
     assert [path for path in sources if stating.search(path.read_text())] == []
 
 
-def test_the_citation_names_the_authors_of_the_method() -> None:
-    (paper,) = read_yaml("CITATION.cff")["references"]
-    assert [author["family-names"] for author in paper["authors"]] == ["Du", "Mi"]
-
-
 def test_hooks_call_the_tools_of_make_lint() -> None:
     lint = (ROOT / "Makefile").read_text().split("\nlint:")[1].split("\n\n")[0]
     of_make = set(re.findall(r"\$\(BIN\)/([\w-]+)", lint))

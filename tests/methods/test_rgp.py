@@ -16,7 +16,7 @@ from dpfp_ray.data import Split
 from dpfp_ray.data.tokens import TokenTable, tokenise
 from dpfp_ray.methods.parts.base import Rows
 from dpfp_ray.methods.parts.carriers import Carried, Direct, orthonormal
-from dpfp_ray.methods.rgp import HEAD_SHARE, SPEC, Rgp
+from dpfp_ray.methods.rgp import HEAD_SHARE, Rgp
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.plan.errors import UserError
@@ -511,7 +511,3 @@ def test_evaluation_keeps_nothing(zoo: Path, data: Data) -> None:
         evaluate(method.model, data.dev["dev"], SoloComm())
         one_step(method, make_rows(zoo))
     assert living() <= before
-
-
-def test_method_is_registered() -> None:
-    assert SPEC.steps is Rgp

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -19,7 +20,8 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.training.comm import Comm, SoloComm
 from dpfp_ray.training.evaluate import evaluate
-from dpfp_ray.training.loop import Data, check_all_move, train
+from dpfp_ray.training.learning_checks import check_all_learn
+from dpfp_ray.training.loop import Data, take, train
 from tests.methods.test_dpsgd import (
     CLIPPINGS,
     SEED,
@@ -288,9 +290,10 @@ def test_lora_whose_a_never_wakes_is_refused(
         0.0,
         SEED,
     )
-    rows = table(plan.model)
+    eight = numpy.arange(8)
+    probe = take(table(plan.model), eight, eight, method.device)
     with pytest.raises(UserError, match=r"lora_A.*lora_B|lora_B.*lora_A"):
-        check_all_move(method, Data(rows, {"dev": rows}))
+        check_all_learn(method, probe)
 
 
 def test_top_of_shared_layers_is_refused(tiny: Callable[[str], str]) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
+from dpfp_ray.plan.fields import ACCOUNTANTS
+from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.accounting import (
     Mechanism,

@@ -17,9 +17,10 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.calibration import noise_multiplier
-from dpfp_ray.privacy.ledger import Ledger, default_place
+from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_cost import Gaussian, Pure, composed_epsilon
 from dpfp_ray.privacy.ledger_entries import Use, use_of
+from dpfp_ray.privacy.ledger_files import default_place
 from dpfp_ray.privacy.ledger_sum import rounded_up
 
 TEXTS = [f"record number {i}" for i in range(1000)]

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import Counter
+from dataclasses import asdict
 
 import dp_accounting
 import numpy as np
@@ -11,7 +12,7 @@ from dp_accounting import rdp
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 
 from dpfp_ray.privacy import composition, pld
-from dpfp_ray.privacy.accounting import gdp_delta, gdp_epsilon
+from dpfp_ray.privacy.accounting import gdp_delta, gdp_epsilon, renyi_epsilon
 from dpfp_ray.privacy.labels import joint_epsilon
 from dpfp_ray.privacy.ledger_cost import (
     Counts,
@@ -22,10 +23,8 @@ from dpfp_ray.privacy.ledger_cost import (
     count_parts,
     filter_epsilon,
     part_from_json,
-    part_to_json,
     randomised_response_renyi,
     renyi_curve,
-    renyi_epsilon,
     total_of,
     what_fits,
     would_fit,
@@ -270,7 +269,7 @@ def test_pure_parts_alone_can_be_too_much() -> None:
     "part", [TRIAL, Gaussian(0.5, 2.0, 32), Pure(1.0), RdpCurve((2.0,), (0.1,))]
 )
 def test_parts_survive_json(part: Gaussian | Pure | RdpCurve) -> None:
-    assert part_from_json(part_to_json(part)) == part
+    assert part_from_json(asdict(part)) == part
 
 
 def test_an_unknown_mechanism_raises_instead_of_costing_nothing() -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from dataclasses import asdict
 
 import dp_accounting
 import numpy as np
@@ -12,7 +13,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from scipy import stats
 
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.privacy.ledger_cost import composed_epsilon, part_from_json, part_to_json
+from dpfp_ray.privacy.ledger_cost import composed_epsilon, part_from_json
 from dpfp_ray.privacy.selection import (
     Selection,
     check_search,
@@ -95,7 +96,7 @@ def test_a_ledger_adds_the_curve_up_as_the_selection_alone_says() -> None:
 
 def test_the_curve_survives_a_ledger_s_files() -> None:
     curve = selection_curve([dpsgd(sigma=0.45)], parse_selection("geometric:5"))
-    assert part_from_json(json.loads(json.dumps(part_to_json(curve)))) == curve
+    assert part_from_json(json.loads(json.dumps(asdict(curve)))) == curve
 
 
 def test_orders_without_a_bound_are_left_out() -> None:

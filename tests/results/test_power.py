@@ -1,17 +1,14 @@
 import json
 
-import numpy as np
 import pytest
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.power import (
     Spread,
-    observed_spread,
     power_of,
     seeds_needed,
     smallest_difference,
 )
-from tests.results.simulated_methods import World, simulate
 
 
 def smallest(**plan: int) -> float:
@@ -68,26 +65,3 @@ def test_a_difference_in_points_is_refused() -> None:
 def test_a_spread_that_contradicts_itself_is_refused() -> None:
     with pytest.raises(UserError, match="seed_disagreement"):
         Spread(disagreement=0.05, seed_disagreement=0.2)
-
-
-def test_the_observed_spread_equals_counting_pairs_of_runs() -> None:
-    runs = simulate(
-        np.random.default_rng(0), World(seed=0.4), (0.8, 0.7), tables=1, seeds=4, rows=300
-    )
-    methods = [method[0] for method in runs]
-    between = np.mean([one != other for one in methods[0] for other in methods[1]])
-    within = np.mean(
-        [(method[i] != method[j]).mean() for method in methods for i in range(4) for j in range(i)]
-    )
-    accuracies = np.mean([method.mean(axis=1).var(ddof=1) for method in methods])
-
-    spread = observed_spread(methods)
-
-    assert spread.disagreement == pytest.approx(between)
-    assert spread.seed_disagreement == pytest.approx(within)
-    assert spread.seed_sd == pytest.approx(np.sqrt(max(accuracies - within / 2 / 300, 0)))
-
-
-def test_spread_cannot_be_observed_from_single_runs() -> None:
-    with pytest.raises(UserError, match="more seeds"):
-        observed_spread([np.ones((1, 5), dtype=bool), np.zeros((1, 5), dtype=bool)])

@@ -51,10 +51,10 @@ def test_methods_further_apart_than_the_critical_difference_share_no_group() -> 
     assert ranking.groups == (("a", "b"), ("b", "c"), ("c", "d"))
 
 
-def test_methods_without_a_score_on_every_task_are_left_out_by_name() -> None:
+def test_methods_without_a_score_on_every_task_are_left_out() -> None:
     ranking = rank_methods(scores((0.9, 0.8, 0.7), (0.9, 0.8)))
 
-    assert (ranking.methods, ranking.left_out) == (("a", "b"), ("c",))
+    assert ranking.methods == ("a", "b")
 
 
 def test_one_task_has_no_ranking() -> None:

@@ -1,5 +1,6 @@
 """Trials of sweeps and comparisons in the ledger, as the driver sees them; no Ray is needed."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.privacy.ledger_cost import RdpCurve, part_to_json
+from dpfp_ray.privacy.ledger_cost import RdpCurve
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.audits import audits_of
 from dpfp_ray.sweeps.charges import Charges
@@ -148,7 +149,7 @@ def test_a_winner_brings_the_price_of_its_selection_to_another_ledger(
     put(tmp_path, trial, "finished", trial.plan.steps)
     store = Store(tmp_path / "store")
     (record,) = store.records()
-    store.put({**record, "selection": {"kind": "geometric:4", "part": part_to_json(part)}})
+    store.put({**record, "selection": {"kind": "geometric:4", "part": asdict(part)}})
     other = charges(tmp_path)
     other.people(trial.plan)
     other.settle()

@@ -65,5 +65,6 @@ def test_nothing_is_run_without_a_place_for_results(capsys: pytest.CaptureFixtur
 
 
 def test_preview_of_one_method_says_that_nothing_is_compared(tiny_task: dict[str, Any]) -> None:
-    lines = preview([tiny_task], 5)
+    shared = {k: v for k, v in tiny_task.items() if k not in ("method", "epsilon")}
+    lines = preview(methods="dpfp", epsilon=8, seeds=5, **shared)
     assert lines[-1] == "one method at each ε: nothing is compared"

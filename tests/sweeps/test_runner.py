@@ -13,10 +13,10 @@ import torch
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps import runner as tuning
 from dpfp_ray.sweeps.ray_options import RayOptions
-from dpfp_ray.sweeps.runner import Runner, check_deadlock, unfinished
+from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.signals import ignoring_ctrl_c, stopped_by_sigterm
 from dpfp_ray.sweeps.sweep_trials import InputsOnce
-from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.sweeps.trial import Trial, unfinished
 from dpfp_ray.training import run
 from dpfp_ray.training.prepare import prepare
 from tests.support.draws import ordinary_draws
@@ -148,13 +148,6 @@ def test_finished_sweep_needs_no_ray(swept: Swept, monkeypatch: pytest.MonkeyPat
     assert unfinished(trials, str(swept.storage)) == []
     with Runner("a-sweep", str(swept.storage), OPTIONS, InputsOnce()) as runner:
         runner.run(trials, varied=["method"])
-
-
-def test_nested_scheduler_without_dashboard_is_refused(ray_session: None) -> None:
-    with pytest.raises(UserError, match="dashboard"):
-        check_deadlock(object(), workers=2)
-    check_deadlock(object(), workers=1)
-    check_deadlock(None, workers=2)
 
 
 def test_a_polite_kill_is_like_ctrl_c() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.sweeps.state import SECRET, SweepState, resolve_storage
+from dpfp_ray.sweeps.state import SECRET, SweepState, check_seen_everywhere, resolve_storage
 from tests.support.states import flip_byte, whole_state
 
 
@@ -139,3 +139,12 @@ def test_relative_storage_becomes_absolute(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     assert resolve_storage("runs/x") == str(tmp_path / "runs/x")
     assert resolve_storage("s3://bucket/x") == "s3://bucket/x"
+
+
+def test_a_store_that_a_node_does_not_see_is_refused(ray_session: None, tmp_path: Path) -> None:
+    import ray
+
+    with pytest.raises(UserError, match=r"is not the same folder on .*; use one that all machines"):
+        check_seen_everywhere(str(tmp_path), "marker", ray.nodes())
+    (tmp_path / "marker").touch()
+    check_seen_everywhere(str(tmp_path), "marker", ray.nodes())

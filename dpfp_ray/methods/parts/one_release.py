@@ -129,14 +129,13 @@ class Seen:
 class Recent:
     """The last few results of an expensive function, by key."""
 
-    def __init__(self, size: int = KEPT) -> None:
-        self.size = size
+    def __init__(self) -> None:
         self.known: OrderedDict[Any, Any] = OrderedDict()
 
     def get(self, key: Any, compute: Callable[[], Any]) -> Any:
         if key not in self.known:
             self.known[key] = compute()
-            while len(self.known) > self.size:
+            while len(self.known) > KEPT:
                 self.known.popitem(last=False)
         self.known.move_to_end(key)
         return self.known[key]

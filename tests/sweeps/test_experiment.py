@@ -1,9 +1,12 @@
-"""Trials that Tune ended have a last record, and those that ended themselves keep theirs."""
+"""One Tune experiment: what would hang it is refused, and every trial has a last record."""
 
 from pathlib import Path
 
+import pytest
+
+from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.last_records import LastRecords
+from dpfp_ray.sweeps.experiment import LastRecords, check_deadlock
 from tests.support.tune_trial import TuneTrial
 
 
@@ -29,3 +32,10 @@ def test_a_trial_that_finished_is_left_alone(tmp_path: Path) -> None:
     trial = TuneTrial(1e-3, "TERMINATED", status="finished")
     LastRecords(str(tmp_path)).on_trial_complete(0, [trial], trial)
     assert Store(tmp_path).records() == []
+
+
+def test_nested_scheduler_without_dashboard_is_refused(ray_session: None) -> None:
+    with pytest.raises(UserError, match="dashboard"):
+        check_deadlock(object(), workers=2)
+    check_deadlock(object(), workers=1)
+    check_deadlock(None, workers=2)

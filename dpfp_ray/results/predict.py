@@ -1,0 +1,162 @@
+"""Ask a finished run: `predict("runs/one", ["a warm film"])`, `evaluate("runs/one", dev=True)`."""
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from dpfp_ray.data.columns import open_split, read_asked
+from dpfp_ray.data.glue import GLUE
+from dpfp_ray.data.progress import counted
+from dpfp_ray.data.readers import CSV, TSV
+from dpfp_ray.data.tasks import load_task
+from dpfp_ray.models.predictor import Predictor, Text
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.results.evaluation import Evaluation, evaluate_answers
+from dpfp_ray.training.load_model import load_model, plan_of, record_of
+from dpfp_ray.training.machine import use_threads
+
+Row = tuple[tuple[str, ...], int | None]  # one text or two, and the class if it is known
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One row's texts, the likeliest class, its probability and those of all classes."""
+
+    texts: tuple[str, ...]
+    label: str
+    score: float
+    probabilities: dict[str, float]
+    right_label: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        fields: dict[str, Any] = dict(zip(("text", "pair"), self.texts, strict=False))
+        fields |= {"label": self.label, "score": self.score, "probabilities": self.probabilities}
+        return fields if self.right_label is None else fields | {"right_label": self.right_label}
+
+
+class Answers:
+    """Answers in the order of the rows, made as they are read, so once.
+
+    `labelled` says whether the rows have labels; `evaluation()` then scores what was read so far.
+    """
+
+    def __init__(self, model: Predictor, rows: Iterator[Row], labelled: bool, batch: int) -> None:
+        self.model, self.labelled = model, labelled
+        self._rows, self._batch = rows, batch
+        self._found: list[int] = []
+        self._right: list[int] = []
+
+    def __iter__(self) -> Iterator[Answer]:
+        return chain.from_iterable(self.batches())
+
+    def batches(self) -> Iterator[list[Answer]]:
+        # No bar where answers scroll by on the same screen.
+        for part in counted(self._parts(), len, "predicting", bar=not sys.stdout.isatty()):
+            texts: list[Text] = [t[0] if len(t) == 1 else (t[0], t[1]) for t, _ in part]
+            shares = self.model.probabilities(texts)
+            self._found += shares.argmax(1).tolist()
+            self._right += [label for _, label in part if label is not None]
+            yield [
+                self._answer(row, self.model.answer(found))
+                for row, found in zip(part, shares, strict=True)
+            ]
+        if not self._found:
+            raise UserError("there are no rows to predict; give a file with rows, or texts")
+
+    def evaluation(self) -> Evaluation:
+        if not self.labelled:
+            raise UserError("these rows have no labels to evaluate by; give --label-column")
+        return evaluate_answers(self._found, self._right, self.model.labels)
+
+    def _parts(self) -> Iterator[list[Row]]:
+        while part := list(islice(self._rows, self._batch)):
+            yield part
+
+    def _answer(self, row: Row, found: Any) -> Answer:
+        texts, label = row
+        right = None if label is None else self.model.labels[label]
+        return Answer(texts, found.label, found.score, found.probabilities, right)
+
+
+def predict(
+    run: Any,
+    texts: str | Iterable[Text] | None = None,
+    *,
+    file: str | Path | None = None,
+    dev: bool = False,
+    text_column: str | None = None,
+    pair_column: str | None = None,
+    label_column: str | None = None,
+    header: str | None = None,
+    bad_rows: str | None = None,
+    batch: int = 256,
+    threads: int | None = None,
+    encoder: Any = None,
+    tokenizer: Any = None,
+) -> Answers:
+    """Labels and probabilities from a finished run, of any method and scope.
+
+    run      what `train` gave, or the folder that it wrote
+    texts    texts, or pairs of them; any number, they are read as they are needed
+    file     in place of texts: any file that training reads, with the columns that the run was
+             trained with unless text_column, pair_column, label_column, header or bad_rows differ
+    dev      in place of texts: the run's own dev rows
+    batch    rows at a time
+    encoder  the module that the run was given, with its tokenizer, if it was given one
+    """
+    if [texts is not None, file is not None, dev].count(True) != 1:
+        raise UserError("give one of: texts, file=, dev=True")
+    if batch < 1:
+        raise UserError(f"--batch is {batch}; give 1 or more")
+    model = load_model(run, encoder=encoder, tokenizer=tokenizer)
+    use_threads(threads)
+    labelled = False
+    rows: Iterator[Row]
+    if texts is not None:
+        rows = (((t,) if isinstance(t, str) else tuple(t), None) for t in _each(texts))
+    else:
+        given: dict[str, Any] = {
+            "text_column": text_column,
+            "pair_column": pair_column,
+            "header": header,
+        }
+        given |= {"label_column": label_column, "bad_rows": bad_rows}
+        known = {name: value for name, value in given.items() if value is not None}
+        plan = dataclasses.replace(plan_of(record_of(run)), **known)
+        labelled, rows = (True, _dev_rows(plan)) if dev else _file_rows(file, plan, model.labels)
+    return Answers(model, rows, labelled, batch)
+
+
+def evaluate(run: Any, **options: Any) -> Evaluation:
+    """How right a run is on rows with labels: `file=` or `dev=True`, and all else as `predict`."""
+    answers = predict(run, **options)
+    if not answers.labelled:
+        answers.evaluation()  # refuses
+    for _ in answers.batches():
+        pass
+    return answers.evaluation()
+
+
+def _each(texts: str | Iterable[Text]) -> Iterable[Text]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+def _file_rows(file: Any, plan: Plan, labels: tuple[str, ...]) -> tuple[bool, Iterator[Row]]:
+    """Whether they have labels, and the rows, read as they are needed."""
+    glue = GLUE.get(plan.task)
+    path = Path(file).expanduser()
+    own = path.suffix.lower() in (*TSV, *CSV)  # others name their columns, whatever training read
+    table = open_split(path, glue, plan.header if own else "first_line")
+    return read_asked(table, plan, glue, labels)
+
+
+def _dev_rows(plan: Plan) -> Iterator[Row]:
+    split = next(iter(load_task(plan).dev.values()))  # the one that a run's score is quoted from
+    for number, text in enumerate(split.texts):
+        pair = () if split.pairs is None else (split.pairs[number],)
+        yield (text, *pair), int(split.labels[number])
