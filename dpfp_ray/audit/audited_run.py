@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from dpfp_ray.audit.begun import AUDIT, keep, read_begun
 from dpfp_ray.audit.canaries import FAMILIES, Bools, Canaries, flip_coins, make_canaries
 from dpfp_ray.audit.insertion import hide_empty, insert
 from dpfp_ray.audit.outcome import audit_outcome, warning_of
@@ -38,7 +39,6 @@ from dpfp_ray.data.persons import count_units
 from dpfp_ray.data.progress import waiting
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.tokens import TokenTable
-from dpfp_ray.data.whole_files import PRIVATE, read_json, write_json
 from dpfp_ray.models.pretrained import load_tokenizer
 from dpfp_ray.models.representations import RepresentationTable, represent
 from dpfp_ray.plan.errors import UserError, unknown
@@ -52,7 +52,7 @@ from dpfp_ray.training.checkpoints import ask_for_room, load_state
 from dpfp_ray.training.loop import Data, Reporter, State
 from dpfp_ray.training.prepare import Prepared, build_model, load_inputs
 
-AUDIT, UNFINISHED = "audit.json", "unfinished"
+UNFINISHED = "unfinished"
 Record = dict[str, Any]
 # Who listens to the run of a plan with a seed, and saves its state in a folder.
 Listen = Callable[[Prepared, int, Path], AbstractContextManager[Reporter]]
@@ -215,7 +215,7 @@ def audit_in(
 
     Without a `ledger` the caller has entered it in one.
     """
-    begun = read_json(folder / AUDIT) if (folder / AUDIT).exists() else {}
+    begun = read_begun(folder)
     for name, given in (("seed", seed), ("membership_seed", membership_seed)):
         if begun and given not in (None, begun[name]):
             raise UserError(f"{folder} holds an audit with another {name}; drop it or --overwrite")
@@ -258,17 +258,16 @@ def audit_in(
             purpose="audit",
             loss_shown=show_training_loss,
         )
-    with charging as charge:
-        keep(folder, {**asked, **seeds})
-        with listen(prepared, seeds["seed"], scratch) as reporter:
-            record, scores = run_audit(
-                audit,
-                reporter if charge is None else charge.listen(reporter),
-                seed=seeds["seed"],
-                state=state,
-                show_training_loss=show_training_loss,
-                folder=scratch,
-            )
+    keep(folder, {**asked, **seeds})  # before it is paid: a second try must be the same run
+    with charging as charge, listen(prepared, seeds["seed"], scratch) as reporter:
+        record, scores = run_audit(
+            audit,
+            reporter if charge is None else charge.listen(reporter),
+            seed=seeds["seed"],
+            state=state,
+            show_training_loss=show_training_loss,
+            folder=scratch,
+        )
     if charge is not None:
         record["ledger_entry"] = charge.entry_id
     keep(folder, {**record["audit"], **asked, **seeds, **evidence(audit, scores)})
@@ -284,11 +283,6 @@ def evidence(audit: Audit, scores: Floats) -> Record:
         "members": audit.members.tolist(),
         "scores": [float(f"{value:.9g}") for value in scores],
     }
-
-
-def keep(folder: Path, facts: Record) -> None:
-    """Owner-only from the first byte: with the seeds one could take the noise off again."""
-    write_json(folder / AUDIT, facts, PRIVATE)
 
 
 def discard(folder: Path) -> None:

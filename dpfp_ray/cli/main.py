@@ -81,8 +81,13 @@ def build_parser() -> Parser:
     return parser
 
 
-def shortened(line: str) -> str:
-    """A line that a person can read, also of a path of thousands of characters."""
+def shortened(text: str) -> str:
+    """One line that a person can read, also of a path of thousands of characters, or of one with
+    line breaks and codes that a terminal would obey."""
+    line = "".join(
+        letter if letter.isprintable() or letter == "\u00a0" else ascii(letter)[1:-1]
+        for letter in text
+    )
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
 
 
@@ -112,6 +117,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         what = "" if error.filename is None else f"{error.filename}: "
         print(f"dpfp: {shortened(what + str(error.strerror))}", file=sys.stderr)
+        return 2
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        # Whoever reads a finished run trusts its result.json; one that was damaged fails anywhere.
+        if not hasattr(arguments, "run"):
+            raise
+        print(
+            f"dpfp: {shortened(f'{arguments.run} cannot be used ({type(error).__name__}: {error}')}"
+            "); if its result.json is damaged, restore it from a backup, or run again",
+            file=sys.stderr,
+        )
+        return 2
+    except RecursionError:
+        print("dpfp: what was given is nested too deeply", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:  # one with a message says where the work is saved
         print(str(stop) or "dpfp: interrupted", file=sys.stderr)

@@ -40,9 +40,14 @@ def with_checksum(content: bytes) -> bytes:
     return content + MARK + hashlib.blake2b(content, digest_size=DIGEST).digest()
 
 
-def without_checksum(content: bytes) -> bytes:
-    """What was written, without its checksum; Damaged if it has changed."""
+def without_checksum(content: bytes, required: bool = False) -> bytes:
+    """What was written, without its checksum; Damaged if it has changed.
+
+    `required`: it was written with one, so that without one it has lost its end.
+    """
     if content[-TRAILER:-DIGEST] != MARK:
+        if required:
+            raise Damaged("its checksum is missing")
         return content
     kept, digest = content[:-TRAILER], content[-DIGEST:]
     if hashlib.blake2b(kept, digest_size=DIGEST).digest() != digest:

@@ -32,7 +32,7 @@ from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.cache import cache_dir
 from dpfp_ray.data.progress import counted_rows
 from dpfp_ray.data.tokens import TokenTable
-from dpfp_ray.data.whole_files import PRIVATE
+from dpfp_ray.data.whole_files import PRIVATE, private_folder
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.own_encoder import CUSTOM
 from dpfp_ray.models.row_store import INFERENCE_ROWS
@@ -128,7 +128,7 @@ def _load_or_make(
         _say(f"need {size / 1e9:.3g} GB and cache_gb is {plan.cache_gb:g}")
         return None
     folder = cache_dir() / "activations"
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     entry = folder / f"{_key(table, model, shortcut, plan.precision)}.bin"
 
     def make(path: Path) -> None:
@@ -227,7 +227,7 @@ def _mapped(path: Path, shape: tuple[int, int], kind: np.dtype[Any]) -> Iterator
 @contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
     """Trials that need the same layers' outputs wait for the first of them to make these."""
-    with (folder / ".lock").open("w") as lock:
+    with os.fdopen(os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, PRIVATE), "w") as lock:
         with suppress(OSError):  # a file system without locks: at worst the same is made twice
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -25,7 +25,7 @@ from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.cache import cache_dir
 from dpfp_ray.data.progress import counted_rows
 from dpfp_ray.data.tokens import TokenTable
-from dpfp_ray.data.whole_files import whole_folder
+from dpfp_ray.data.whole_files import PRIVATE, private_folder, whole_folder
 from dpfp_ray.models.download import encoder_identity
 from dpfp_ray.models.modeling_dpfp import unit
 from dpfp_ray.models.pretrained import build_classifier
@@ -135,12 +135,10 @@ def _keep(folder: Path, shard: Shard) -> Shard:
     """Written and memory-mapped; in memory where nothing can be written."""
     content = hashlib.blake2b(shard.digests.tobytes(), digest_size=16).hexdigest()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with whole_folder(folder / content) as built:
-            built.chmod(0o700)
+        private_folder(folder.parent)
+        with whole_folder(folder / content, mode=PRIVATE) as built:
             for name, array in vars(shard).items():
                 np.save(built / f"{name}.npy", array)
-                (built / f"{name}.npy").chmod(0o600)
     except OSError as error:
         # The cache saves time; a full or read-only disk is no reason not to train.
         warnings.warn(f"encoded rows are not cached in {folder}: {error}", stacklevel=4)

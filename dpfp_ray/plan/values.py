@@ -8,6 +8,7 @@ from typing import Any
 from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.plan import FIELDS, TYPES, Plan, kinds_of
 
+MOST_VALUES = 100_000  # in one file
 ALIASES = {
     "B": "batch_size",
     "M": "micro_batches",
@@ -46,13 +47,31 @@ def read_plan_file(path: str | Path) -> dict[str, Any]:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read plan {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply; a plan is a list of key: value") from None
+    except (yaml.YAMLError, ValueError) as error:  # also of bytes, dates and endless numbers
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not unfolds(content):
+        raise UserError(f"{path} holds more than {MOST_VALUES:,} values, aliases (*) unfolded")
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise UserError(f"{path} must hold `key: value` lines, not a {type(content).__name__}")
     return content
+
+
+def unfolds(content: Any, most: int = MOST_VALUES) -> bool:
+    """Whether all values can be gone through: a few aliases of aliases unfold to billions."""
+    left = [content]
+    for _ in range(most):
+        if not left:
+            return True
+        value = left.pop()
+        if isinstance(value, Mapping):
+            left += [*value, *value.values()]
+        elif isinstance(value, list | tuple | set):
+            left += value
+    return not left
 
 
 def _coerce(name: str, value: Any) -> Any:

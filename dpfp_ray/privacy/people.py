@@ -176,7 +176,9 @@ class People:
     def _read_links(self, folder: str, file: str) -> dict[str, int]:
         try:
             links: dict[str, int] = json.loads(self.files.read(f"{folder}/{file}"))["overlaps"]
-        except (ValueError, KeyError):
+            if not all(isinstance(shared, int) for shared in links.values()):
+                raise ValueError
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(
                 f"{folder}/{file} of the ledger {self.files.name} is damaged; restore it"
             ) from None

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -82,14 +83,16 @@ def routes(records: LiveRecords, figures: Figures) -> APIRouter:
     api = APIRouter(prefix="/api", tags=["results"])
 
     @api.get("/about", response_model=About, summary="What answers here; needs no token")
-    def about(request: Request) -> Response:
+    async def about(request: Request) -> Response:
         check_names(request, ())
         return reply({"service": SERVICE, "version": __version__})
 
     @api.get("/version", response_model=Version, summary="Has anything changed?")
-    def version(request: Request) -> Response:
+    async def version(request: Request) -> Response:
+        """Asked for all the time: not in a thread, where it would wait for those of other pages."""
         check_names(request, ())
-        return reply(version_facts(records.now(), figures))
+        now = records.at_hand() or await run_in_threadpool(records.now)
+        return reply(version_facts(now, figures))
 
     @api.get("/results", response_model=Results, responses=BAD, summary="Trials as flat rows")
     def results(

@@ -202,6 +202,13 @@ class LiveRecords:
             raise self._failed
         return self._now
 
+    def at_hand(self) -> Snapshot | None:
+        """What `now` would give without any waiting; None if it would wait, look or fail."""
+        with self._lock:
+            due = self._looking is None and time.monotonic() >= self._next_look
+            waits = self._looking is not None and not (self._large and self._now.runs)
+            return None if due or waits or self._failed is not None else self._now
+
     def _look(self) -> None:
         began = time.monotonic()
         failed = None

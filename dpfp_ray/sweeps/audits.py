@@ -65,6 +65,7 @@ def audit_trials(
         with settings(), connected(options.address):
             import ray
 
+            runner.check_storage()  # the trials may have been finished before
             task = ray.remote(max_retries=3)(audit_task).options(
                 num_cpus=options.cpus_per_worker or 1, num_gpus=options.gpus_per_worker
             )

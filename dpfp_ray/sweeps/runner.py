@@ -193,14 +193,9 @@ class Runner:
         with stderr.status("starting Ray …"), waiting("starting Ray"):  # status: on a terminal
             self._stack.enter_context(connected(self.options.address))
         self._stack.enter_context(stopped_by_sigterm())
-        import ray
-
         from dpfp_ray.sweeps.trial_process import Sweep
 
-        living = [node for node in ray.nodes() if node["Alive"]]
-        if len(living) > 1 or self.options.address.startswith("ray://"):
-            self.seed  # noqa: B018  (it is in the store from now on)
-            check_seen_everywhere(self.storage, SECRET, living)
+        self.check_storage()
         options = self.options
         self.resources = plan_resources(
             node_resources(),
@@ -221,6 +216,15 @@ class Runner:
             show_training_loss=options.show_training_loss,
             sealed=self.sealed,
         )
+
+    def check_storage(self) -> None:
+        """A UserError if a machine of the connected cluster does not see the store."""
+        import ray
+
+        living = [node for node in ray.nodes() if node["Alive"]]
+        if len(living) > 1 or self.options.address.startswith("ray://"):
+            self.seed  # noqa: B018  (it is in the store from now on)
+            check_seen_everywhere(self.storage, SECRET, living)
 
     def _fit(
         self,

@@ -90,6 +90,15 @@ class Parameter:
         return params[self.name]
 
 
+def whole_number(name: str, value: Any) -> int:
+    try:
+        if 1 <= (number := float(value)) < math.inf:
+            return int(number)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise UserError(f"{name} is {value!r}; give a whole number of 1 or more")
+
+
 @dataclass(frozen=True)
 class SearchSpace:
     name: str
@@ -124,7 +133,7 @@ class SearchSpace:
         rows = None
         for name, value in chosen.items():
             if name == DERIVED:
-                rows = int(value)
+                rows = whole_number(name, value)
             elif isinstance(value, dict):
                 values.update(value)
             else:
@@ -136,7 +145,7 @@ class SearchSpace:
             batch = values.get("batch_size") or make_plan(values).batch_size
             if batch is None:
                 raise UserError(f"{DERIVED} needs a batch_size, fixed or varied")
-            values["micro_batches"] = max(1, int(batch) // rows)
+            values["micro_batches"] = max(1, whole_number("batch_size", batch) // rows)
         return values
 
     def choices(self, rng: np.random.Generator) -> Iterator[dict[str, Any]]:

@@ -19,7 +19,7 @@ DISTRIBUTIONS = ("uniform", "log_uniform", "int_uniform", "power_of_two")
 METRICS = ("accuracy", "train_seconds", "epsilon")
 DEFAULTS = {"name": "", "method": "random", "samples": 16, "seeds": 1, "scheduler": "none"}
 SETTABLE = ("name", "search", "samples", "seeds", "scheduler")
-
+MOST_TRIALS = 100_000  # more are a mistake: planning them alone would take hours
 
 SPACES = Path(__file__).parents[1] / "search_spaces"
 
@@ -82,14 +82,17 @@ def _parse(content: dict[str, Any], changes: dict[str, str], stem: str) -> Searc
             raise UserError(f"{name} is both fixed and varied; drop one")
         if name == DERIVED and "micro_batches" in {*fixed, *parameters}:
             raise UserError(f"micro_batches is both fixed and varied: {DERIVED} stands for it")
-    seeds = _count("seeds", top)
+    seeds, samples = _count("seeds", top), _count("samples", top)
+    points = math.prod(len(p.values) for p in parameters.values()) if search == "grid" else samples
+    if points * seeds > MOST_TRIALS:
+        raise UserError(f"these are {points * seeds:,} trials; at most {MOST_TRIALS:,} are run")
     if search == "tpe" and seeds > 1:
         raise UserError("seeds repeat the trials of method grid or random; tpe has none to repeat")
     return SearchSpace(
         str(top["name"]),
         search,
         metrics,
-        _count("samples", top),
+        samples,
         seeds,
         scheduler,
         fixed,
@@ -166,6 +169,8 @@ def _parameter(name: str, spec: Any) -> Parameter:
     if "value" in spec or "values" in spec:
         if not isinstance(values, list) or not values or len(spec) > 1:
             raise UserError(f"{name}: values must be a list of at least one value, and stand alone")
+        if not grouped and any(isinstance(value, dict) for value in values):
+            raise UserError(f"{name}: values must be mappings, all of them or none")
         if grouped:
             values = [_mapping(name, {name: value}) for value in values]
         return Parameter(name, tuple(values))

@@ -12,6 +12,7 @@ experiment state, which is copied to its place, and older than the trials it des
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -91,12 +92,15 @@ class SweepState:
 
     def _read(self, name: str, parse: Callable[[bytes], Parsed]) -> Parsed | None:
         """The newest whole version of a file; None if there is none at all."""
-        damaged = False
+        found = {}
         for candidate in (name, previous(name)):
+            with suppress(FileNotFoundError):
+                found[candidate] = self.files.read_name(candidate)
+        damaged = False
+        for content in found.values():
             try:
-                return parse(without_checksum(self.files.read_name(candidate)))
-            except FileNotFoundError:
-                continue
+                # Versions without checksums kept nothing beside it.
+                return parse(without_checksum(content, required=len(found) > 1))
             except ValueError:  # of JSON and Unicode, too
                 damaged = True
         if damaged:

@@ -1,6 +1,7 @@
 """The command line as a whole: help, one-line errors, exit codes, closed pipes, quick starts."""
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -41,6 +42,23 @@ def test_a_path_of_5000_characters_is_one_short_line(
     line = fails(["a" * 5000 if word == "LONG" else word for word in words], capsys)
     assert "File name too long" in line
     assert len(line) < 1200
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[31mred", "\u202eevil", "\udcff", "a\rb"], ids=ascii)
+def test_a_name_with_codes_for_the_terminal_is_one_harmless_line(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = fails(["train", "--plan", f"gone {name}", "--output", "out"], capsys).removesuffix("\n")
+    assert line.isprintable()
+    assert ascii(name)[1:-1] in line
+
+
+def test_a_finished_run_with_damaged_facts_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = {"plan": {"method": "dpsgd"}, "privacy": {}, "statement": {"guarantee": 3}}
+    (tmp_path / "result.json").write_text(json.dumps({**facts, "finished": True, "labels": [1]}))
+    assert str(tmp_path) in fails(["statement", str(tmp_path)], capsys)
 
 
 def sub_parsers() -> dict[str, argparse.ArgumentParser]:

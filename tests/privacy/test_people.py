@@ -128,6 +128,17 @@ def test_a_lost_key_is_an_error_not_a_new_beginning(people: People, tmp_path: Pa
         people.register(TEXTS)
 
 
+@pytest.mark.parametrize(
+    "content", ["false", "{}", '{"overlaps": [{}]}', '{"overlaps": {"x": []}}']
+)
+def test_damaged_links_are_one_line(people: People, tmp_path: Path, content: str) -> None:
+    people.register(["a film"])
+    (links,) = tmp_path.rglob("people/*.json")
+    links.write_text(content)
+    with pytest.raises(UserError, match=r"is damaged; restore it"):
+        people.links()
+
+
 def test_lost_fingerprints_are_an_error(people: People, tmp_path: Path) -> None:
     people.register(TEXTS)
     for file in (tmp_path / "ledger" / "people").glob("*.npy"):

@@ -145,6 +145,19 @@ def test_no_request_waits_until_a_large_store_is_read(
     assert len(live.now().runs) == 7
 
 
+def test_what_is_known_is_at_hand_until_a_look_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "EVERY", 60.0)
+    filled(tmp_path)
+    live = LiveRecords(str(tmp_path))
+    assert live.at_hand() is None
+    now = live.now()
+    assert live.at_hand() is now
+    live._next_look = 0.0
+    assert live.at_hand() is None
+
+
 def test_the_same_filter_is_worked_out_once(tmp_path: Path) -> None:
     filled(tmp_path)
     now, kept = LiveRecords(str(tmp_path)).now(), Filtered()

@@ -22,7 +22,12 @@ from tests.support.ray_runs import trial
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_every_plan_is_audited_once(tiny_task: dict[str, Any], tmp_path: Path) -> None:
+def test_every_plan_is_audited_once(
+    tiny_task: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Trials that were finished before start no Ray: audits must look at the store themselves.
+    looked: list[str] = []
+    monkeypatch.setattr(Runner, "check_storage", lambda runner: looked.append(runner.storage))
     frozen = {"method": "dpfp", "mode": "moments", "micro_batches": None, "batch_size": None}
     moments = {**tiny_task, **frozen, "epochs": None, "learning_rate": None}
     moments = {name: value for name, value in moments.items() if value is not None}
@@ -35,6 +40,7 @@ def test_every_plan_is_audited_once(tiny_task: dict[str, Any], tmp_path: Path) -
 
     ledger = Ledger(tmp_path / "ledger")
     found = audited()
+    assert looked == [str(tmp_path)]
     assert [entry.status for entry in ledger.entries()] == ["finished", "finished"]
     assert {entry.use.purpose for entry in ledger.entries()} == {"audit"}
     assert [record["plan"]["mode"] for record in found] == ["paper", "moments"]

@@ -164,3 +164,21 @@ def test_tpe_through_ray_client_is_refused(tmp_path: Path) -> None:
     runner = Runner("s", str(tmp_path), options, InputsOnce())
     with runner, pytest.raises(UserError, match="--address auto"):
         runner.search(searcher, [], varied=[])
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_it_asks_every_node_for_the_store_where_there_are_several(
+    nodes: int, ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    asked: list[str] = []
+    living = ray.nodes() * nodes
+    monkeypatch.setattr(ray, "nodes", lambda: living)
+    monkeypatch.setattr(
+        "dpfp_ray.sweeps.runner.check_seen_everywhere",
+        lambda storage, marker, found: asked.append(storage),
+    )
+    with Runner("test", str(tmp_path), RayOptions(seed=5), InputsOnce()) as one:
+        one.check_storage()
+    assert asked == [str(tmp_path)] * (nodes - 1)

@@ -68,6 +68,20 @@ GRID = {"method": "grid", "parameters": {"batch_size": {"values": [16, 32]}}}
             {"parameters": {"B": {"distribution": "int_uniform", "min": 1.5, "max": 8}}},
             ["int_uniform needs whole numbers"],
         ),
+        ({"samples": 10**9}, ["1,000,000,000 trials", "at most 100,000"]),
+        ({"seeds": 10**5}, ["trials; at most 100,000"]),
+        (
+            {"parameters": {"lr": {"values": [{"lr": 1e-3}, 1e-2]}}},
+            ["learning_rate: values must be mappings, all of them or none"],
+        ),
+        (
+            {"parameters": {"rows_per_micro_batch": {"values": ["x"]}}},
+            ["rows_per_micro_batch is 'x'", "whole number"],
+        ),
+        (
+            {"parameters": {"rows_per_micro_batch": {"values": [0]}}},
+            ["rows_per_micro_batch is 0", "whole number"],
+        ),
         ({"plan": {"lr": 1e-3}}, ["learning_rate is both fixed and varied"]),
         (
             {"parameters": {"epsilon": {"values": [1, 3]}}},
