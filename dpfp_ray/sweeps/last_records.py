@@ -19,9 +19,8 @@ class LastRecords(Callback):
             settle(self.storage, _ours(trial), "stopped", "stopped early by the scheduler")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        reason = given_up(trial)
-        if not no_room(reason):  # not the trial's fault: it goes on when there is room
-            settle(self.storage, _ours(trial), "failed", reason)
+        if not no_room(str(trial.get_error())):  # not its fault: it goes on when there is room
+            settle(self.storage, _ours(trial), "failed", given_up(trial))
 
 
 def given_up(trial: Any) -> str:
@@ -32,7 +31,7 @@ def given_up(trial: Any) -> str:
 
 
 def no_room(reason: str) -> str:
-    """What a trial said that found its disk full; empty if that is not why it ended."""
+    """What a trial said that found its disk full or its store away; empty: it ended otherwise."""
     _, name, said = " ".join(reason.split()).rpartition(f"{NoRoom.__name__}: ")
     return said if name else ""
 

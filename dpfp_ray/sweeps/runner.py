@@ -32,7 +32,7 @@ from dpfp_ray.sweeps.cluster import (
 from dpfp_ray.sweeps.ray_options import RayOptions
 from dpfp_ray.sweeps.shared_storage import check_seen_everywhere
 from dpfp_ray.sweeps.signals import ignoring_ctrl_c, stopped_by_sigterm
-from dpfp_ray.sweeps.state import SECRET, SweepState
+from dpfp_ray.sweeps.state import SECRET, SweepState, ray_storage
 from dpfp_ray.sweeps.trial import SETTLED, Trial, mark_interrupted
 from dpfp_ray.training.prepare import Inputs
 
@@ -273,7 +273,7 @@ class Runner:
             tune_config=tune_config,
             run_config=ray.tune.RunConfig(
                 name=name,
-                storage_path=f"{self.storage.rstrip('/')}/tune",
+                **ray_storage(self.storage, "tune"),
                 verbose=0,
                 callbacks=callbacks,
                 failure_config=ray.tune.FailureConfig(max_failures=RETRIES),
