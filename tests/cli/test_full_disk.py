@@ -51,7 +51,7 @@ def test_a_full_disk_ends_a_run_in_a_line_and_the_same_command_finishes_it(
     host: tuple[Host, list[str]],
 ) -> None:
     machine, words = host
-    command = [*words, "--ledger", "/root/ledger", "--output"]
+    command = [*words, "--ledger", "/home/ledger", "--output"]
 
     fill(machine)
     before = machine.python(*command, RUN)

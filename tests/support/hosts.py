@@ -31,7 +31,7 @@ TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 # What a host does first; `$1` is the shared folder, `$2` its name, `$3` the size of /tmp.
 BEGIN = """
 mount --bind "$1" /srv
-mount -t tmpfs -o size="$3" none /tmp && mount -t tmpfs none /root
+mount -t tmpfs -o size="$3" none /tmp && mount -t tmpfs none /home
 mount -t tmpfs -o size=400m none /dev/shm
 hostname "$2"
 ip link set lo up
@@ -91,6 +91,7 @@ class Host:
         self.process = subprocess.Popen(
             ["unshare", *flags, "--kill-child", "sh", "-ec", BEGIN, "sh", shared, self.name, tmp],
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # it complains of its own end
             text=True,
         )
         assert self.process.stdout is not None
@@ -103,7 +104,7 @@ class Host:
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         """A command there; it ends with the host, at the latest."""
         enter = ["nsenter", "-t", str(self.first), "-m", "-u", "-n", "-p", "-i", "--"]
-        home = {"HOME": "/root", "RAY_AUTH_MODE": "disabled"}
+        home = {"HOME": "/home", "RAY_AUTH_MODE": "disabled"}
         for name in ("DPFP_CACHE", "DPFP_LEDGER", "RAY_TMPDIR", "TMPDIR"):
             home[name] = ""
         kept = {n: v for n, v in os.environ.items() if n not in home}
