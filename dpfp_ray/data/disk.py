@@ -14,7 +14,8 @@ FULL = (ENOSPC, EDQUOT, EFBIG)
 
 
 class NoRoom(UserError):
-    """A disk is full, or cannot be written to: nothing is wrong with the work itself."""
+    """A disk is full, or storage cannot be written to or reached: nothing is wrong with the work
+    itself."""
 
 
 def probe(folder: Path, needed: int) -> None:

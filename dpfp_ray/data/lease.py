@@ -1,16 +1,17 @@
 """One driver at a time for a store, or for the folder of a run.
 
-PLACE/.lease-TOKEN   a claim of each driver that has or wants the place, written anew every few
-                     seconds by the one that has it
+PLACE/.lease-N   the claim of the driver that has the place, written anew every few seconds
 
-A driver writes its claim, then lists the claims, and has the place if no other living claim is
-there; else it takes its own away. Of two drivers, the one that writes later lists after both have
-written, and sees the other: never do both have it. This asks of storage only that a listing shows
-what was written before it, which holds for folders, S3, Google Cloud Storage and Azure; pyarrow
-offers no write that fails where something is, on any of them.
+A driver that finds no living claim makes the next one, in a single step that only one of several
+can do (a link in a folder, a conditional write on S3). Then it lists the claims once more, and has
+the place if no other living one is there; else it takes its own away. Of two drivers, the one that
+writes later lists after both have written: never do both have it, even on object stores without
+conditional writes, where claims carry random digits instead. All this asks is that a listing shows
+what was written before it, which holds for folders, S3, Google Cloud Storage and Azure.
 
 A claim is dead if its process was on this machine and has ended, or if it has not changed for
-`STALE` seconds while this process looked at it. No clocks are compared: they may differ.
+`STALE` seconds while this process looked at it. No clocks are compared: they may differ. Who takes
+over names the dead claim in its own, so that its driver, should it only have been asleep, stops.
 """
 
 import getpass
@@ -44,17 +45,21 @@ class Claim:
     pid: int
     started: str  # of the process; pids come again
     beat: int = 0
+    token: str = ""  # no two claims are equal
+    after: tuple[str, ...] = ()  # tokens of the dead that were found
 
     @staticmethod
     def mine() -> "Claim":
         now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         who = f"{_user()} on {socket.gethostname()}, process {os.getpid()}, since {now}"
-        return Claim(who, machine(), os.getpid(), process_start(os.getpid()))
+        token = secrets.token_hex(6)
+        return Claim(who, machine(), os.getpid(), process_start(os.getpid()), token=token)
 
     @staticmethod
     def parse(content: bytes) -> "Claim":
         try:
-            return Claim(**json.loads(content))
+            claim = Claim(**json.loads(content))
+            return replace(claim, after=tuple(claim.after))
         except (ValueError, TypeError):
             return Claim("an unknown process", "", 0, "")  # until it is stale
 
@@ -86,9 +91,10 @@ class Lease:
 
     def __init__(self, files: Files, fix: str) -> None:
         self.files, self.fix = files, fix
-        self.name = f"{PREFIX}{secrets.token_hex(6)}"
+        self.name = ""
         self.claim = Claim.mine()
         self.ended = threading.Event()
+        self._dead_claims: dict[str, Claim] = {}
         # What was last seen of others, and since when it has not changed.
         self._seen: dict[str, tuple[Claim, float]] = {}
 
@@ -97,10 +103,10 @@ class Lease:
         first: dict[str, Claim] = {}
         while True:
             others = self._others()
-            if not others:
-                self._write()
+            if not others and self._make():
                 others = self._others()
                 if not others:
+                    self._remove_dead()
                     return
                 self.drop()
             for name, other in others.items():
@@ -111,9 +117,9 @@ class Lease:
                 if other.machine == self.claim.machine or other != first[name]
             ]
             waited = time.monotonic() - began
-            if waited > (PATIENCE if living else STALE + BEAT):
+            if others and waited > (PATIENCE if living else STALE + BEAT):
                 raise self._refusal(*(living or others.values()))
-            if not living and not told:
+            if others and not living and not told:
                 told = True
                 print(
                     f"{self.files.name} was in use by {next(iter(others.values())).who}; looking "
@@ -125,12 +131,13 @@ class Lease:
     def drop(self) -> None:
         with suppress(OSError, UserError):
             self.files.delete(self.name)
+        self.name = ""
 
     def keep_beating(self, on_lost: Callable[[], None]) -> None:
         while not self.ended.wait(BEAT):
             # What cannot be reached now is tried again at the next beat.
             with suppress(OSError, UserError):
-                if self.name not in self.files.names():
+                if self._taken_over():
                     print(
                         f"another driver has taken over {self.files.name}; this one stops",
                         file=sys.stderr,
@@ -140,25 +147,52 @@ class Lease:
                 self.claim = replace(self.claim, beat=self.claim.beat + 1)
                 self._write()
 
+    def _make(self) -> bool:
+        """Make the next claim; False if another driver was faster."""
+        numbers = [_number(name) for name in self._dead_claims]
+        name = f"{PREFIX}{max(numbers, default=0) + 1:06d}"
+        after = tuple(claim.token for claim in self._dead_claims.values() if claim.token)
+        self.claim = replace(self.claim, after=after)
+        if not self.files.exclusive():
+            name += f"-{self.claim.token}"
+        if self.files.create(name, self._content()):
+            self.name = name
+        return bool(self.name)
+
+    def _content(self) -> bytes:
+        return json.dumps(asdict(self.claim)).encode()
+
     def _write(self) -> None:
-        self.files.write(self.name, json.dumps(asdict(self.claim)).encode())
+        self.files.write(self.name, self._content())
+
+    def _taken_over(self) -> bool:
+        names = self._names()
+        if self.name not in names:
+            return True
+        return any(self.claim.token in claim.after for _, claim in self._claims(names))
+
+    def _names(self) -> list[str]:
+        return [name for name in self.files.names() if name.startswith(PREFIX)]
+
+    def _claims(self, names: list[str]) -> Iterator[tuple[str, Claim]]:
+        """Those of others."""
+        for name in names:
+            if name != self.name:
+                with suppress(FileNotFoundError):
+                    yield name, Claim.parse(self.files.read_name(name))
 
     def _others(self) -> dict[str, Claim]:
-        """Living claims of others; dead ones are removed."""
+        """Living claims of others."""
         found: dict[str, Claim] = {}
-        for name in self.files.names():
-            if not name.startswith(PREFIX) or name == self.name:
-                continue
-            try:
-                claim = Claim.parse(self.files.read_name(name))
-            except FileNotFoundError:
-                continue
-            if self._dead(name, claim):
-                with suppress(OSError):
-                    self.files.delete(name)
-            else:
-                found[name] = claim
+        self._dead_claims = {}
+        for name, claim in self._claims(self._names()):
+            (self._dead_claims if self._dead(name, claim) else found)[name] = claim
         return found
+
+    def _remove_dead(self) -> None:
+        for name in self._dead_claims:
+            with suppress(OSError, UserError):
+                self.files.delete(name)
 
     def _dead(self, name: str, claim: Claim) -> bool:
         if claim.machine == self.claim.machine:
@@ -173,6 +207,11 @@ class Lease:
         return UserError(
             f"{self.files.name} is in use by {other.who}; wait until that has ended, or {self.fix}"
         )
+
+
+def _number(name: str) -> int:
+    digits = name.removeprefix(PREFIX).partition("-")[0]
+    return int(digits) if digits.isdecimal() else 0
 
 
 def machine() -> str:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 from uuid import uuid4
 
-from dpfp_ray.data.disk import trouble
-from dpfp_ray.data.whole_files import PRIVATE, PUBLIC, private_folder, whole_file
+from dpfp_ray.data.disk import NoRoom, trouble
+from dpfp_ray.data.s3 import new_objects, patient
+from dpfp_ray.data.whole_files import PRIVATE, PUBLIC, new_file, private_folder, whole_file
 from dpfp_ray.plan.errors import UserError
 
 RECORDS = "records"
@@ -49,11 +50,12 @@ class Files(Protocol):
         ...
 
     def read(self, path: str) -> bytes:
-        """The content of a file that `find` gave; OSError if it cannot be had."""
+        """The content of a file that `find` gave; OSError if it cannot be had, or UserError if the
+        store cannot be reached."""
         ...
 
     def read_name(self, name: str) -> bytes:
-        """The content under `name` (relative); OSError if it cannot be had."""
+        """The content under `name` (relative), as `read`."""
         ...
 
     def writing(self, name: str, mode: int = PUBLIC) -> AbstractContextManager[IO[bytes]]:
@@ -67,16 +69,28 @@ class Files(Protocol):
         """Put `content` under `name`, as `writing` does."""
         ...
 
+    def create(self, name: str, content: bytes, mode: int = PUBLIC) -> bool:
+        """Put `content` under `name` unless something else is there; whether it is there now.
+
+        Of several who try at once with contents of their own, one succeeds, if `exclusive()`.
+        """
+        ...
+
+    def exclusive(self) -> bool:
+        """Whether `create` is one step: on folders and on S3, not on other object stores."""
+        ...
+
     def keep(self, name: str) -> None:
         """What is under `name`, if anything, is from now on also under `previous(name)`."""
         ...
 
     def delete(self, name: str) -> None:
-        """Remove the file under `name`, if it is there; OSError if it cannot be removed."""
+        """Remove the file under `name`, if it is there; OSError (behind a URI: UserError) if it
+        cannot be removed."""
         ...
 
     def delete_folder(self, name: str) -> None:
-        """Remove all that is below `name`, if it is there; OSError if it cannot be removed."""
+        """Remove all that is below `name`, if it is there, as `delete`."""
         ...
 
 
@@ -97,7 +111,15 @@ def open_files(location: str | Path) -> Files:
         return LocalFiles(Path(path))
     if not path:
         raise UserError(f"{public(text)} names no bucket; give a URI such as s3://bucket/folder")
+    if isinstance(filesystem, fs.S3FileSystem):
+        filesystem = patient(filesystem)
     return RemoteFiles(filesystem, path, public(text))
+
+
+def below(location: str, name: str) -> str:
+    """The path or URI of what is called `name` in the storage at `location`."""
+    path, mark, query = location.partition("?") if "://" in location else (location, "", "")
+    return f"{path.rstrip('/')}/{name}{mark}{query}"
 
 
 class LocalFiles:
@@ -155,6 +177,17 @@ class LocalFiles:
         with self.writing(name, mode) as file:
             file.write(content)
 
+    def create(self, name: str, content: bytes, mode: int = PUBLIC) -> bool:
+        path = self.root / name
+        try:
+            private_folder(self.root)
+            return new_file(path, content, mode) or path.read_bytes() == content
+        except OSError as error:
+            raise trouble(path, error) from None
+
+    def exclusive(self) -> bool:
+        return True
+
     def keep(self, name: str) -> None:
         path = self.root / name
         scratch = path.with_name(f".{path.name}.{uuid4().hex}")
@@ -190,6 +223,7 @@ class RemoteFiles:
         self.filesystem = filesystem
         self.root = root.rstrip("/")
         self.name = name
+        self._s3 = new_objects(filesystem, root, name) if filesystem.type_name == "s3" else None
 
     def exists(self) -> bool:
         from pyarrow.fs import FileType
@@ -216,8 +250,15 @@ class RemoteFiles:
         return [info.base_name for info in found]
 
     def read(self, path: str) -> bytes:
-        with self.filesystem.open_input_stream(path) as stream:
-            return bytes(stream.read())
+        missing: FileNotFoundError
+        # Only what is not there is an OSError: of the rest nobody knows what it holds.
+        with reachable(self.name):
+            try:
+                with self.filesystem.open_input_stream(path) as stream:
+                    return bytes(stream.read())
+            except FileNotFoundError as error:
+                missing = error
+        raise missing
 
     def read_name(self, name: str) -> bytes:
         return self.read(self._path(name))
@@ -241,16 +282,41 @@ class RemoteFiles:
             self._upload(scratch, content)
             self.filesystem.move(scratch, path)
 
+    def create(self, name: str, content: bytes, mode: int = PUBLIC) -> bool:
+        with reachable(self.name):
+            if self._s3 is not None and self.exclusive():
+                if self._s3.put(self._path(name), content):
+                    return True
+                with suppress(FileNotFoundError):
+                    # It may be ours: the answer to a write that succeeded can get lost.
+                    return self.read_name(name) == content
+                return False
+            try:
+                return self.read_name(name) == content
+            except FileNotFoundError:
+                self.write(name, content)
+                return True
+
+    def exclusive(self) -> bool:
+        with reachable(self.name):
+            return self._s3 is not None and self._s3.honoured(self.root)
+
     def keep(self, name: str) -> None:
-        with reachable(self.name), suppress(FileNotFoundError):
-            self.filesystem.copy_file(self._path(name), self._path(previous(name)))
+        from pyarrow.fs import FileType
+
+        with reachable(self.name):
+            try:
+                self.filesystem.copy_file(self._path(name), self._path(previous(name)))
+            except OSError:  # S3 does not say in a way of its own that nothing is there
+                if self.filesystem.get_file_info(self._path(name)).type != FileType.NotFound:
+                    raise
 
     def delete(self, name: str) -> None:
-        with suppress(FileNotFoundError):
+        with reachable(self.name), suppress(FileNotFoundError):
             self.filesystem.delete_file(self._path(name))
 
     def delete_folder(self, name: str) -> None:
-        with suppress(FileNotFoundError):
+        with reachable(self.name), suppress(FileNotFoundError):
             self.filesystem.delete_dir(self._path(name))
 
     def _upload(self, path: str, content: bytes) -> None:
@@ -276,7 +342,7 @@ def reachable(location: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot reach {public(location)}: {one_line(error)}") from None
+        raise NoRoom(f"cannot reach {public(location)}: {one_line(error)}") from None
 
 
 def public(location: str) -> str:
@@ -284,5 +350,5 @@ def public(location: str) -> str:
     return re.sub(r"\?\S*", "", re.sub(r"//[^/\s]*@", "//", location))
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: Exception | Warning | str) -> str:
     return public(" ".join(str(error).split()))[:300]

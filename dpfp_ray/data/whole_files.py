@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from errno import ENOTDIR
+from errno import EMLINK, ENOTDIR, ENOTSUP, EPERM
 from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +21,7 @@ from dpfp_ray.plan.errors import UserError
 # Modes of new files: as the user's umask has it, or readable by their owner only.
 PUBLIC, PRIVATE = 0o666, 0o600
 PRIVATE_FOLDER = 0o700
+NO_LINKS = (EPERM, ENOTSUP, EMLINK)  # what file systems without links say
 
 
 @contextmanager
@@ -40,6 +41,34 @@ def whole_file(path: Path, mode: int = PUBLIC) -> Iterator[BinaryIO]:
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def new_file(path: Path, content: bytes, mode: int = PUBLIC) -> bool:
+    """Make `path`, whole; False, and nothing done, if it is there. Of several, one succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{uuid4().hex}")
+    try:
+        with whole_file(scratch, mode) as file:
+            file.write(content)
+        try:
+            os.link(scratch, path)  # unlike a rename, fails if the name is taken
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            with suppress(FileExistsError), path.open("xb") as file:
+                file.write(content)
+                return True
+            return False
+    finally:
+        scratch.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # else a power failure may take the name away again
+    finally:
+        os.close(folder)
+    return True
 
 
 @contextmanager

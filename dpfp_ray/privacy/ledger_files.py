@@ -1,8 +1,9 @@
 """A folder or bucket of small objects, each of which is written once and never changed.
 
 Local objects are for their owner only (0600 in folders of 0700), whatever the umask; behind a URI
-that is the bucket's policy to say. A name can be written once: locally a second writer of the same
-name fails, behind URIs names carry random digits, so that no two writers choose the same.
+that is the bucket's policy to say. A name can be written once: a second writer of the same name
+fails, on folders and on S3. On other stores names carry random digits, so that no two writers
+choose the same.
 
 Listing must show what was written before it: true of local folders, and of S3 (since December
 2020), Google Cloud Storage and Azure.
@@ -13,9 +14,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from uuid import uuid4
 
 from dpfp_ray.data.storage import LocalFiles, RemoteFiles, open_files, reachable
+from dpfp_ray.data.whole_files import PRIVATE, new_file
 from dpfp_ray.plan.errors import UserError
 
 Place = LocalFiles | RemoteFiles
@@ -76,33 +77,18 @@ class OnceWritten:
 
     def write(self, name: str, content: bytes) -> None:
         """Put `content` under `name`, whole; what is there already is never replaced."""
-        if isinstance(self.files, RemoteFiles):
-            self.files.write(name, content)
-            return
-        path = self.files.root / name
-        scratch = path.with_name(f".{uuid4().hex}")
-        try:
-            self._make_folder(path.parent)
-            descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        if isinstance(self.files, LocalFiles):
+            path = self.files.root / name
             try:
-                with os.fdopen(descriptor, "wb") as file:
-                    os.fchmod(file.fileno(), 0o600)  # a umask may have taken more than it should
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.link(scratch, path)  # unlike a rename, fails if the name is taken
-            except FileExistsError:
-                if path.read_bytes() != content:  # the same thing twice is fine
-                    raise
-            finally:
-                scratch.unlink(missing_ok=True)
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)  # else a power failure may take the name away again
-            finally:
-                os.close(folder)
-        except OSError as error:
-            raise self._trouble("write", name, error) from None
+                self._make_folder(path.parent)
+                # The same thing twice is fine.
+                made = new_file(path, content, PRIVATE) or path.read_bytes() == content
+            except OSError as error:
+                raise self._trouble("write", name, error) from None
+        else:
+            made = self.files.create(name, content)
+        if not made:
+            raise UserError(f"cannot write {name} of the ledger {self.name}: File exists")
 
     @contextmanager
     def intact(self, name: str) -> Iterator[None]:

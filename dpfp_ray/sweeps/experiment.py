@@ -10,6 +10,7 @@ from ray.tune import Callback
 
 from dpfp_ray.data.disk import NoRoom
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.sweeps.state import ray_storage
 from dpfp_ray.sweeps.trial import SETTLED, Trial, given_up, settle
 from dpfp_ray.sweeps.trial_process import RETRIES, Shared, Sweep, run_trial
 
@@ -50,7 +51,7 @@ def run_experiment(
         tune_config=tune_config,
         run_config=ray.tune.RunConfig(
             name=name,
-            storage_path=f"{sweep.storage.rstrip('/')}/tune",
+            **ray_storage(sweep.storage, "tune"),
             verbose=0,
             callbacks=callbacks,
             failure_config=ray.tune.FailureConfig(max_failures=RETRIES),
@@ -77,13 +78,12 @@ class LastRecords(Callback):
             settle(self.storage, _ours(trial), "stopped", "stopped early by the scheduler")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        reason = given_up(trial)
-        if not no_room(reason):  # not the trial's fault: it goes on when there is room
-            settle(self.storage, _ours(trial), "failed", reason)
+        if not no_room(str(trial.get_error())):  # not its fault: it goes on when there is room
+            settle(self.storage, _ours(trial), "failed", given_up(trial))
 
 
 def no_room(reason: str) -> str:
-    """What a trial said that found its disk full; empty if that is not why it ended."""
+    """What a trial said that found its disk full or its store away; empty: it ended otherwise."""
     _, name, said = " ".join(reason.split()).rpartition(f"{NoRoom.__name__}: ")
     return said if name else ""
 

@@ -30,6 +30,7 @@ class LiveTable(Callback):
         self.started = self.shown_at = time.monotonic()
         self.trials: list[Any] = []
         self.live: Live | None = None
+        self.warned: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """Through Ray Client the table is pickled to where Tune runs; a terminal cannot follow."""
@@ -68,6 +69,11 @@ class LiveTable(Callback):
             self.shown_at = now
             stderr.print(self._state_of_all(), markup=False)
 
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        self._warn(result.get("warning"))
+
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._say(trial)
 
@@ -80,6 +86,11 @@ class LiveTable(Callback):
         facts = [f"{name} {_short(value)}" for name, value in _facts(trial, self.varied)]
         line = "  ".join([f"[{self.done}/{self.total}]", *facts, _outcome(trial)])
         stderr.print(line, markup=False)
+
+    def _warn(self, warning: str | None) -> None:
+        if warning and warning not in self.warned:
+            self.warned.add(warning)
+            stderr.print(f"warning: {warning}", markup=False)
 
     def _state_of_all(self) -> str:
         """One line: how many are done, how good the best is, how long it takes."""
@@ -136,6 +147,9 @@ class SealedTable(LiveTable):
         return self
 
     def _say(self, trial: Any) -> None:
+        pass
+
+    def _warn(self, warning: str | None) -> None:
         pass
 
     def _state_of_all(self) -> str:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfp_ray.data.lease import held
-from dpfp_ray.data.storage import SEALED, open_files
+from dpfp_ray.data.storage import SEALED, below, open_files
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.data.whole_files import PRIVATE_FOLDER, private_folder
 from dpfp_ray.plan.errors import UserError
@@ -251,8 +251,7 @@ def selection_key(space: SearchSpace, chosen: Selection) -> str:
 
 def open_sealed(storage: str, key: str) -> str:
     """The place of an unfinished selection, owner-only; a UserError if another one is there."""
-    path, mark, query = storage.partition("?") if "://" in storage else (storage, "", "")
-    sealed = f"{path.rstrip('/')}/{SEALED}{mark}{query}"
+    sealed = below(storage, SEALED)
     files = open_files(sealed)
     if files.local:
         folder = Path(files.name)
@@ -268,8 +267,8 @@ def open_sealed(storage: str, key: str) -> str:
         files.write(MARK, json.dumps({"key": key}).encode())
     elif known.get("key") != key:
         raise UserError(
-            f"{sealed} is an unfinished selection from another space or of another kind; continue "
-            "that one, or use another --storage (its trials have been spent)"
+            f"{files.name} is an unfinished selection from another space or of another kind; "
+            "continue that one, or use another --storage (its trials have been spent)"
         )
     return sealed
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dpfp_ray.data.checked import with_checksum, without_checksum
-from dpfp_ray.data.storage import open_files, previous
+from dpfp_ray.data.storage import RemoteFiles, open_files, previous
 from dpfp_ray.data.whole_files import PRIVATE, delete_secret, to_json
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
@@ -72,8 +72,12 @@ class SweepState:
         known = self._read(SECRET, _Begun.parse)
         if known is None:
             seed = fresh_seed() if given is None else given
-            self._keep_secret(_Begun(seed if given is None else None, _seed_mark(seed)))
-            return seed
+            begun = _Begun(seed if given is None else None, _seed_mark(seed))
+            if self.files.create(SECRET, begun.content(), PRIVATE):
+                # Twice, for it cannot be made again.
+                self.files.write(previous(SECRET), begun.content(), PRIVATE)
+                return seed
+            return self.seed(given)  # another driver was faster
         if (given is None and known.seed is None) or (
             given is not None and known.mark != _seed_mark(given)
         ):
@@ -84,11 +88,6 @@ class SweepState:
                 f"or use another --storage"
             )
         return given if known.seed is None and given is not None else int(known.seed or 0)
-
-    def _keep_secret(self, begun: "_Begun") -> None:
-        """Twice, for it cannot be made again."""
-        self.files.write(previous(SECRET), begun.content(), PRIVATE)
-        self.files.write(SECRET, begun.content(), PRIVATE)
 
     def _read(self, name: str, parse: Callable[[bytes], Parsed]) -> Parsed | None:
         """The newest whole version of a file; None if there is none at all."""
@@ -115,8 +114,8 @@ class SweepState:
         if self.files.local:
             delete_secret(Path(self.files.name) / SECRET)
         else:
-            self.files.delete(SECRET)
             self.files.delete(previous(SECRET))
+            self.files.delete(SECRET)
         for name in UNFINISHED:
             self.files.delete_folder(name)
 
@@ -148,6 +147,17 @@ def _seed_mark(seed: int) -> int:
 def resolve_storage(storage: str) -> str:
     """Absolute path or URI: Ray would fail on a relative path, and only when it is too late."""
     return storage if "://" in storage else str(Path(storage).expanduser().resolve())
+
+
+def ray_storage(storage: str, name: str) -> dict[str, Any]:
+    """Where Ray keeps its own files of a run: as options of its `RunConfig`.
+
+    Behind a URI as a file system and a path, since Ray shows a URI, and with it what is secret.
+    """
+    files = open_files(storage)
+    if isinstance(files, RemoteFiles):
+        return {"storage_filesystem": files.filesystem, "storage_path": f"{files.root}/{name}"}
+    return {"storage_path": str(Path(files.name) / name)}
 
 
 def _state_name(identity: str) -> str:

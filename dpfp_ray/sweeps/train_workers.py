@@ -17,6 +17,7 @@ from ray.train.torch import TorchTrainer
 from torch import Tensor
 
 from dpfp_ray.data.disk import NoRoom
+from dpfp_ray.sweeps.state import ray_storage
 from dpfp_ray.sweeps.trial import Trial, error_reason, settle
 from dpfp_ray.sweeps.trial_process import (
     RETRIES,
@@ -55,7 +56,7 @@ def run_on_workers(
         run_config=RunConfig(
             # A new name each time: under a known one Ray Train would restore its own state.
             name=f"{trial.id}-{uuid4().hex[:8]}",
-            storage_path=f"{sweep.storage.rstrip('/')}/train",
+            **ray_storage(sweep.storage, "train"),
             failure_config=FailureConfig(max_failures=RETRIES),
             callbacks=callbacks,
         ),

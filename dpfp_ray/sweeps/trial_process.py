@@ -6,6 +6,7 @@ more, the trial starts Ray Train workers, see `train_workers.py`.
 
 import os
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import ray.tune
 import torch
 
 from dpfp_ray.data.disk import NoRoom
+from dpfp_ray.data.storage import one_line
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.shared import SharedInputs, input_key
 from dpfp_ray.sweeps.state import SweepState
@@ -91,8 +93,12 @@ def run_worker(
     prepared = Prepared(trial.plan, shared.inputs(), trial.noise_multiplier)
     seed, device = trial.seed(sweep.seed), device or default_device()
     states = SweepState(sweep.storage)
-    state = states.load_trial(trial.id, seed, trial.plan)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        state = states.load_trial(trial.id, seed, trial.plan)
     told = {**facts, **node_and_process()}
+    if heard:  # shown by the driver, which has the user's terminal
+        told["warning"] = "; ".join(one_line(one.message) for one in heard)
     if state is not None:
         told["resumed_at_step"] = state["progress"]["step"]
     model = build_model(prepared, seed, device)
@@ -226,6 +232,8 @@ def trial_metrics(record: dict[str, Any]) -> dict[str, Any]:
     stands."""
     trial = record["trial"]
     metrics = {"status": trial["status"], "error": trial.get("error")}
+    if trial.get("warning"):
+        metrics["warning"] = trial["warning"]
     if not record.get("history"):
         return metrics
     last = record["history"][-1]

@@ -221,7 +221,7 @@ def _write(files: Files, name: str, state: State) -> None:
     except (NoRoom, RuntimeError) as error:  # torch hides what the disk said
         if files.local:
             probe(Path(files.name), _size(state) + SMALL)
-        raise UserError(str(error)) from None
+        raise NoRoom(str(error)) from None
 
 
 def _size(value: Any) -> int:

@@ -93,3 +93,11 @@ def test_without_a_terminal_a_line_a_minute_says_how_it_stands(
     first, *_, last = output.getvalue().splitlines()
     assert first.startswith("0 of 5 done, 1 running, best 0.8000, 0:00 gone, about 0:0")
     assert last == "selection in progress, 0:00 gone"  # how many there are is secret
+
+
+def test_a_trial_s_warning_is_shown_once(output: io.StringIO) -> None:
+    with table() as shown:
+        trial = TuneTrial(1e-3, accuracy=0.5)
+        for _ in range(2):
+            shown.on_trial_result(0, [trial], trial, {"warning": "states/x.pt is damaged"})
+    assert output.getvalue().splitlines() == ["warning: states/x.pt is damaged"]

@@ -1,0 +1,275 @@
+"""A sweep on S3 (moto), behind a proxy where many requests fail: killed, continued, read."""
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from dpfp_ray.cli.main import main
+from dpfp_ray.data import lease
+from dpfp_ray.data.lease import held
+from dpfp_ray.data.s3 import NewObjects
+from dpfp_ray.data.storage import open_files
+from dpfp_ray.plan.errors import UserError
+from dpfp_ray.privacy.ledger import Ledger
+from dpfp_ray.sweeps.state import SweepState
+from tests.support.object_store import BUCKET, SECRET_KEY, Faults, ObjectStore, object_store
+from tests.support.ports import free_ports
+from tests.support.ray_runs import SEED, Command, measured, sweep_here, wait_for, write_space
+from tests.support.result_records import make_record
+
+RATES = [1e-4, 1e-2]
+SHAKY = Faults(seed=3, refused=0.05, unanswered=0.01, late=0.003, pause=8.0)
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[ObjectStore]:
+    with object_store() as found, pytest.MonkeyPatch.context() as patch:
+        for name, value in found.environment.items():
+            patch.setenv(name, value)
+        yield found
+
+
+@dataclass
+class Story:
+    space: Path
+    storage: str
+    ledger: str
+    said: list[str] = field(default_factory=list)  # by every command
+    codes: list[int] = field(default_factory=list)
+    killed_with: list[str] = field(default_factory=list)
+    faults: dict[str, int] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def story(
+    ray_turn: None,
+    store: ObjectStore,
+    tiny_task: dict[str, Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Story:
+    folder = tmp_path_factory.mktemp("s3")
+    space = write_space(
+        folder / "s.yaml",
+        tiny_task,
+        method="grid",
+        parameters={"learning_rate": {"values": RATES}},
+        plan={"epochs": 5, "batch_size": 4},
+    )
+    it = Story(space, f"s3://{BUCKET}/sweep", f"s3://{BUCKET}/ledger")
+    command = ["sweep", str(space), "--storage", it.storage, "--ledger", it.ledger]
+    command += ["--seed", str(SEED), "--concurrency", "1", "--cpus-per-worker", "1"]
+    store.faults = SHAKY
+    first = Command(*command)
+
+    def saved() -> bool:
+        assert first.process.poll() is None, first.end()[1][-3000:]
+        return bool(store.names("sweep/states/"))
+
+    wait_for(saved, "a saved state")
+    first.kill()
+    it.killed_with = store.names("sweep/")
+    code, errors = Command(*command).end()
+    it.codes.append(code)
+    it.said.append(errors)
+    it.faults = dict(store.failed)
+    store.faults = Faults()
+    return it
+
+
+@pytest.mark.cluster
+def test_killed_and_continued_it_has_the_numbers_of_an_unbroken_sweep_on_a_folder(
+    story: Story, store: ObjectStore, ray_session: None, tmp_path: Path
+) -> None:
+    assert story.codes == [0], story.said[-1][-3000:]
+    assert story.faults["refused"] >= 5
+    unbroken = sweep_here(story.space, tmp_path / "runs")
+    found = store.records("sweep")
+    assert {k: measured(r) for k, r in found.items()} == {
+        k: measured(r) for k, r in unbroken.items()
+    }
+    assert any("resumed_at_step" in record["trial"] for record in found.values())
+
+
+@pytest.mark.cluster
+def test_every_trial_is_charged_once(story: Story, store: ObjectStore) -> None:
+    (spent,) = Ledger(story.ledger).groups()
+    assert {entry.status for entry in spent.entries} == {"finished"}
+    assert len({entry.run_id for entry in spent.entries}) == len(RATES) < len(spent.entries)
+    assert spent.how == "composition of a fixed list"
+
+
+@pytest.mark.cluster
+def test_nothing_that_only_a_kill_needs_stays(story: Story, store: ObjectStore) -> None:
+    assert any(name.startswith("sweep/sweep.secret") for name in story.killed_with)
+    left = {name.split("/")[1] for name in store.names("sweep/")}
+    assert left == {"records", "results.csv", "results.jsonl", "results.parquet"}
+
+
+@pytest.mark.cluster
+def test_results_and_report_read_it(
+    story: Story, store: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["results", story.storage, "--json"]) == 0
+    said = capsys.readouterr()
+    assert {row["status"] for row in json.loads(said.out)} == {"finished"}
+    output = tmp_path / "report"
+    assert main(["report", story.storage, "--output", str(output), "--ledger", story.ledger]) == 0
+    said_later = capsys.readouterr()
+    assert "dpfp" in next(output.rglob("*.html")).read_text(encoding="utf-8")
+    assert SECRET_KEY not in "".join([*said, *said_later])
+
+
+@pytest.mark.cluster
+def test_the_service_shows_it(story: Story, store: ObjectStore, ray_turn: None) -> None:
+    (port,) = free_ports(1)
+    service = Command("serve", "--storage", story.storage, "--port", str(port))
+    try:
+        url = f"http://127.0.0.1:{port}/api/results"
+
+        def answer() -> Any:
+            try:
+                found = requests.get(url, timeout=60)
+            except requests.ConnectionError:
+                assert service.process.poll() is None
+                return None
+            return found.text if found.ok and "finished" in found.text else None
+
+        assert SECRET_KEY not in wait_for(answer, "the service's answer")
+    finally:
+        _, said = service.interrupt()
+    assert SECRET_KEY not in said
+
+
+@pytest.mark.cluster
+def test_no_secret_in_any_output_or_object(story: Story, store: ObjectStore) -> None:
+    for said in story.said:
+        assert SECRET_KEY not in said
+    for name in store.names():
+        assert SECRET_KEY.encode() not in store.read(name), name
+
+
+# --- conditional writes -------------------------------------------------------------------------
+
+
+def test_of_many_creators_one_succeeds(store: ObjectStore) -> None:
+    files = open_files(f"s3://{BUCKET}/race")
+
+    def create(number: int) -> bool:
+        return files.create("name", str(number).encode())
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(create, range(32)))
+    assert sum(won) == 1
+    assert files.read_name("name") == str(won.index(True)).encode()
+
+
+def test_a_creator_that_hears_nothing_of_its_success_still_knows(store: ObjectStore) -> None:
+    files = open_files(f"s3://{BUCKET}/lost-answer")
+    assert files.exclusive()
+    store.faults = Faults(unanswered=0.5, seed=1)
+    try:
+        assert files.create("name", b"mine")
+        assert not files.create("name", b"other")
+    finally:
+        store.faults = Faults()
+
+
+def test_of_many_drivers_never_two_have_the_store(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("BEAT", "STALE", "PATIENCE"):
+        monkeypatch.setattr(lease, name, getattr(lease, name) / 10)
+    inside, most, times = 0, 0, 0
+    counting = threading.Lock()
+
+    def drive(_: int) -> None:
+        nonlocal inside, most, times
+        try:
+            with held(open_files(f"s3://{BUCKET}/leased"), "wait"):
+                with counting:
+                    inside, times = inside + 1, times + 1
+                    most = max(most, inside)
+                with counting:
+                    inside -= 1
+        except UserError:
+            pass
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(drive, range(24)))
+    assert most == 1
+    assert times >= 1
+    assert store.names("leased/") == []
+
+
+def test_of_many_seeds_one_is_kept(store: ObjectStore) -> None:
+    def draw(_: int) -> int:
+        return SweepState(f"s3://{BUCKET}/seeds").seed(None)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(draw, range(16)))) == 1
+
+
+def test_a_store_that_ignores_conditions_is_noticed(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NewObjects, "put", lambda self, path, content: True)
+    files = open_files(f"s3://{BUCKET}/careless")
+    assert files._s3 is not None
+    monkeypatch.setattr(files._s3, "_honoured", None)
+    assert not files.exclusive()
+    with held(files, "wait"):
+        (name,) = files.names()
+    assert name.count("-") == 2  # random digits
+
+
+def test_without_botocore_a_driver_says_what_to_install(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpfp_ray.data.s3._KNOWN", {})
+    monkeypatch.setitem(sys.modules, "botocore.exceptions", None)
+    monkeypatch.setitem(sys.modules, "botocore.session", None)
+    with pytest.raises(UserError, match=r"pip install 'dpfp-ray\[s3\]'"):
+        open_files(f"s3://{BUCKET}/none").create("name", b"")
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("records", [3, 1200])
+def test_a_driver_that_waits_asks_no_more_of_a_large_store(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, records: int
+) -> None:
+    """What is asked again and again while trials run: is the lease still there?"""
+    prefix = f"polled-{records}"
+    for number in range(records):
+        store.put(f"{prefix}/records/t{number}.json", json.dumps(make_record(f"t{number}")))
+    monkeypatch.setattr(lease, "BEAT", 0.1)
+    files = open_files(f"s3://{BUCKET}/{prefix}")
+    with held(files, "wait"):
+        held_claim = json.loads(store.read(store.names(f"{prefix}/.lease-")[0]))
+        store.seen.clear()
+        wait_for(lambda: beat(store, prefix) >= held_claim["beat"] + 10, "ten beats")
+        asked, beats = sum(store.seen.values()), beat(store, prefix) - held_claim["beat"]
+    assert asked <= 4 * (beats + 1)
+
+
+def beat(store: ObjectStore, prefix: str) -> int:
+    return int(json.loads(store.read(store.names(f"{prefix}/.lease-")[0]))["beat"])
+
+
+def test_a_store_that_stays_away_is_one_line(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert main(["results", f"s3://{BUCKET}/sweep"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot reach s3://bucket/sweep" in line
+    assert SECRET_KEY not in line
