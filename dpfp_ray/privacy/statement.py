@@ -104,7 +104,12 @@ def _neighbours(plan: Plan) -> str:
     known = NEIGHBOURS if plan.user_column is None else PERSON_NEIGHBOURS
     text = known[str(plan.adjacency)]
     if plan.label_epsilon:
-        text += f", and its label by any other (randomised response, ε = {plan.label_epsilon:g})"
+        of_one = plan.user_column is None
+        labels = "its label by any other" if of_one else "their labels by any others"
+        response = (
+            "randomised response" if of_one else "randomised response, shared by all m of them"
+        )
+        text += f", and {labels} ({response}, ε = {plan.label_epsilon:g})"
     return text
 
 
