@@ -104,12 +104,10 @@ def _neighbours(plan: Plan) -> str:
     known = NEIGHBOURS if plan.user_column is None else PERSON_NEIGHBOURS
     text = known[str(plan.adjacency)]
     if plan.label_epsilon:
-        of_one = plan.user_column is None
-        labels = "its label by any other" if of_one else "their labels by any others"
-        response = (
-            "randomised response" if of_one else "randomised response, shared by all m of them"
-        )
-        text += f", and {labels} ({response}, ε = {plan.label_epsilon:g})"
+        labels = "its label by any other (randomised response, ε = {:g})"
+        if plan.user_column is not None:
+            labels = "all labels by any others (randomised response, ε = {:g} for all together)"
+        text += f", and {labels.format(plan.label_epsilon)}"
     return text
 
 
