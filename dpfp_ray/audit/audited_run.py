@@ -255,6 +255,7 @@ def audit_in(
             where=where,
             seed=own_seed,
             state=state,
+            resumed=bool(begun),
             purpose="audit",
             loss_shown=show_training_loss,
         )

@@ -7,8 +7,9 @@ assumption on sampling, and already in the local model: a record's owner could a
 Labels are public, unless `label_epsilon` randomises them, each on its own (`privacy/labels.py`).
 
 A person with m rows releases all of them with N(0, m σ² I_k) each: together they move by at most
-√(m · 1/(mσ²)) = 1/σ in units of their noise, as one row does. Rows then count 1/m in the sums: a
-person whose rows are of one class adds noise of variance σ² to it, as one who has one row.
+√(m · 1/(mσ²)) = 1/σ in units of their noise, as one row does. Each of their labels is randomised
+with `label_epsilon`/m. Rows then count 1/m in the sums: a person whose rows are of one class adds
+noise of variance σ² to it, as one who has one row.
 
 What is known of the noise makes a good head possible. Rows have k σ² of noise in their squared
 norm, clean ones at most 1: a head that was trained on such rows as if they were data is dominated
@@ -34,6 +35,7 @@ from dpfp_ray.methods.parts.one_release import (
     add_up,
     bounded,
     bounded_rows,
+    membership,
     release_id,
     rows_of_person,
 )
@@ -89,7 +91,8 @@ def noisy_rows(
             start += len(u)
         z = (u + std * noise).astype(np.float32)
         if plan.label_epsilon is not None:
-            labels = randomise(labels, plan.label_epsilon, classes, rng)
+            shares = 1.0 if sizes is None else sizes[start - len(u) : start]
+            labels = randomise(labels, plan.label_epsilon / shares, classes, rng)
         yield z, labels
 
 
@@ -112,7 +115,7 @@ def summarise(
     from dpfp_ray.privacy.labels import keep_probability
 
     if sizes is not None:
-        return summarise_persons(rows, noise_multiplier, width, classes, sizes)
+        return summarise_persons(rows, noise_multiplier, label_epsilon, width, classes, sizes)
     said, said_sums, second = add_up(rows, width, classes)
     total, variance = said.sum(), noise_multiplier**2
     q = 1.0 if label_epsilon is None else keep_probability(label_epsilon, classes)
@@ -135,23 +138,44 @@ def summarise(
 
 
 def summarise_persons(
-    rows: Rows, noise_multiplier: float, width: int, classes: int, sizes: NDArray[np.float64]
+    rows: Rows,
+    noise_multiplier: float,
+    label_epsilon: float | None,
+    width: int,
+    classes: int,
+    sizes: NDArray[np.float64],
 ) -> ClassStatistics:
-    """As `summarise`, for rows with the weight 1/m and noise of variance m σ²; labels are public.
+    """As `summarise`, for rows with the weight 1/m, noise of variance m σ² and labels that were
+    kept with a q of their own.
 
     Weighted, the noise of a row has the variance σ²/m in a sum, the mean σ² on the diagonal of the
     second moment, and the variance σ⁴ + σ² (u_i² + u_j²)/m off it.
     """
-    counts, sums, second = add_up(rows, width, classes, 1 / sizes)
-    variance, number = noise_multiplier**2, len(sizes)
-    spread = number * variance**2 + 2 * variance / width * counts.sum()
+    from dpfp_ray.privacy.labels import keep_probability
+
+    share, variance, number = 1 / sizes, noise_multiplier**2, len(sizes)
+    kept = None if label_epsilon is None else keep_probability(label_epsilon / sizes, classes)
+    said = []
+
+    def heard() -> Rows:
+        for z, labels in rows:
+            said.append(labels)
+            yield z, labels
+
+    counts, sums, second = add_up(heard(), width, classes, share, kept)
+    belongs = membership(np.concatenate(said), classes, kept)
+    # The variance of a, for rows of the class and for others; which they are, a says on average.
+    q = np.ones(number) if kept is None else kept
+    r = (1 - q) / (classes - 1)
+    own, other = q * (1 - q) / (q - r) ** 2, r * (1 - r) / (q - r) ** 2
+    flips = np.maximum(belongs @ (share**2 * (own - other)) + share**2 @ other, 0.0)
     return ClassStatistics(
         counts=counts,
         sums=sums,
         second=second - number * variance * np.eye(width),
-        count_std=0.0,
-        sum_var=counts * variance,
-        second_std=float(np.sqrt(spread)),
+        count_std=float(np.sqrt(flips.max())),
+        sum_var=belongs**2 @ share * variance + flips / width,
+        second_std=float(np.sqrt(number * variance**2 + 2 * variance / width * share.sum())),
     )
 
 

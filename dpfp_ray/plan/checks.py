@@ -154,11 +154,6 @@ def _check_persons(plan: "Plan") -> None:
             f"{plan.spec.title} bounds each record by itself, not a person; drop user_column, or "
             f"use another method"
         )
-    if plan.label_epsilon is not None:
-        raise UserError(
-            "label_epsilon randomises each label by itself, which protects no person with several; "
-            "drop it, or user_column"
-        )
 
 
 def _check_scope(plan: "Plan") -> None:

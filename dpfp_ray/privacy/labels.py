@@ -4,9 +4,14 @@ k-ary randomised response (Warner 1965; Kairouz et al. 2016): keep the label wit
 q = e^{ε_L} / (e^{ε_L} + K − 1), else say one of the others, each with r = 1 / (e^{ε_L} + K − 1).
 Nothing that it says is more than e^{ε_L} times likelier under one label than under another, so it
 is (ε_L, 0)-DP for the label, in the local model.
+
+The m labels of a person are randomised with ε_L/m each: all of them together are (ε_L, 0)-DP, and
+every pair of (ε_L, 0)-close distributions is a post-processing of the response to two classes with
+ε_L (Kairouz, Oh & Viswanath 2015). So the bound below holds for a person as for a record.
 """
 
 import math
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,16 +19,21 @@ from scipy.optimize import brentq
 
 from dpfp_ray.privacy import accounting
 
+Epsilon = TypeVar("Epsilon", float, NDArray[np.float64])
 
-def keep_probability(label_epsilon: float, classes: int) -> float:
+
+def keep_probability(label_epsilon: Epsilon, classes: int) -> Epsilon:
     """q, with which a label is kept; every other label is said with (1 − q)/(K − 1)."""
-    return 1 / (1 + (classes - 1) * math.exp(-label_epsilon))
+    return 1 / (1 + (classes - 1) * np.exp(-label_epsilon))
 
 
 def randomise(
-    labels: NDArray[np.int64], label_epsilon: float, classes: int, rng: np.random.Generator
+    labels: NDArray[np.int64],
+    label_epsilon: float | NDArray[np.float64],
+    classes: int,
+    rng: np.random.Generator,
 ) -> NDArray[np.int64]:
-    """Each label as randomised response says it."""
+    """Each label as randomised response says it, with its own ε where there are several."""
     kept = rng.random(len(labels)) < keep_probability(label_epsilon, classes)
     # A step of 1 … K−1 around the circle of classes is one of the other labels, all alike.
     steps = rng.integers(1, max(classes, 2), len(labels))

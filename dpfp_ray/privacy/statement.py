@@ -105,7 +105,10 @@ def _neighbours(plan: Plan) -> str:
     known = NEIGHBOURS if plan.user_column is None else PERSON_NEIGHBOURS
     text = known[str(plan.adjacency)]
     if plan.label_epsilon:
-        text += f", and its label by any other (randomised response, ε = {plan.label_epsilon:g})"
+        labels = "its label by any other (randomised response, ε = {:g})"
+        if plan.user_column is not None:
+            labels = "all labels by any others (randomised response, ε = {:g} for all together)"
+        text += f", and {labels.format(plan.label_epsilon)}"
     return text
 
 

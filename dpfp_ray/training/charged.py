@@ -62,13 +62,15 @@ def charged(
     where: str,
     seed: int,
     state: State | None,
+    resumed: bool = False,
     purpose: str = "train",
     mark: str | None = None,
     loss_shown: bool = False,
 ) -> Iterator[Charge]:
     """A run of `prepared` in the folder `where`; UserError if it would pass the ledger's total.
 
-    `mark` is that of data in memory, if the caller has it already.
+    `resumed` says that a run with this seed was begun here before, saved (`state`) or not. `mark`
+    is that of data in memory, if the caller has it already.
     """
     people = register(ledger, prepared.inputs)
     use = use_for(
@@ -80,7 +82,7 @@ def charged(
         purpose=purpose,
         loss_shown=loss_shown,
     )
-    entry = ledger.begin(use, resumed=state is not None)
+    entry = ledger.begin(use, resumed=resumed)
     charge = Charge(entry.id, 0 if state is None else int(state["progress"]["step"]))
     try:
         yield charge

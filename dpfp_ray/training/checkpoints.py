@@ -1,10 +1,12 @@
 """The saved state of an unfinished run: written now and then, read to continue, deleted at the end.
 
 FOLDER/resume.pt     of a run in a folder, with its *secret seed*
+FOLDER/resume.seed   that seed alone, from before the first step: a run that is killed before its
+                     first save draws the same noise when it is run again, and is paid for once
 STORE/states/ID.pt   of a trial of a sweep, with a mark of its seed (the sweep's file has the seed)
 
-All are readable by their owner only, end with a checksum (`data/checked.py`), and leave the state
-before them as NAME.previous: what is damaged is never continued.
+All are readable by their owner only. States end with a checksum (`data/checked.py`), and leave the
+one before them as NAME.previous: what is damaged is never continued.
 """
 
 import io
@@ -23,7 +25,7 @@ from torch import Tensor
 from dpfp_ray.data.checked import ChecksumWriter, Damaged, without_checksum
 from dpfp_ray.data.disk import NoRoom, probe
 from dpfp_ray.data.storage import Files, LocalFiles, previous
-from dpfp_ray.data.whole_files import PRIVATE, delete_secret
+from dpfp_ray.data.whole_files import PRIVATE, delete_secret, read_json, write_json
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.scopes import weights_to_keep
 from dpfp_ray.plan.errors import UserError
@@ -31,7 +33,7 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import keyed_integer
 from dpfp_ray.training.loop import KEYING, Progress, State
 
-RESUME = "resume.pt"
+RESUME, SEED = "resume.pt", "resume.seed"
 SMALL = 2**20  # bytes; more than all else that a run writes
 # Saving takes at most one part in so many of a run's time, however slow the storage.
 SAVE_SHARE = 20
@@ -128,7 +130,22 @@ def refuse_other_rows(state: State, plan: Plan) -> None:
 
 def forget_state(folder: Path) -> None:
     """The seed goes with it, also from what a killed save has left."""
-    delete_secret(folder / RESUME)
+    for name in (RESUME, SEED):
+        delete_secret(folder / name)
+
+
+def keep_seed(folder: Path, plan: Plan, seed: int, seed_known: bool) -> None:
+    write_json(
+        folder / SEED, {"plan_hash": plan.hash, "seed": seed, "seed_known": seed_known}, PRIVATE
+    )
+
+
+def load_seed(folder: Path, plan: Plan) -> State | None:
+    """What `keep_seed` wrote for this plan; of another plan nothing was saved that goes on."""
+    if not (folder / SEED).exists():
+        return None
+    found: State = read_json(folder / SEED)
+    return found if found["plan_hash"] == plan.hash else None
 
 
 def save_trial(files: Files, name: str, state: State, seed: int) -> None:

@@ -2,7 +2,7 @@
 
 DIR/result.json           the result: public facts and measurements, no secrets
 DIR/weights.safetensors   the trained weights (with their plan), if asked for
-DIR/resume.pt             only while unfinished, see `checkpoints.py`
+DIR/resume.pt, .seed      only while unfinished, see `checkpoints.py`
 """
 
 import dataclasses

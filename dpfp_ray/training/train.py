@@ -22,7 +22,7 @@ from dpfp_ray.privacy.sampling import fresh_seed
 from dpfp_ray.privacy.statement_text import brief
 from dpfp_ray.training import run, run_folder
 from dpfp_ray.training.charged import charged, enter_past, register
-from dpfp_ray.training.checkpoints import ask_for_room, load_state
+from dpfp_ray.training.checkpoints import ask_for_room, keep_seed, load_seed, load_state
 from dpfp_ray.training.console import SilentReporter, choose_reporter
 from dpfp_ray.training.dev_scores import Select
 from dpfp_ray.training.load_model import predictor_of
@@ -175,6 +175,7 @@ def _train_in(
     """Find the run finished in `folder`, continue it, or run it from the start."""
     say = reporters.say
     state: State | None = None
+    begun: State | None = None
     if folder is not None:
         if overwrite:
             run_folder.discard(folder)
@@ -186,7 +187,8 @@ def _train_in(
             enter_past(book, known, register(book, prepared.inputs))
             return TrainedRun(known, folder)
         state = load_state(folder, prepared.plan)
-    seed, seed_known = settle_seed(seed, state, folder)
+        begun = state or load_seed(folder, prepared.plan)
+    seed, seed_known = settle_seed(seed, begun, folder)
     mark = None if task is None and own is None else run_folder.data_mark(prepared.data, own, seed)
     if state is not None:
         refuse_other_data(state, mark, folder)
@@ -194,9 +196,12 @@ def _train_in(
         say(f"continuing after step {state['progress']['step']:,} of {prepared.plan.steps:,}")
         # The noise that the first steps really had, should calibration come out otherwise by now.
         prepared = replace(prepared, noise_multiplier=state["noise_multiplier"])
+    elif begun is not None:
+        say("starting again with the same noise: the run here was killed before its first save")
     model = build_model(prepared, seed, run.default_device())
     if folder is not None:
         ask_for_room(folder, model, prepared.plan, weights)
+        keep_seed(folder, prepared.plan, seed, seed_known)
     place = "" if folder is None else str(folder.resolve())
     charging = charged(
         book,
@@ -204,6 +209,7 @@ def _train_in(
         where=place,
         seed=seed,
         state=state,
+        resumed=begun is not None,
         mark=mark,
         loss_shown=show_training_loss,
     )
@@ -244,16 +250,16 @@ def own_encoder(encoder: Any, tokenizer: Any) -> OwnEncoder | None:
     return None if encoder is None else OwnEncoder(encoder, tokenizer)
 
 
-def settle_seed(given: int | None, state: State | None, folder: Path | None) -> tuple[int, bool]:
+def settle_seed(given: int | None, begun: State | None, folder: Path | None) -> tuple[int, bool]:
     """The run's seed (given, or of the unfinished run, or new), and whether anybody knows it."""
-    if state is None:
+    if begun is None:
         return (fresh_seed(), False) if given is None else (given, True)
-    if given not in (None, state["seed"]):
+    if given not in (None, begun["seed"]):
         raise UserError(
             f"{folder} holds an unfinished run with another seed; drop --seed to continue it, "
             f"or use --overwrite"
         )
-    return state["seed"], given is not None or state["seed_known"]
+    return begun["seed"], given is not None or begun["seed_known"]
 
 
 def refuse_other_epoch(found: Mapping[str, Any], select: Select, folder: Path | None) -> None:

@@ -176,8 +176,6 @@ def test_mistakes_in_the_plan_are_named(tmp_path: Path) -> None:
         Plan(max_per_user=3)
     with pytest.raises(UserError, match="'made_up' groups its rows"):
         load_task(Plan(task="demo", user_column="author"))
-    with pytest.raises(UserError, match="label_epsilon"):
-        Plan(mode="release_once", label_epsilon=1.0, user_column="x")
 
 
 def test_a_method_that_bounds_rows_only_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy import stats
 
 from dpfp_ray.methods import moments, objpert, release_once
 from dpfp_ray.methods.parts.one_release import bounded, release_id
@@ -14,6 +15,7 @@ from dpfp_ray.methods.parts.perturbed_minimum import Objective, with_bias
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
+from dpfp_ray.privacy.labels import keep_probability
 from dpfp_ray.privacy.objective_perturbation import (
     ObjectivePerturbation,
     calibrate,
@@ -167,6 +169,70 @@ def test_statistics_of_released_rows_are_unbiased_for_weighted_rows() -> None:
     assert (np.abs(sums.mean(0) - exact.sums) < 6 * error).all()
     assert np.abs(second.mean(0) - exact.second).max() < 6 * many[0].second_std / np.sqrt(200)
     np.testing.assert_allclose(sums.var(0).mean(1), many[0].sum_var, rtol=0.2)
+
+
+def label_table(size: int, copies: int, label: int, length: float) -> RepresentationTable:
+    """`copies` persons with `size` rows each, all alike: so many looks at one person."""
+    rows = size * copies
+    h = np.zeros((rows, 2), np.float32)
+    h[:, 0] = length
+    labels = np.full(rows, label)
+    persons = np.repeat(np.arange(copies), size)
+    return RepresentationTable(h, labels, f"{label} {length}", persons=persons)
+
+
+@pytest.mark.parametrize(("factor", "caught"), [(1.0, False), (0.5, True)])
+@pytest.mark.parametrize("size", [1, 2, 50])
+def test_all_texts_and_labels_of_a_person_together_stay_below_epsilon(
+    size: int, factor: float, caught: bool
+) -> None:
+    """All texts vanish and all labels flip: the score is the likelihood ratio of all m rows."""
+    epsilon, delta, share, copies = 1.5, 1e-2, 0.5, 40_000 // size
+    plan = plan_for("release_once", copies, epsilon=epsilon, delta=delta, label_epsilon=share)
+    sigma = factor * noise_multiplier(plan)
+
+    def scores(table: RepresentationTable) -> Floats:
+        found = []
+        for z, said in release_once.noisy_rows(plan, sigma, table, 2, seed=11):
+            text = z[:, 0] / (size * sigma**2)
+            found.append(text + np.where(said == 1, share, -share) / size)
+        return np.concatenate(found).reshape(copies, size).sum(1)
+
+    here, there = label_table(size, copies, 1, 1.0), label_table(size, copies, 0, 0.0)
+    found = measured_epsilon(scores(here), scores(there), delta)
+    if size < 50:  # 800 looks at 50 rows bound little from below; they must still not pass ε
+        assert (found > epsilon) == caught, found
+    elif not caught:
+        assert found <= epsilon
+
+
+@pytest.mark.parametrize("size", [2, 7, 50])
+def test_the_labels_of_a_person_together_are_worth_no_more_than_one(size: int) -> None:
+    """Exactly, without draws: δ(ε) of m responses with ε_L/m, summed over how many were kept."""
+    share = 2.0
+    keep = float(keep_probability(share / size, 2))
+    kept = np.arange(size + 1)
+    mine = stats.binom.pmf(kept, size, keep)
+    theirs = stats.binom.pmf(kept, size, 1 - keep)
+    for eps in np.linspace(0, 3, 13):
+        together = np.maximum(mine - np.exp(eps) * theirs, 0).sum()
+        one = max(keep_probability(share, 2) - np.exp(eps) * (1 - keep_probability(share, 2)), 0)
+        assert together <= one + 1e-12
+
+
+def test_statistics_with_randomised_labels_of_persons_are_unbiased() -> None:
+    table, sigma = person_table(classes=3), 0.2
+    plan = plan_for("release_once", len(SIZES), label_epsilon=2.5, epsilon=8.0)
+    exact = release_once.release(replace(plan, label_epsilon=None), 0.0, table, 3, 0)
+    known = [release_once.release(plan, sigma, table, 3, seed) for seed in range(1500)]
+    for name in ("counts", "sums", "second"):
+        values = np.stack([getattr(one, name) for one in known])
+        error = values.std(0) / np.sqrt(len(known))
+        assert np.all(np.abs(values.mean(0) - getattr(exact, name)) < 5 * error + 1e-3), name
+    counts = np.stack([one.counts for one in known])
+    stated = np.mean([one.count_std for one in known])
+    assert counts.std(0).max() == pytest.approx(stated, rel=0.1)
+    assert stated > 1  # 50 labels with 2.5/50 each say next to nothing, and that is known
 
 
 # --- objective perturbation ----------------------------------------------------------------------

@@ -14,12 +14,14 @@ from torch.nn import functional
 from dpfp_ray.data.persons import Units
 from dpfp_ray.methods.dpsgd import DpSgd
 from dpfp_ray.methods.parts.base import Method, Rows, make_method
+from dpfp_ray.methods.rgp import HEAD_SHARE, Rgp
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.pretrained import build_classifier
 from dpfp_ray.models.scopes import Lora
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.training.loop import take
 from tests.methods.test_dpsgd import table
+from tests.methods.test_rgp import carriers, naive_rows
 from tests.support.tiny_models import TEXTS, build_tiny
 
 SIZES = (1, 2, 5, 2, 7)  # of five persons, whose rows lie in disorder
@@ -110,15 +112,62 @@ def test_a_person_is_one_example(
     sizes = sorted(size(one) for one in each)
     for clip in (sizes[0] / 10, sizes[2]):
         method.plan = replace(plan, clip=clip)
-        factors = [min(1.0, clip / size(one)) for one in each]
-        expected = [
-            sum((f * g for f, g in zip(factors, values, strict=True)), torch.zeros(()))
-            for values in zip(*each, strict=True)
-        ]
+        expected = expected_sum(each, [min(1.0, clip / size(one)) for one in each])
         found = clipped(method, rows_for(source, drawn))
         whole = size(expected)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=2e-3, atol=1e-5 * whole)
+
+
+def expected_sum(each: list[list[Tensor]], factors: list[float]) -> list[Tensor]:
+    return [
+        sum((f * g for f, g in zip(factors, values, strict=True)), torch.zeros(()))
+        for values in zip(*each, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in STEPS if not name.startswith("rgp")])
+def test_every_scope_equals_the_loop_over_persons(tiny: Callable[[str], str], name: str) -> None:
+    source, drawn = person_table(tiny("bert")), [4, 0, 2, 1, 4]
+    plan, model, method = make(tiny("bert"), 1.0, **STEPS[name])
+    each = person_gradients(model, source, drawn)
+    sizes = sorted(size(one) for one in each)
+    method.plan = replace(plan, clip=sizes[2])  # cuts some and not others
+    expected = expected_sum(
+        each,
+        [
+            sizes[2] / (size(one) + 0.01)
+            if plan.clip_style == "automatic"
+            else min(1.0, sizes[2] / size(one))
+            for one in each
+        ],
+    )
+    for one, other in zip(clipped(method, rows_for(source, drawn)), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-3, atol=1e-5 * size(expected))
+
+
+def test_rgp_equals_the_loop_over_persons(tiny: Callable[[str], str]) -> None:
+    """Autograd's gradients of the carriers, one row at a time, by the twin of records."""
+    source, drawn = person_table(tiny("bert")), [4, 0, 2, 1, 4]
+    plan, _, method = make(tiny("bert"), 1.0, **STEPS["rgp all"])
+    assert isinstance(method, Rgp)
+    method.begin(0, 1)  # chooses the carriers, as it will for the step
+
+    def flat(row: dict[str, tuple[Tensor, ...]]) -> Tensor:
+        share = {"head.weight": HEAD_SHARE, "head.bias": HEAD_SHARE}
+        names = [*carriers(method), *share]
+        return torch.cat([share.get(name, 1.0) * g.flatten() for name in names for g in row[name]])
+
+    each = []
+    for person in drawn:
+        own = np.flatnonzero(source.persons == person)
+        rows = take(source, own, np.arange(len(own)), torch.device("cpu"))
+        each.append([torch.stack([flat(row) for row in naive_rows(method, rows)]).mean(0)])
+    clip = sorted(size(one) for one in each)[2]
+    expected = expected_sum(each, [min(1.0, clip / size(one)) for one in each])
+    method.plan = replace(plan, clip=clip)
+    (found,) = clipped(method, rows_for(source, drawn))
+    torch.testing.assert_close(found, expected[0], rtol=2e-3, atol=1e-5 * size(expected))
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -130,6 +179,25 @@ def test_no_person_moves_a_step_by_more_than_C(tiny: Callable[[str], str], name:
     with_all = clipped(method, rows_for(source, [0, 4, 2]))
     moved = size([one - other for one, other in zip(with_all, without, strict=True)])
     assert 0.9 * 0.02 < moved < 0.02 * (1 + 1e-3)  # and C is reached: no more is given away
+
+
+@pytest.mark.parametrize("name", [name for name in STEPS if not name.startswith("hooks")])
+def test_fifty_rows_that_all_say_the_same_move_a_step_by_no_more_than_one_row(
+    tiny: Callable[[str], str], name: str
+) -> None:
+    """Nothing cancels and nothing is averaged out: the worst that a person can bring."""
+    persons = np.repeat(np.arange(3), (1, 50, 1))
+    source = replace(
+        table(tiny("bert"), (TEXTS[0], *[TEXTS[1]] * 50, TEXTS[1])),
+        labels=np.array([0, *[1] * 50, 1]),
+        persons=persons,
+    )
+    _, _, method = make(tiny("bert"), 0.02, **STEPS[name])
+    without = clipped(method, rows_for(source, [0]))
+    for person in (1, 2):  # with 50 such rows, and with one
+        with_them = clipped(method, rows_for(source, [0, person]))
+        moved = size([one - other for one, other in zip(with_them, without, strict=True)])
+        assert 0.9 * 0.02 < moved < 0.02 * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("name", ["ghost all", "hooks all", "rgp all", "ghost head"])
@@ -189,5 +257,9 @@ def test_paper_gives_a_persons_rows_the_noise_of_one_release(tiny: Callable[[str
     noise = given[0] - method.clipped(rows)  # type: ignore[attr-defined]
     assert rows.example is not None
     seven = rows.example < 300
+    # Half of it would be far outside.
     assert noise[seven].std().item() == pytest.approx(2.0 * np.sqrt(7), rel=0.03)
     assert noise[~seven].std().item() == pytest.approx(2.0, rel=0.03)
+    # Zero-out of the person: 7 rows of norm at most C, each in units of its noise.
+    own = method.clipped(rows)[rows.example == 0]  # type: ignore[attr-defined]
+    assert (own.square().sum() / (7 * 2.0**2)).sqrt() <= 1.0 / 2.0 * (1 + 1e-5)

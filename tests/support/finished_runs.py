@@ -8,15 +8,22 @@ from dpfp_ray.training.train import TrainedRun, train
 
 KINDS: dict[str, dict[str, Any]] = {
     "non_private": {"method": "non_private", "epsilon": None},
-    "non_private head": {"method": "non_private", "epsilon": None, "scope": "head"},
+    **{
+        f"non_private {scope}": {"method": "non_private", "epsilon": None, "scope": scope}
+        for scope in ("head", "bias", "lora", "top:1")
+    },
     "dpfp": {"micro_batches": 2},
-    "dpfp head": {"micro_batches": 2, "scope": "head"},
+    **{
+        f"dpfp {scope}": {"micro_batches": 2, "scope": scope}
+        for scope in ("head", "bias", "lora", "top:1")
+    },
     "dpsgd": {"method": "dpsgd"},
     "dpsgd head": {"method": "dpsgd", "scope": "head"},
     "dpsgd bias": {"method": "dpsgd", "scope": "bias"},
     "dpsgd lora": {"method": "dpsgd", "scope": "lora", "learning_rate": 1e-2},
     "dpsgd top:1": {"method": "dpsgd", "scope": "top:1"},
     "rgp": {"method": "rgp"},
+    "rgp head": {"method": "rgp", "scope": "head"},
     "moments": {"mode": "moments"},
     "release_once": {"mode": "release_once"},
     "release_once clip": {"mode": "release_once", "scaling": "clip", "clip": 0.5},

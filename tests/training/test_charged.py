@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from dpfp_ray.audit.audit import audit
+from dpfp_ray.data.whole_files import read_json
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.training import run as run_module
 from dpfp_ray.training.charged import use_for
+from dpfp_ray.training.checkpoints import SEED
 from dpfp_ray.training.console import Interrupted, SilentReporter
 from dpfp_ray.training.prepare import prepare
 from dpfp_ray.training.train import train
@@ -228,6 +231,11 @@ def out_of_memory() -> None:
     raise RuntimeError("out of memory")
 
 
+def die() -> None:
+    """As a kill does: nothing is saved, and the ledger hears nothing."""
+    raise SystemExit
+
+
 def ctrl_c() -> None:
     signal.raise_signal(signal.SIGINT)
 
@@ -265,6 +273,52 @@ def test_a_resumed_run_is_not_charged_twice(
     spent = only(ledger)
     assert [entry.status for entry in spent.entries] == ["finished", "finished"]
     assert spent.epsilon == pytest.approx(only(tmp_path / "unbroken").epsilon)
+
+
+@pytest.mark.parametrize("kind", ["steps", "one release"])
+def test_a_run_killed_before_its_first_save_is_paid_once(
+    tiny_task: Values,
+    head: Values,
+    ledger: Path,
+    tmp_path: Path,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it drew before, it draws again: the seed is in the folder from the start."""
+    values = head if kind == "steps" else drop(tiny_task, **ONCE)
+    with monkeypatch.context() as patch:
+        if kind == "steps":
+            after(3, die, patch)
+        else:
+            patch.setattr(run_module, "release_id", lambda *_: die())
+        with pytest.raises(SystemExit):
+            go(values, ledger, tmp_path / "run")
+    seed = read_json(tmp_path / "run" / SEED)["seed"]
+    assert stat.S_IMODE((tmp_path / "run" / SEED).stat().st_mode) == 0o600
+    made = go(values, ledger, tmp_path / "run")
+    spent = only(ledger)
+    assert [entry.status for entry in spent.entries] == ["finished", "finished"]
+    same = go(values, tmp_path / "unbroken", seed=seed)
+    assert spent.epsilon == pytest.approx(only(tmp_path / "unbroken").epsilon)
+    scores = [one.record["history"][-1]["dev"]["dev"] for one in (made, same)]
+    assert scores[0] == scores[1]
+    known = [one.record["statement"]["assumptions"] for one in (made, same)]
+    assert len(known[0]) == len(known[1]) - 1  # nobody gave this one's seed
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["result.json"]
+
+
+def test_another_plan_in_the_folder_of_a_killed_run_has_a_seed_of_its_own(
+    head: Values, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds = []
+    after(3, die, monkeypatch)
+    for epsilon in (2.0, 3.0, 3.0):
+        with pytest.raises(SystemExit):
+            go(head, ledger, tmp_path / "run", epsilon=epsilon)
+        seeds.append(read_json(tmp_path / "run" / SEED)["seed"])
+    assert seeds[0] != seeds[1] == seeds[2]
+    with pytest.raises(UserError, match="another seed; drop --seed"):
+        go(head, ledger, tmp_path / "run", epsilon=3.0, seed=5)
 
 
 def test_a_result_that_is_found_is_not_charged_again(

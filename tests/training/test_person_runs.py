@@ -63,6 +63,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "non_private": {"method": "non_private", "epsilon": None, "batch_size": 4, "epochs": 2},
     "moments": {"mode": "moments"},
     "release_once": {"mode": "release_once"},
+    "release_once labels": {"mode": "release_once", "label_epsilon": 1.0},
     "objpert": {"method": "objpert"},
 }
 
@@ -82,6 +83,8 @@ def test_every_method_runs_on_persons(model_folder: str, name: str) -> None:
         assert not any("the unit is one record" in text for text in facts["not_protected"])
         assert "D = 12 persons" in facts["assumptions"][0]
         assert "a record drawn" not in render(facts)
+        if prepared.plan.label_epsilon:
+            assert "and all labels by any others (randomised response, ε = 1" in facts["neighbours"]
         answers = {q["layer"]: q["answer"] for q in nist_questions(facts, prepared.plan, {})}
         assert "For a person with k records" not in answers["unit of privacy"]
         entry = registry_entry(facts, prepared.plan, record["privacy"])
@@ -210,7 +213,7 @@ def test_a_group_of_records_costs_no_less_than_it_can() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ghost", "moments", "release_once", "objpert"])
+@pytest.mark.parametrize("name", ["ghost", "rgp", "dpfp", "moments", "release_once", "objpert"])
 def test_canaries_are_persons(model_folder: str, name: str) -> None:
     settings = {key: value for key, value in RUNS[name].items() if key != "epochs"}
     common: dict[str, Any] = {"user_column": "author", "representation": "mean", "epsilon": 400.0}
@@ -232,10 +235,46 @@ def test_canaries_are_persons(model_folder: str, name: str) -> None:
     record, scores = run_audit(audit, Listener(), seed=SEED)
     assert len(scores) == 20
     assert record["audit"]["unit"] == "person"
+    here, away = scores[audit.members], scores[~audit.members]
     if plan.one_release:  # next to no noise: who was in shows
-        assert scores[audit.members].mean() > scores[~audit.members].mean() + 0.1
-    if plan.method == "dpfp":
-        assert scores[audit.members].min() > scores[~audit.members].max()
+        assert here.mean() > away.mean() + 0.1
+    if name in ("moments", "release_once"):
+        assert here.min() > away.max()
+    if name == "dpfp":  # its rows move for those who were drawn, and for nobody else
+        assert record["audit"]["score"] == "row_movement"
+        assert away.max() < 1e-7  # rounding
+        assert np.mean(here > 1e-5) > 0.5
+
+
+@pytest.mark.slow
+def test_persons_who_were_in_score_higher_with_rgp(model_folder: str) -> None:
+    """Next to no noise. The score sums over all weights, so only a part of them stands out."""
+    common: dict[str, Any] = {"user_column": "author", "representation": "mean", "epsilon": 400.0}
+    steps = {"method": "rgp", "batch_size": 8, "epochs": 10, "clip": 0.1}
+    plan = Plan(model=model_folder, task="sst2", **common, **steps)
+    higher = []
+    for membership in (3, 4, 5, 6):
+        task = person_task(SIZES * 4)
+        audit = set_up(plan, Settings(canaries=24), membership_seed=membership, task=task)
+        record, scores = run_audit(audit, Listener(), seed=SEED)
+        assert (record["audit"]["score"], record["audit"]["unit"]) == ("alignment", "person")
+        higher.append(np.mean(scores[audit.members][:, None] > scores[~audit.members]))
+    assert np.mean(higher) > 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "verdict"), [("dpfp", "refuted"), ("rgp", "consistent")])
+def test_persons_as_canaries_refute_the_nominal_epsilon_and_not_the_proved_one(
+    model_folder: str, name: str, verdict: str
+) -> None:
+    settings = {**RUNS[name], "epochs": 8, "epsilon": 0.2, "delta": 1e-6}
+    common: dict[str, Any] = {"user_column": "author", "representation": "mean"}
+    plan = Plan(model=model_folder, task="sst2", **{**common, **settings})
+    audit = set_up(plan, Settings(canaries=24), membership_seed=3, task=person_task(SIZES * 4))
+    record, _ = run_audit(audit, Listener(), seed=SEED)
+    found = record["audit"]
+    assert (found["unit"], found["verdict"]) == ("person", verdict)
+    assert (found["epsilon"] > 0.2) == (verdict == "refuted")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

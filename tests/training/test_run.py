@@ -18,9 +18,11 @@ import torch
 
 from dpfp_ray.cli.main import main
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.spending import Spending
 from dpfp_ray.training import run, run_folder
 from dpfp_ray.training.checkpoints import RESUME, load_state, save_state
+from dpfp_ray.training.checkpoints import SEED as SEED_FILE
 from dpfp_ray.training.predictions import DevPredictions
 from dpfp_ray.training.prepare import Prepared, prepare
 from tests.support.tiny_runs import Killed, Listener, tiny_world, write_csv
@@ -140,6 +142,36 @@ def test_a_killed_process_ends_with_the_same_weights(
     _, err = finish(long_run(world, tmp_path))
     assert "continuing after step" in err
     assert_same_end(tmp_path, unbroken)
+
+
+@pytest.mark.slow
+def test_a_process_killed_before_its_first_save_draws_the_same_noise_and_pays_once(
+    world: Path, tmp_path: Path
+) -> None:
+    folder, ledger = tmp_path / "run", tmp_path / "ledger"
+    # One epoch of 180 steps: nothing is saved before its end.
+    command = arguments(world, folder, "large.csv", batch_size=2, epochs=1, seed=None)
+    command += ["--ledger", str(ledger)]
+    process = start(command)
+    wait_for(folder / SEED_FILE, process)
+    time.sleep(0.3)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not (folder / RESUME).exists()
+    seed = strict((folder / SEED_FILE).read_text())["seed"]
+
+    _, err = finish(command)
+    assert "starting again with the same noise" in err
+    unbroken = [str(tmp_path / "unbroken") if word == str(folder) else word for word in command]
+    unbroken[-1] = str(tmp_path / "other ledger")
+    finish([*unbroken, "--seed", str(seed)])
+    weights = [tmp_path / name / run_folder.WEIGHTS for name in ("run", "unbroken")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    (paid,), (once,) = (Ledger(tmp_path / name).groups() for name in ("ledger", "other ledger"))
+    assert len(paid.entries) == 2
+    assert paid.epsilon == once.epsilon
+    assert not (folder / SEED_FILE).exists()
 
 
 @pytest.mark.slow

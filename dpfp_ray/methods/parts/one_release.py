@@ -50,22 +50,39 @@ def bounded(h: NDArray[np.floating[Any]], plan: Plan) -> NDArray[np.float64]:
     return np.asarray(bound_rows(rows, plan.scaling, plan.C).numpy() / plan.C)
 
 
+def membership(
+    labels: NDArray[np.int64], classes: int, kept: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
+    """(K, rows): 1 where a row is of a class. Where its label y was kept with probability q =
+    `kept[i]`, and each other one said with r, ([said = c] − r)/(q − r): [y = c] on average."""
+    member = np.zeros((classes, len(labels)))
+    member[labels, np.arange(len(labels))] = 1.0
+    if kept is None:
+        return member
+    r = (1 - kept) / (classes - 1)
+    return np.asarray((member - r) / (kept - r))
+
+
 def add_up(
-    rows: Rows, width: int, classes: int, weights: NDArray[np.float64] | None = None
+    rows: Rows,
+    width: int,
+    classes: int,
+    weights: NDArray[np.float64] | None = None,
+    kept: NDArray[np.float64] | None = None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Class counts (K,), class sums (K, k) and second moment (k, k) of `rows`; row i counts
-    `weights[i]` times."""
+    `weights[i]` times, and belongs to classes as `membership` says."""
     counts, sums = np.zeros(classes), np.zeros((classes, width))
     second = np.zeros((width, width))
     start = 0
     for u, labels in rows:
-        member = np.zeros((classes, len(u)), u.dtype)
-        member[labels, np.arange(len(u))] = 1.0
-        scaled = u
+        part = slice(start, start + len(u))
+        member = membership(labels, classes, None if kept is None else kept[part])
+        member, scaled = member.astype(u.dtype, copy=False), u
         if weights is not None:
-            own = weights[start : start + len(u)]
+            own = weights[part]
             member, scaled = member * own, u * own[:, None]
-            start += len(u)
+        start += len(u)
         counts += member.sum(1)
         sums += member @ u
         second += scaled.T @ u
