@@ -9,6 +9,7 @@ process is.
 import hashlib
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Protocol, TypeVar, overload
@@ -49,9 +50,7 @@ class Letters:
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(IN_MEMORY, dir=cache_dir())  # noqa: SIM115
         self._lock = threading.Lock()
-
-    def __del__(self) -> None:
-        self._file.close()
+        weakref.finalize(self, self._file.close)
 
     def write(self, content: bytes) -> None:
         try:

@@ -78,6 +78,20 @@ class TokenTable:
             batch[name] = torch.from_numpy(padded)
         return batch
 
+    def take(self, rows: npt.NDArray[np.int64]) -> "TokenTable":
+        """The given rows in the given order, as a table of their own."""
+        lengths = self.lengths[rows]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        # Token t of the result lies as far behind its row's start as in the old table.
+        flat = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
+        return TokenTable(
+            {name: column[flat] for name, column in self.columns.items()},
+            offsets,
+            np.asarray(self.labels)[rows],
+            self.pad_token_id,
+            None if self.persons is None else self.persons[rows],
+        )
+
     def content(self) -> str:
         return content_hash(grouped(_arrays(self), self.persons), f"tokens {self.pad_token_id}")
 

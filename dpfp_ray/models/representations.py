@@ -31,7 +31,7 @@ from dpfp_ray.models.classifier import Classifier, initialise_head
 from dpfp_ray.models.download import encoder_identity
 from dpfp_ray.models.modeling_dpfp import chosen_layers, join, relation
 from dpfp_ray.models.pretrained import build_classifier
-from dpfp_ray.models.row_store import INFERENCE_ROWS, encoded_rows
+from dpfp_ray.models.row_store import INFERENCE_ROWS, Encode, encode_here, encoded_rows
 from dpfp_ray.plan.representation import is_joined
 
 # Part of every key: raise it when the meaning of the stored numbers changes.
@@ -101,12 +101,13 @@ def represent(
     precision: str = "fp32",
     name: str = "",
     centre: Floats | None = None,
+    encode: Encode = encode_here,
 ) -> RepresentationTable:
     """h of every row of `table`, from the cache if these tokens went through this encoder before.
 
     The encoder runs in inference mode, without dropout; `name` is only for the progress bar. A
     pooler that the checkpoint lacks is random with seed 0, whatever the run's seed. `centre` is
-    what to take off (`public_centre`).
+    what to take off (`public_centre`); `encode` is who runs the encoder (not for `cls`, `pooler`).
     """
     key = _key(table, model, representation, precision, centre)
     entry = cache_dir() / "representations" / f"{key}.npy"
@@ -116,7 +117,7 @@ def represent(
     if known is None:
         try:
             with whole_file(entry, PRIVATE) as file:
-                parts = _parts(table, model, representation, precision, name, centre)
+                parts = _parts(table, model, representation, precision, name, centre, encode)
                 _write(ChecksumWriter(file), parts, len(table))
             known = _load(entry, len(table), kind)
         except OSError as error:
@@ -125,7 +126,7 @@ def represent(
                 f"representations are not cached in {entry.parent}: {error}", stacklevel=2
             )
     if known is None:
-        parts = _parts(table, model, representation, precision, name, centre)
+        parts = _parts(table, model, representation, precision, name, centre, encode)
         known = np.concatenate(list(parts))
     return RepresentationTable(known, np.asarray(table.labels), key, centre)
 
@@ -158,13 +159,14 @@ def _parts(
     precision: str,
     name: str,
     centre: Floats | None,
+    encode: Encode,
 ) -> Iterator[Rows]:
     """All rows in order, some at a time; at least one part, be it empty."""
     off = None if centre is None else torch.from_numpy(centre)
     if isinstance(table, PairTable) or is_joined(representation):
-        yield from _assemble(table, model, representation, precision, name, off)
+        yield from _assemble(table, model, representation, precision, name, off, encode)
     elif representation == "mean" and len(table):
-        encoded = encoded_rows(table, model, precision, name)
+        encoded = encoded_rows(table, model, precision, name, encode)
         for rows in _slices(len(table)):
             h = encoded.last(rows)
             yield h if centre is None else h - centre
@@ -184,10 +186,11 @@ def _assemble(
     precision: str,
     name: str,
     centre: Tensor | None,
+    encode: Encode,
 ) -> Iterator[npt.NDArray[np.float16]]:
     """Joined rows from what the encoder said of each text."""
     sides = [table.first, table.second] if isinstance(table, PairTable) else [table]
-    encoded = [encoded_rows(side, model, precision, name) for side in sides]
+    encoded = [encoded_rows(side, model, precision, name, encode) for side in sides]
     for rows in _slices(len(table)):
         texts = [torch.from_numpy(one.layers(rows)).float() for one in encoded]
         if len(texts) == 2:

@@ -14,9 +14,8 @@ import hashlib
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +49,22 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class Work:
+    """What one shard is made from: the tokens of its rows, and their digests."""
+
+    table: TokenTable
+    digests: npt.NDArray[np.bytes_]
+
+
+class Encode(Protocol):
+    """Who makes shards: one of each work, in their order. On this machine `encode_here` does."""
+
+    def __call__(
+        self, works: Iterator[Work], model: str, precision: str, name: str
+    ) -> Iterator[Shard]: ...
+
+
+@dataclass(frozen=True)
 class EncodedRows:
     """The rows of a table: row i is row `places[i]` of all shards, one after the other."""
 
@@ -77,7 +92,16 @@ class EncodedRows:
         return found
 
 
-def encoded_rows(table: TokenTable, model: str, precision: str, name: str = "") -> EncodedRows:
+def encode_here(works: Iterator[Work], model: str, precision: str, name: str) -> Iterator[Shard]:
+    encoder: Encoder | None = None
+    for work in works:
+        encoder = encoder or Encoder(frozen_encoder(model), precision)
+        yield encoder.shard(work, name)
+
+
+def encoded_rows(
+    table: TokenTable, model: str, precision: str, name: str = "", encode: Encode = encode_here
+) -> EncodedRows:
     """Every row of `table`, encoding those that were never met; `name` is for the progress bar."""
     folder = store_of(model, precision)
     shards = list(_kept_shards(folder))
@@ -92,10 +116,9 @@ def encoded_rows(table: TokenTable, model: str, precision: str, name: str = "") 
     rows = rows[np.argsort(table.lengths[rows], kind="stable")]
     place_of = firsts  # of each text; those to be encoded follow what is kept
     place_of[texts[kept + rows]] = kept + np.arange(len(rows))
-    encoder = Encoder(model, precision)
-    for start in range(0, len(rows), SHARD):
-        part = rows[start : start + SHARD]
-        shards.append(_keep(folder, encoder.shard(table, part, digests[kept + part], name)))
+    parts = (rows[start : start + SHARD] for start in range(0, len(rows), SHARD))
+    works = (Work(table.take(part), digests[kept + part]) for part in parts)
+    shards += [_keep(folder, made) for made in encode(works, model, precision, name)]
     return EncodedRows(shards, place_of[texts[kept:]])
 
 
@@ -134,41 +157,34 @@ def _digests(table: TokenTable) -> npt.NDArray[np.bytes_]:
     return np.concatenate(found)
 
 
+def frozen_encoder(model: str) -> Classifier:
+    return build_classifier(model, "layers", classes=2, scope="head")
+
+
 class Encoder:
-    """A frozen encoder that makes shards; loaded when it is first needed."""
+    """A frozen encoder that makes shards."""
 
-    def __init__(self, model: str, precision: str) -> None:
-        self.model, self.precision = model, precision
+    def __init__(self, encoder: Classifier, precision: str) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-    @cached_property
-    def encoder(self) -> Classifier:
-        found = build_classifier(self.model, "layers", classes=2, scope="head")
-        return found.to(self.device).eval()
+        self.encoder, self.precision = encoder.to(self.device).eval(), precision
 
     @torch.inference_mode()
-    def shard(
-        self,
-        table: TokenTable,
-        rows: npt.NDArray[np.int64],
-        digests: npt.NDArray[np.bytes_],
-        name: str = "",
-    ) -> Shard:
-        """What it says of `rows` (at least one), whose `digests` these are."""
-        device = self.device
+    def shard(self, work: Work, name: str = "") -> Shard:
+        """What it says of the rows of `work`, of which there is at least one."""
+        device, table = self.device, work.table
         made: tuple[Floats, Halves] | None = None
-        parts = split_rows(table.lengths[rows], INFERENCE_ROWS, PART_COST[device.type])
+        parts = split_rows(table.lengths, INFERENCE_ROWS, PART_COST[device.type])
         for part in counted_rows(parts, f"encoding {name}".rstrip()):
-            batch = {key: value.to(device) for key, value in table.collate(rows[part]).items()}
+            batch = {key: value.to(device) for key, value in table.collate(part).items()}
             with torch.autocast(device.type, torch.bfloat16, self.precision == "bf16"):
                 means = self.encoder.layer_means(batch).float()
             if made is None:
-                last = np.empty((len(rows), means.shape[2]), np.float32)
-                made = last, np.empty((len(rows), *means.shape[1:]), np.float16)
+                last = np.empty((len(table), means.shape[2]), np.float32)
+                made = last, np.empty((len(table), *means.shape[1:]), np.float16)
             made[0][part] = means[:, -1].cpu().numpy()
             made[1][part] = unit(means).half().cpu().numpy()
         assert made is not None, "there is at least one row to encode"
-        return Shard(digests, *made)
+        return Shard(work.digests, *made)
 
 
 def _keep(folder: Path, shard: Shard) -> Shard:
