@@ -120,21 +120,15 @@ def stack(*tables: Table) -> Table:
 
 def select(table: Table, rows: Ints) -> Table:
     """The given rows in the given order."""
-    labels = np.asarray(table.labels)[rows]
-    persons = None if table.persons is None else table.persons[rows]
     if isinstance(table, RepresentationTable):
+        labels = np.asarray(table.labels)[rows]
+        persons = None if table.persons is None else table.persons[rows]
         # Noise of a release is keyed by what it is made from: other rows must have another key.
         digest = hashlib.blake2b(table.key.encode(), digest_size=16)
         digest.update(np.ascontiguousarray(rows, dtype=np.int64).data)
         key = digest.hexdigest()
         return replace(table, h=table.h[rows], labels=labels, key=key, persons=persons)
-    table = cast(TokenTable, table)
-    lengths = table.lengths[rows]
-    ends = offsets(lengths)
-    # Token t of the result lies as far behind its row's start as in the old table.
-    flat = np.arange(ends[-1]) + np.repeat(table.offsets[rows] - ends[:-1], lengths)
-    columns = {name: column[flat] for name, column in table.columns.items()}
-    return TokenTable(columns, ends, labels, table.pad_token_id, persons)
+    return cast(TokenTable, table).take(rows)
 
 
 def offsets(lengths: npt.NDArray[np.int64]) -> Ints:

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from dpfp_ray.data.streams import files_of
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
@@ -84,7 +85,8 @@ def _joined(values: Iterable[str]) -> str:
 
 
 def _paths(plan: Plan) -> list[str]:
-    return [str(path) for path in (plan.train_file, plan.dev_file) if path]
+    named = (str(name) for name in (plan.train_file, plan.dev_file) if name)
+    return [str(path) for name in named for path in files_of(name)]
 
 
 def _compare(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -138,7 +138,12 @@ def add_ray_flags(parser: argparse.ArgumentParser, default_storage: str | None =
         help="start Ray here (default), join this machine's cluster (default inside a Ray job), "
         "or a remote one",
     )
-    group.add_argument("--concurrency", type=positive, metavar="N", help="trials at a time")
+    group.add_argument(
+        "--concurrency",
+        type=positive,
+        metavar="N",
+        help="trials at a time; a cluster that can grow is asked for so many",
+    )
     group.add_argument("--workers", type=positive, default=1, metavar="N", help="workers a trial")
     group.add_argument("--cpus-per-worker", type=positive, metavar="N", help="CPU threads a worker")
     group.add_argument(

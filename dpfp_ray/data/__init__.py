@@ -1,15 +1,18 @@
-"""Records in, packed tokens out. `tasks` finds and checks the records, `readers` reads rows, `demo`
-is a download, `split` chooses among rows, `persons` groups them, `tokens` packs; here is what they
-pass on.
+"""Records in, packed tokens out. `tasks` finds and checks the records, `readers` and `streams` read
+rows, `texts` holds them, `demo` is a download, `split` chooses among rows, `persons` groups them,
+`tokens` packs; here is what they pass on.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from dpfp_ray.data.texts import distinct, take
 
 if TYPE_CHECKING:
     import torch
@@ -23,13 +26,14 @@ class Split:
     `users` says whose each record is; None where the unit of privacy is the record.
     """
 
-    texts: list[str]
-    pairs: list[str] | None
+    texts: Sequence[str]
+    pairs: Sequence[str] | None
     labels: npt.NDArray[np.int64]
-    # Texts in other columns of the same rows: not trained on, but a ledger knows people by them.
-    beside: list[tuple[str, ...]] | None = None
+    # Texts in other columns of the same rows, column by column, "" where a row has none to tell:
+    # not trained on, but a ledger knows people by them.
+    beside: tuple[Sequence[str], ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)
-    users: list[str] | None = None
+    users: Sequence[str] | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -37,21 +41,44 @@ class Split:
     @property
     def units(self) -> int:
         """D: records, or persons."""
-        return len(self) if self.users is None else len(set(self.users))
+        return len(self) if self.users is None else len(distinct(self.users)[1])
 
     def take(self, rows: npt.NDArray[np.int64]) -> "Split":
-        pairs = None if self.pairs is None else [self.pairs[i] for i in rows]
-        beside = None if self.beside is None else [self.beside[i] for i in rows]
-        users = None if self.users is None else [self.users[i] for i in rows]
-        texts = [self.texts[i] for i in rows]
-        return Split(texts, pairs, self.labels[rows], beside, self.columns, users)
+        return Split(
+            take(self.texts, rows),
+            None if self.pairs is None else take(self.pairs, rows),
+            self.labels[rows],
+            tuple(take(column, rows) for column in self.beside),
+            self.columns,
+            None if self.users is None else take(self.users, rows),
+        )
 
-    def all_texts(self) -> list[str]:
-        """Every text of every record, those beside included, and the persons' names: all that
-        people are known by."""
-        more = [text for row in self.beside or () for text in row]
-        names = [f"person: {name}" for name in sorted(set(self.users or ()))]
-        return [*self.texts, *(self.pairs or ()), *more, *names]
+    def all_texts(self) -> "AllTexts":
+        return AllTexts((self,))
+
+
+class AllTexts:
+    """Every text of every record of some splits, those beside included, and the persons' names: all
+    that people are known by. It can be gone through any number of times."""
+
+    def __init__(self, splits: Iterable[Split]) -> None:
+        self.columns: list[Sequence[str]] = []
+        self.beside: list[Sequence[str]] = []
+        self.names: list[Sequence[str]] = []
+        for split in splits:
+            self.columns += [split.texts] if split.pairs is None else [split.texts, split.pairs]
+            self.beside += split.beside
+            if split.users is not None:
+                self.names.append(take(split.users, distinct(split.users)[1]))
+
+    def __len__(self) -> int:
+        told = sum(1 for column in self.beside for text in column if text)
+        return sum(map(len, (*self.columns, *self.names))) + told
+
+    def __iter__(self) -> Iterator[str]:
+        yield from chain.from_iterable(self.columns)
+        yield from filter(None, chain.from_iterable(self.beside))
+        yield from (f"person: {name}" for name in chain.from_iterable(self.names))
 
 
 @dataclass(frozen=True, eq=False)

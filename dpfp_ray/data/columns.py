@@ -2,7 +2,9 @@
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -16,10 +18,11 @@ from dpfp_ray.data.readers import (
     BadRows,
     RawTable,
     find_column,
-    open_table,
     shorten,
     text_problem,
 )
+from dpfp_ray.data.streams import open_files
+from dpfp_ray.data.texts import TextWriter
 from dpfp_ray.plan.errors import Guess, UserError
 
 # Column names in use, best first. A GLUE task takes the best that is there; for the user's own
@@ -68,13 +71,13 @@ class DataChoice(Protocol):
 
 def open_split(path: Path, glue: Glue | None, header: str = "first_line") -> RawTable:
     """The file with its columns named by its header; by GLUE, or by number, where it has none."""
-    table = open_table(path)
+    table = open_files(path)
     if header == "none":
         if path.suffix.lower() not in (*TSV, *CSV):
             raise UserError(f"{path} names its own columns; drop --no-header")
-        return open_table(path, names=tuple(str(n + 1) for n in range(len(table.columns))))
+        return open_files(path, names=tuple(str(n + 1) for n in range(len(table.columns))))
     if glue and len(table.columns) == len(glue.headerless) and table.columns[1] in ("0", "1"):
-        return open_table(path, names=glue.headerless)
+        return open_files(path, names=glue.headerless)
     return table
 
 
@@ -92,14 +95,15 @@ def read_split(
     text_columns, label_column = [table.columns[i] for i in texts_at], table.columns[label_at]
     numbers = _label_numbers(names, glue) if names else None
     bad = BadRows(table, skip or plan.bad_rows == "skip")
-    texts: list[list[str]] = []
-    found: list[str] = []
-    beside: list[tuple[str, ...]] = []
-    users: list[str] = []
     used = [*texts_at, label_at, *([] if user_at is None else [user_at])]
     # A GLUE task's columns are the same for everybody; in a user's file another may be the text.
     others = [] if glue else [i for i in table.with_text if i not in used]
     width = len(texts_at)
+    texts = [TextWriter() for _ in texts_at]
+    users = TextWriter()
+    beside = [TextWriter() for _ in others]
+    met: dict[str, int] = {}  # spellings of labels, in the order of their first rows
+    codes = array("q")
     for row in table.rows([*used, *others]):
         values, (raw, *whose) = row.fields[:width], row.fields[width : len(used)] or [None]
         label = _label_text(raw)
@@ -114,27 +118,34 @@ def read_split(
             classes = ", ".join(shorten(name) for name in (names or ())[:12])
             problem = f"{label_column!r} is {shorten(raw)}, expected one of {classes}"
         if problem:
-            bad.add(row.line, problem)
-        else:
-            texts.append(values)
-            found.append(label)
-            beside.append(tuple(filter(_tells, row.fields[len(used) :])))
-            users.append(user)
-    if not texts and not bad.found:
+            bad.add(row.line, problem, row.path)
+            continue
+        for writer, value in zip(texts, values, strict=True):
+            writer.add(value)
+        for writer, value in zip(beside, row.fields[len(used) :], strict=True):
+            writer.add(value if _tells(value) else "")
+        if user_at is not None:
+            users.add(user)
+        codes.append(met.setdefault(label, len(met)))
+    if not codes and not bad.count:
         raise UserError(f"{table.path}: a header but no rows; add rows")
-    bad.warn(kept=len(texts))
+    bad.warn(kept=len(codes))
     if names is None or numbers is None:
-        names = _classes_of(found, table, label_column)
+        names = _classes_of(met, len(codes), table, label_column)
         numbers = _label_numbers(names, glue)
-    labels = np.array([_number_of(label, numbers) for label in found], dtype=np.int64)
-    pairs = [pair for _, pair in texts] if len(text_columns) == 2 else None
-    kept = beside if any(beside) else None
+    by_code = np.array([_number_of(label, numbers) for label in met], dtype=np.int64)
     roles = dict(zip(("text", "pair"), text_columns, strict=False)) | {"label": label_column}
     guessed = [role for role in roles if not glue and not getattr(plan, f"{role}_column")]
-    columns = {**roles, "guessed": guessed}
-    whose_each = None if user_at is None else users
-    first = [values[0] for values in texts]
-    return Split(first, pairs, labels, kept, columns, whose_each), names
+    first, *second = (writer.finish() for writer in texts)
+    split = Split(
+        first,
+        second[0] if second else None,
+        by_code[np.frombuffer(codes, np.int64)],
+        tuple(column for writer in beside if any(column := writer.finish())),
+        {**roles, "guessed": guessed},
+        None if user_at is None else users.finish(),
+    )
+    return split, names
 
 
 def _tells(value: object) -> bool:
@@ -180,7 +191,7 @@ def read_asked(
                     where = f"{table.columns[label_at]!r}"
                     problem = f"{where} is {found}, expected one of {classes}"
             if problem:
-                bad.add(row.line, problem)
+                bad.add(row.line, problem, row.path)
             else:
                 kept += 1
                 yield tuple(values), label
@@ -247,6 +258,13 @@ def _say_guesses(table: RawTable, guessed: Mapping[str, int | None]) -> None:
 
 def _label_text(value: object) -> str:
     """A label as written, except that 1, 1.0, "1" and "1.0" are one label; "" if there is none."""
+    return (
+        _label_of(value) if isinstance(value, str | int | float) else _label_of.__wrapped__(value)
+    )
+
+
+@lru_cache(maxsize=4096, typed=True)  # true, 1 and 1.0 are not one key; lists have no hash
+def _label_of(value: object) -> str:
     text = "" if value is None else str(value).strip()
     if text == "nan" and isinstance(value, float):
         return ""
@@ -274,13 +292,15 @@ def _loose(label: str) -> str:
     return re.sub(r"(?<=\w)[ -](?=\w)", "_", label.casefold())
 
 
-def _classes_of(found: Sequence[str], table: RawTable, column: str) -> tuple[str, ...]:
-    classes = set(found)
+def _classes_of(
+    classes: Collection[str], rows: int, table: RawTable, column: str
+) -> tuple[str, ...]:
     if len(classes) < 2:
-        raise UserError(f"{table.path}: {column!r} is always {shorten(found[0])}; two are needed")
-    if len(found) > 20 and len(classes) > len(found) // 2:
+        only = shorten(next(iter(classes)))
+        raise UserError(f"{table.path}: {column!r} is always {only}; two are needed")
+    if rows > 20 and len(classes) > rows // 2:
         raise UserError(
-            f"{table.path}: {column!r} has {len(classes)} different values in {len(found)} rows; "
+            f"{table.path}: {column!r} has {len(classes)} different values in {rows} rows; "
             f"it is not a class label, give another --label-column"
         )
     try:

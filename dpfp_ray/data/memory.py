@@ -1,6 +1,6 @@
 """Data that the caller holds in memory, behind the same interface as a file: a pandas DataFrame, a
-`datasets.Dataset` or dict of its splits, (texts, labels) or (texts, labels, users), or a dict of
-columns.
+`datasets.Dataset` or dict of its splits (also in streaming mode), (texts, labels) or (texts,
+labels, users), or a dict of columns.
 
 A plan is public and hashed, so it names such data by a word only: `memory:data`, or what the caller
 wrote there himself, such as Plan(train_file="memory:reviews").
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dpfp_ray.data import Task
-from dpfp_ray.data.readers import RawTable, Row
+from dpfp_ray.data.readers import BATCH, RawTable, Row, numbered
+from dpfp_ray.data.streams import open_dataset
 from dpfp_ray.data.tasks import DEV_STEMS, MEMORY, load_task
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
@@ -108,6 +109,10 @@ def _splits(data: Any) -> list[Any]:
 
 
 def _table(name: str, data: Any) -> RawTable:
+    if _is_dataset(data):
+        return open_dataset(Path(name), data)
+    if _is_frame(data):
+        return _frame_table(name, data)
     columns = _columns(name, data)
     lengths = {column: len(values) for column, values in columns.items()}
     if len(set(lengths.values())) > 1:
@@ -115,24 +120,45 @@ def _table(name: str, data: Any) -> RawTable:
         raise UserError(f"{name}: the columns differ in length ({shown}); give one row for each")
 
     def rows(wanted: Sequence[int]) -> Iterator[Row]:
-        chosen = [list(columns.values())[i] for i in wanted]
-        for number, fields in enumerate(zip(*chosen, strict=True), start=1):
-            yield Row(number, list(fields))
+        return numbered([[list(columns.values())[i] for i in wanted]])
 
     return RawTable(Path(name), tuple(columns), rows, unit="row")
 
 
+def _frame_table(name: str, data: Any) -> RawTable:
+    def rows(wanted: Sequence[int]) -> Iterator[Row]:
+        chosen, starts = list(wanted), range(0, len(data), BATCH)
+        return numbered(_plain_frame(data.iloc[at : at + BATCH, chosen]) for at in starts)
+
+    return RawTable(Path(name), tuple(map(str, data.columns)), rows, unit="row")
+
+
+def _plain_frame(data: Any) -> list[list[Any]]:
+    """The columns as plain Python objects; what is missing is None."""
+    frame = data.astype(object).where(data.notna(), None)
+    return [frame.iloc[:, i].tolist() for i in range(frame.shape[1])]
+
+
+def _is_frame(data: Any) -> bool:
+    return hasattr(data, "iloc") and hasattr(data, "columns")
+
+
+def _is_dataset(data: Any) -> bool:
+    return hasattr(data, "column_names") and hasattr(data, "select_columns")
+
+
 def _columns(name: str, data: Any) -> dict[str, Sequence[Any]]:
     """Column names and their values as plain Python objects; what is missing is None."""
-    if hasattr(data, "iloc") and hasattr(data, "columns"):
-        frame = data.astype(object).where(data.notna(), None)
-        return {str(c): frame.iloc[:, i].tolist() for i, c in enumerate(frame.columns)}
-    if hasattr(data, "column_names") and hasattr(data, "select_columns"):
+    if _is_frame(data):
+        return dict(zip(map(str, data.columns), _plain_frame(data), strict=True))
+    if _is_dataset(data) and hasattr(data, "__len__"):
         return {str(column): list(data[column]) for column in data.column_names}
     if isinstance(data, Mapping) and data:
         return {str(column): _plain(values) for column, values in data.items()}
     if isinstance(data, tuple | list) and len(data) in (2, 3) and not isinstance(data[0], str):
         return dict(zip(("text", "label", USER), map(_plain, data), strict=False))
+    if _is_dataset(data):
+        raise UserError(f"{name} is a stream; name the column that says whose a row is, users=NAME")
     raise UserError(f"{name} is a {type(data).__name__}; give {ACCEPTED}")
 
 

@@ -5,20 +5,20 @@ rows, and everything before this that chooses among rows looks at one person's o
 (`split`): one person more or less in the file is one unit more or less in what is trained on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from dpfp_ray.data import Table
+from dpfp_ray.data.texts import distinct
 
 Ints = npt.NDArray[np.int64]
 
 
-def number_persons(users: list[str]) -> Ints:
+def number_persons(users: Iterable[str]) -> Ints:
     """0 … P−1 for each row's person, in the order of their first rows."""
-    numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(user, len(numbers)) for user in users], dtype=np.int64)
+    return distinct(users)[0]
 
 
 def count_units(table: Table) -> int:

@@ -1,5 +1,6 @@
 """Rows of the user's files: TSV, CSV, Parquet and JSONL behind one interface that knows where every
-row stands, so that each complaint can name the file, the line and the fix.
+row stands, so that each complaint can name the file, the line and the fix. They are read piece by
+piece: no file need fit into memory.
 
 A line ends at `\\n` (or `\\r\\n`) and nowhere else: Python's own `splitlines` would also split at
 U+2028, U+0085, `\\x0b` and others, which real texts contain.
@@ -10,8 +11,9 @@ import difflib
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ from dpfp_ray.plan.errors import UserError
 TSV, CSV = (".tsv", ".tab", ".txt"), (".csv",)
 JSONL, PARQUET = (".jsonl", ".ndjson", ".json"), (".parquet", ".pq")
 SUFFIXES = (*TSV, *CSV, *JSONL, *PARQUET)
+BATCH = 8192  # rows of a Parquet file, or of a data set in memory, at once
 
 
 class Row(NamedTuple):
@@ -29,6 +32,7 @@ class Row(NamedTuple):
     line: int
     fields: list[Any]
     problem: str = ""
+    path: Path | None = None  # of the file, where a table is of several
 
 
 @dataclass(frozen=True)
@@ -93,23 +97,26 @@ class BadRows:
 
     table: RawTable
     skip: bool
-    found: list[str] = field(default_factory=list)
+    first: str = ""
+    count: int = 0
 
-    def add(self, line: int, what: str) -> None:
-        place = f"{self.table.path}: {self.table.unit} {line}: {what}"
+    def add(self, line: int, what: str, path: Path | None = None) -> None:
+        if self.skip and self.count:
+            self.count += 1
+            return
+        place = f"{path or self.table.path}: {self.table.unit} {line}: {what}"
         if not self.skip:
             raise UserError(f"{place}; correct the row, or pass --bad-rows skip")
-        self.found.append(place)
+        self.first, self.count = place, 1
 
     def warn(self, kept: int) -> None:
-        """Say once per file how much was left out; nothing left is an error in any case."""
-        if not self.found:
+        """Say once per table how much was left out; nothing left is an error in any case."""
+        if not self.count:
             return
         if not kept:
-            raise UserError(f"{self.found[0]}; no usable row is left (all {len(self.found)} bad)")
+            raise UserError(f"{self.first}; no usable row is left (all {self.count} bad)")
         warnings.warn(
-            f"{len(self.found)} of {kept + len(self.found)} rows skipped; the first: "
-            f"{self.found[0]}",
+            f"{self.count} of {kept + self.count} rows skipped; the first: {self.first}",
             stacklevel=2,
         )
 
@@ -204,20 +211,29 @@ def _open_delimited(
 
 
 def _open_jsonl(path: Path) -> RawTable:
-    parsed = [_parse_json(number, text) for number, text in _decoded_lines(path) if text.strip()]
     # Keys may be left out of single rows, so no one row can say what the columns are.
-    columns = tuple(dict.fromkeys(key for _, value, _ in parsed for key in value))
-    if not columns:
-        line, _, problem = parsed[0] if parsed else (1, {}, "no rows")
+    found: dict[str, None] = {}
+    first: tuple[int, str] | None = None
+    for line, value, problem in _parsed_lines(path):
+        found.update(dict.fromkeys(value))
+        first = first or (line, problem)
+    if not found:
+        line, problem = first or (1, "no rows")
         raise UserError(
             f"{path}: line {line}: {problem or 'no keys'}; give one JSON object in each line"
         )
+    columns = tuple(found)
 
     def rows(wanted: Sequence[int]) -> Iterator[Row]:
-        for line, value, problem in parsed:
-            yield Row(line, [value.get(columns[i]) for i in wanted], problem)
+        names = [columns[i] for i in wanted]
+        for line, value, problem in _parsed_lines(path):
+            yield Row(line, [value.get(name) for name in names], problem)
 
     return RawTable(path, columns, rows)
+
+
+def _parsed_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], str]]:
+    return (_parse_json(number, text) for number, text in _decoded_lines(path) if text.strip())
 
 
 def _parse_json(number: int, text: str) -> tuple[int, dict[str, Any], str]:
@@ -247,16 +263,21 @@ def _open_parquet(path: Path) -> RawTable:
     )
 
     def rows(wanted: Sequence[int]) -> Iterator[Row]:
+        chosen = [names[i] for i in wanted]
         try:
             with pq.ParquetFile(path) as file:
-                table = file.read(columns=[names[i] for i in wanted])
+                parts = file.iter_batches(BATCH, columns=chosen)
+                yield from numbered([part[name].to_pylist() for name in chosen] for part in parts)
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{path}: damaged Parquet file ({shorten(str(error))})") from None
-        columns = [table.column(names[i]).to_pylist() for i in wanted]
-        for number, fields in enumerate(zip(*columns, strict=True), start=1):
-            yield Row(number, list(fields))
 
     return RawTable(path, names, rows, unit="row", text_columns=texts)
+
+
+def numbered(parts: Iterable[Sequence[Sequence[Any]]]) -> Iterator[Row]:
+    """The rows of one part after the other, each a list of columns; counted from 1."""
+    fields = chain.from_iterable(zip(*columns, strict=True) for columns in parts)
+    return map(Row, count(1), map(list, fields))
 
 
 def text_problem(value: object, column: str) -> str:

@@ -9,19 +9,21 @@ training records.)
 
 import hashlib
 from collections.abc import Iterable
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
 
 from dpfp_ray.data import Split
 from dpfp_ray.data.persons import number_persons
+from dpfp_ray.data.texts import hashes
 
 Places = npt.NDArray[np.uint64]
 
 
 def places(split: Split, purpose: str) -> Places:
     """A uniform 64-bit number for each row; equal texts have equal ones. Fixed for ever."""
-    pairs = split.pairs if split.pairs is not None else [""] * len(split)
+    pairs = split.pairs if split.pairs is not None else repeat("", len(split))
     rows = zip(split.texts, pairs, strict=True)
     return _hashes((f"{text.strip()}\0{pair.strip()}" for text, pair in rows), purpose)
 
@@ -35,10 +37,7 @@ def unit_places(split: Split, purpose: str) -> Places:
 
 def _hashes(words: Iterable[str], purpose: str) -> Places:
     key = hashlib.blake2b(purpose.encode(), digest_size=16).digest()
-    digests = b"".join(
-        hashlib.blake2b(word.encode(), digest_size=8, key=key).digest() for word in words
-    )
-    return np.frombuffer(digests, dtype="<u8").astype(np.uint64)
+    return hashes(words, key=key)[:, 0]
 
 
 def at_most(split: Split, limit: int | None) -> Split:

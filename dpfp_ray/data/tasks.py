@@ -3,7 +3,7 @@ columns found, its labels read and every row checked.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ from dpfp_ray.data import Split, Task
 from dpfp_ray.data.columns import DataChoice, open_split, read_split, require_all_classes
 from dpfp_ray.data.demo import DEMO_DEV_SHARE, DEMO_LABELS, MADE_UP, demo_rows, made_up_persons
 from dpfp_ray.data.glue import GLUE, Glue
-from dpfp_ray.data.readers import SUFFIXES, RawTable, Row, shorten
+from dpfp_ray.data.readers import SUFFIXES, RawTable, shorten
 from dpfp_ray.data.split import at_most, hold_out, subset
+from dpfp_ray.data.streams import open_dataset
 from dpfp_ray.plan.errors import UserError, unknown
 
 DEV_SHARE = 0.1  # of a file without a dev file
@@ -69,9 +70,9 @@ def load_task(plan: DataChoice, tables: Tables | None = None) -> Task:
 
 def _without_dev_persons(task: Task) -> Task:
     """Nobody of training may be in dev: its scores are shown as they are, and say who is in it."""
-    trained = set(task.train.users or ())
     for name, split in task.dev.items():
-        both = sorted(trained & set(split.users or ()))
+        shown = set(split.users or ())
+        both = sorted(shown.intersection(task.train.users or ()))
         if both:
             raise UserError(
                 f"{shorten(both[0])} is in training and in {name} (in both: {len(both):,}); "
@@ -211,18 +212,6 @@ def task_from_hub(name: str, data: Mapping[str, Any], plan: DataChoice) -> Task:
     }
     splits: dict[str, Split] = {}
     for key, stored in keys.items():
-        table = _hub_table(Path("nyu-mll/glue") / name / stored, data[stored])
+        table = open_dataset(Path("nyu-mll/glue") / name / stored, data[stored])
         splits[key], _ = read_split(table, plan, glue, glue.labels, skip=True)
     return Task(name, glue.labels, splits.pop("train"), splits)
-
-
-def _hub_table(path: Path, data: Any) -> RawTable:
-    columns = tuple(data.column_names)
-
-    def rows(wanted: Sequence[int]) -> Iterator[Row]:
-        names = [columns[i] for i in wanted]
-        values = data.select_columns(names)[:]
-        for number, fields in enumerate(zip(*(values[n] for n in names), strict=True), start=1):
-            yield Row(number, list(fields))
-
-    return RawTable(path, columns, rows, unit="row")

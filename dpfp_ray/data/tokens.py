@@ -8,7 +8,8 @@ shorter than `max_length`, and the encoder's cost is the padded size.
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 from dpfp_ray.data import Split, content_hash, grouped
 from dpfp_ray.data.cache import cache_dir
+from dpfp_ray.data.flat_array import FlatArray
 from dpfp_ray.data.progress import counted
 from dpfp_ray.data.whole_files import PRIVATE, whole_folder
 from dpfp_ray.plan.errors import UserError
@@ -29,8 +31,10 @@ if TYPE_CHECKING:
 # Part of every key: raise it when the meaning of the stored arrays changes.
 FORMAT_VERSION = 1
 DTYPES = {"input_ids": np.int32, "token_type_ids": np.int8}
+LENGTHS = "lengths"
 CHUNK = 2_000
 PROGRESS_ABOVE = 20_000
+Encoded = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +78,20 @@ class TokenTable:
             batch[name] = torch.from_numpy(padded)
         return batch
 
+    def take(self, rows: npt.NDArray[np.int64]) -> "TokenTable":
+        """The given rows in the given order, as a table of their own."""
+        lengths = self.lengths[rows]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        # Token t of the result lies as far behind its row's start as in the old table.
+        flat = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
+        return TokenTable(
+            {name: column[flat] for name, column in self.columns.items()},
+            offsets,
+            np.asarray(self.labels)[rows],
+            self.pad_token_id,
+            None if self.persons is None else self.persons[rows],
+        )
+
     def content(self) -> str:
         return content_hash(grouped(_arrays(self), self.persons), f"tokens {self.pad_token_id}")
 
@@ -93,14 +111,13 @@ def tokenise(split: Split, tokenizer: Any, max_length: int, name: str = "") -> T
     stored = _load(entry, pad)
     if stored is not None:
         return stored
-    table = _encode(split, tokenizer, limit, name)
     try:
-        _store(table, entry)
+        _store(_encoded(split, tokenizer, limit, name), split.labels, entry, pad)
+        stored = _load(entry, pad)
     except OSError as error:
         # The cache saves time; a full or read-only disk is no reason not to train.
         warnings.warn(f"tokens are not cached in {entry.parent}: {error}", stacklevel=2)
-        return table
-    return _load(entry, pad) or table
+    return stored or _encode(split, tokenizer, limit, name)
 
 
 def tokenise_once(split: Split, tokenizer: Any, max_length: int) -> TokenTable:
@@ -133,9 +150,22 @@ def _pad_id(tokenizer: Any) -> int:
 
 
 def _encode(split: Split, tokenizer: Any, limit: int, name: str) -> TokenTable:
+    """The tokens in memory."""
+    parts: dict[str, list[npt.NDArray[Any]]] = {"input_ids": [], LENGTHS: [np.zeros(1, np.int64)]}
+    for encoded in _encoded(split, tokenizer, limit, name):
+        for column, flat in encoded.items():
+            parts.setdefault(column, []).append(flat)
+    offsets = np.cumsum(np.concatenate(parts.pop(LENGTHS)))
+    columns = {
+        column: np.concatenate([np.zeros(0, DTYPES[column]), *arrays])
+        for column, arrays in parts.items()
+    }
+    return TokenTable(columns, offsets, split.labels, _pad_id(tokenizer))
+
+
+def _encoded(split: Split, tokenizer: Any, limit: int, name: str) -> Iterator[Encoded]:
+    """The tokens of `CHUNK` rows after the other: each column flat, and the rows' lengths."""
     pad = _pad_id(tokenizer)
-    lengths: list[npt.NDArray[np.int64]] = [np.zeros(1, np.int64)]
-    parts: dict[str, list[npt.NDArray[Any]]] = {"input_ids": []}
     for start in _progress(range(0, len(split), CHUNK), len(split), name):
         rows = slice(start, start + CHUNK)
         encoded = tokenizer(
@@ -146,19 +176,15 @@ def _encode(split: Split, tokenizer: Any, limit: int, name: str) -> TokenTable:
             padding=False,
             return_attention_mask=False,
         )
+        found: Encoded = {}
         for column in DTYPES:
             if column in encoded:
                 # Without special tokens a text may have no token at all; attention needs one.
                 empty = pad if column == "input_ids" else 0
                 ids = [row or [empty] for row in encoded[column]]
-                flat = np.fromiter(chain.from_iterable(ids), DTYPES[column])
-                parts.setdefault(column, []).append(flat)
-        lengths.append(np.array([len(row) or 1 for row in encoded["input_ids"]], np.int64))
-    columns = {
-        column: np.concatenate([np.zeros(0, DTYPES[column]), *arrays])
-        for column, arrays in parts.items()
-    }
-    return TokenTable(columns, np.cumsum(np.concatenate(lengths)), split.labels, pad)
+                found[column] = np.fromiter(chain.from_iterable(ids), DTYPES[column])
+        found[LENGTHS] = np.array([len(row) or 1 for row in encoded["input_ids"]], np.int64)
+        yield found
 
 
 def _progress(steps: range, rows: int, name: str) -> Iterator[int]:
@@ -217,16 +243,31 @@ def _checksum(array: npt.NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
-def _store(table: TokenTable, entry: Path) -> None:
-    """An entry that another process has stored meanwhile stays, unless it is damaged."""
+def _store(
+    parts: Iterable[Encoded], labels: npt.NDArray[np.int64], entry: Path, pad_token_id: int
+) -> None:
+    """Write tokens as they come. An entry that another process has stored meanwhile stays, unless
+    it is damaged."""
 
     def whole(found: Path) -> bool:
-        return _load(found, table.pad_token_id) is not None
+        return _load(found, pad_token_id) is not None
 
+    lengths = [np.zeros(1, np.int64)]
     with whole_folder(entry, whole, PRIVATE) as built:
-        for name, array in _arrays(table).items():
-            np.save(built / f"{name}.npy", array)
-        checksums = {name: _checksum(array) for name, array in _arrays(table).items()}
+        writers: dict[str, FlatArray] = {}
+        with ExitStack() as open_files:
+            for part in parts:
+                lengths.append(part.pop(LENGTHS))
+                for name, flat in part.items():
+                    if name not in writers:
+                        writers[name] = FlatArray(built / f"{name}.npy", flat.dtype)
+                        open_files.enter_context(writers[name])
+                    writers[name].add(flat)
+        np.save(built / "offsets.npy", np.cumsum(np.concatenate(lengths)))
+        np.save(built / "labels.npy", np.ascontiguousarray(labels, dtype=np.int64))
+        # In this order they are loaded again, and go into keys of what is made from them.
+        names = (*writers, "offsets", "labels")
+        checksums = {n: _checksum(np.load(built / f"{n}.npy", mmap_mode="r")) for n in names}
         (built / "checksums.json").write_text(json.dumps(checksums))
 
 

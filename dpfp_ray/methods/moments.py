@@ -63,8 +63,7 @@ def release(
     plan: Plan, noise_multiplier: float, table: RepresentationTable, classes: int, seed: int
 ) -> ClassStatistics:
     """The noisy statistics: the only thing here that is made from private records."""
-    whose = None if table.persons is None else table.persons.tobytes()
-    key = (table.key, table.labels.tobytes(), plan.scaling, plan.C, classes, whose)
+    key = (table.content(), plan.scaling, plan.C, classes)
     exact = _exact.get(key, lambda: flatten(*sums_of(plan, table, classes)))
     name = release_id(plan, noise_multiplier, table, seed)
     rng = keyed_generator(seed, f"release {name}", 0)

@@ -8,7 +8,7 @@ their owner only, and they are no release.
 
 import hashlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from dpfp_ray.models.classifier import Classifier, initialise_head
 from dpfp_ray.models.download import encoder_identity
 from dpfp_ray.models.modeling_dpfp import chosen_layers, join, relation
 from dpfp_ray.models.pretrained import build_classifier
-from dpfp_ray.models.row_store import INFERENCE_ROWS, encoded_rows
+from dpfp_ray.models.row_store import INFERENCE_ROWS, Encode, encode_here, encoded_rows
 from dpfp_ray.plan.representation import is_joined
 
 # Part of every key: raise it when the meaning of the stored numbers changes.
@@ -101,29 +101,33 @@ def represent(
     precision: str = "fp32",
     name: str = "",
     centre: Floats | None = None,
+    encode: Encode = encode_here,
 ) -> RepresentationTable:
     """h of every row of `table`, from the cache if these tokens went through this encoder before.
 
     The encoder runs in inference mode, without dropout; `name` is only for the progress bar. A
     pooler that the checkpoint lacks is random with seed 0, whatever the run's seed. `centre` is
-    what to take off (`public_centre`).
+    what to take off (`public_centre`); `encode` is who runs the encoder (not for `cls`, `pooler`).
     """
     key = _key(table, model, representation, precision, centre)
     entry = cache_dir() / "representations" / f"{key}.npy"
     joined = is_joined(representation)
-    known = _load(entry, len(table), np.float16 if joined else np.float32)
+    kind = np.float16 if joined else np.float32
+    known = _load(entry, len(table), kind)
     if known is None:
-        known = _compute(table, model, representation, precision, name, centre)
         try:
             with whole_file(entry, PRIVATE) as file:
-                checked = ChecksumWriter(file)
-                np.lib.format.write_array(checked, known)
-                checked.finish()
+                parts = _parts(table, model, representation, precision, name, centre, encode)
+                _write(ChecksumWriter(file), parts, len(table))
+            known = _load(entry, len(table), kind)
         except OSError as error:
             # The cache saves time; a full or read-only disk is no reason not to train.
             warnings.warn(
                 f"representations are not cached in {entry.parent}: {error}", stacklevel=2
             )
+    if known is None:
+        parts = _parts(table, model, representation, precision, name, centre, encode)
+        known = np.concatenate(list(parts))
     return RepresentationTable(known, np.asarray(table.labels), key, centre)
 
 
@@ -134,22 +138,45 @@ def public_centre(tables: list[RepresentationTable]) -> Floats:
     return np.asarray(finite.sum(0) / max(len(finite), 1), np.float32)
 
 
-def _compute(
+def _write(file: ChecksumWriter, parts: Iterator[Rows], rows: int) -> None:
+    """An .npy file of `rows` rows, part by part."""
+    for number, part in enumerate(parts):
+        if number == 0:
+            facts = {
+                "descr": np.lib.format.dtype_to_descr(part.dtype),
+                "fortran_order": False,
+                "shape": (rows, part.shape[1]),
+            }
+            np.lib.format.write_array_header_1_0(file, facts)
+        file.write(np.ascontiguousarray(part).tobytes())
+    file.finish()
+
+
+def _parts(
     table: TokenTable | PairTable,
     model: str,
     representation: str,
     precision: str,
     name: str,
     centre: Floats | None,
-) -> Rows:
+    encode: Encode,
+) -> Iterator[Rows]:
+    """All rows in order, some at a time; at least one part, be it empty."""
     off = None if centre is None else torch.from_numpy(centre)
     if isinstance(table, PairTable) or is_joined(representation):
-        return _assemble(table, model, representation, precision, name, off)
-    if representation == "mean" and len(table):
-        h = encoded_rows(table, model, precision, name).last()
+        yield from _assemble(table, model, representation, precision, name, off, encode)
+    elif representation == "mean" and len(table):
+        encoded = encoded_rows(table, model, precision, name, encode)
+        for rows in _slices(len(table)):
+            h = encoded.last(rows)
+            yield h if centre is None else h - centre
     else:
         h = _encode(table, model, representation, precision, name)
-    return h if centre is None else h - centre
+        yield h if centre is None else h - centre
+
+
+def _slices(rows: int) -> Iterator[slice]:
+    return (slice(start, start + ASSEMBLED_ROWS) for start in range(0, rows, ASSEMBLED_ROWS))
 
 
 def _assemble(
@@ -159,20 +186,18 @@ def _assemble(
     precision: str,
     name: str,
     centre: Tensor | None,
-) -> npt.NDArray[np.float16]:
+    encode: Encode,
+) -> Iterator[npt.NDArray[np.float16]]:
     """Joined rows from what the encoder said of each text."""
     sides = [table.first, table.second] if isinstance(table, PairTable) else [table]
-    encoded = [encoded_rows(side, model, precision, name) for side in sides]
-    found: list[npt.NDArray[np.float16]] = []
-    for start in range(0, len(table), ASSEMBLED_ROWS):
-        rows = slice(start, start + ASSEMBLED_ROWS)
+    encoded = [encoded_rows(side, model, precision, name, encode) for side in sides]
+    for rows in _slices(len(table)):
         texts = [torch.from_numpy(one.layers(rows)).float() for one in encoded]
         if len(texts) == 2:
             parts = relation(texts[0][:, -1], texts[1][:, -1])
         else:
             parts = chosen_layers(texts[0], representation)
-        found.append(join(parts, centre).half().numpy())
-    return np.concatenate(found)
+        yield join(parts, centre).half().numpy()
 
 
 @torch.inference_mode()

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,10 @@ import torch
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.cache import cache_dir
 from dpfp_ray.data.progress import counted_rows
+from dpfp_ray.data.texts import group
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.data.whole_files import PRIVATE, private_folder, whole_folder
+from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.download import encoder_identity
 from dpfp_ray.models.modeling_dpfp import unit
 from dpfp_ray.models.pretrained import build_classifier
@@ -34,6 +36,7 @@ from dpfp_ray.models.pretrained import build_classifier
 FORMAT_VERSION = 1
 INFERENCE_ROWS = 256
 SHARD = 32_768  # rows: a pass that is killed loses at most these
+DIGESTED_ROWS = 8192  # at once
 Floats = npt.NDArray[np.float32]
 Halves = npt.NDArray[np.float16]
 
@@ -46,11 +49,27 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class Work:
+    """What one shard is made from: the tokens of its rows, and their digests."""
+
+    table: TokenTable
+    digests: npt.NDArray[np.bytes_]
+
+
+class Encode(Protocol):
+    """Who makes shards: one of each work, in their order. On this machine `encode_here` does."""
+
+    def __call__(
+        self, works: Iterator[Work], model: str, precision: str, name: str
+    ) -> Iterator[Shard]: ...
+
+
+@dataclass(frozen=True)
 class EncodedRows:
-    """The rows of a table: row i is `places[i]` = (shard, row there)."""
+    """The rows of a table: row i is row `places[i]` of all shards, one after the other."""
 
     shards: list[Shard]
-    places: npt.NDArray[np.int64]  # (n, 2)
+    places: npt.NDArray[np.int64]
 
     def last(self, rows: slice = slice(None)) -> Floats:
         return self._gather("last", rows)
@@ -62,73 +81,110 @@ class EncodedRows:
         places = self.places[rows]
         kept = [getattr(shard, name) for shard in self.shards]
         found = np.empty((len(places), *kept[0].shape[1:]), kept[0].dtype)
-        for number in np.unique(places[:, 0]):
-            here = places[:, 0] == number
-            found[here] = kept[number][places[here, 1]]
+        # In the order of the shards: each is looked at once, from its beginning to its end.
+        order = np.argsort(places, kind="stable")
+        in_order = places[order]
+        starts = _starts(self.shards)
+        cuts = np.searchsorted(in_order, starts)
+        for number in np.flatnonzero(np.diff(cuts)):
+            here = order[cuts[number] : cuts[number + 1]]
+            found[here] = kept[number][places[here] - starts[number]]
         return found
 
 
-def encoded_rows(table: TokenTable, model: str, precision: str, name: str = "") -> EncodedRows:
+def encode_here(works: Iterator[Work], model: str, precision: str, name: str) -> Iterator[Shard]:
+    encoder: Encoder | None = None
+    for work in works:
+        encoder = encoder or Encoder(frozen_encoder(model), precision)
+        yield encoder.shard(work, name)
+
+
+def encoded_rows(
+    table: TokenTable, model: str, precision: str, name: str = "", encode: Encode = encode_here
+) -> EncodedRows:
     """Every row of `table`, encoding those that were never met; `name` is for the progress bar."""
-    facts = f"{FORMAT_VERSION} {encoder_identity(model)} {precision}"
-    folder = cache_dir() / "encoded" / hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
+    folder = store_of(model, precision)
     shards = list(_kept_shards(folder))
-    known = {
-        digest: (number, row)
-        for number, shard in enumerate(shards)
-        for row, digest in enumerate(shard.digests.tolist())
-    }
-    digests = list(_digests(table))
-    missing = {digest: row for row, digest in enumerate(digests) if digest not in known}
-    rows = np.array(sorted(missing.values()), np.int64)
+    kept = sum(len(shard.digests) for shard in shards)
+    digests = np.concatenate([*(shard.digests for shard in shards), _digests(table)])
+    # Equal digests are one text: the first that is kept, or else the last row that has it.
+    texts, firsts = group(digests.view("<u8").reshape(-1, 2))
+    lasts = np.zeros(len(firsts), np.int64)
+    lasts[texts[kept:]] = np.arange(len(table))  # of equal places the last counts
+    rows = np.sort(lasts[firsts >= kept])
     # Before cutting into shards: similar lengths together, so that little is padded.
     rows = rows[np.argsort(table.lengths[rows], kind="stable")]
-    for start in range(0, len(rows), SHARD):
-        part = rows[start : start + SHARD]
-        made = _encode(table, part, [digests[row] for row in part], model, precision, name)
-        shards.append(_keep(folder, made))
-        known |= {digest: (len(shards) - 1, i) for i, digest in enumerate(made.digests.tolist())}
-    places = np.array([known[digest] for digest in digests], np.int64).reshape(-1, 2)
-    return EncodedRows(shards, places)
+    place_of = firsts  # of each text; those to be encoded follow what is kept
+    place_of[texts[kept + rows]] = kept + np.arange(len(rows))
+    parts = (rows[start : start + SHARD] for start in range(0, len(rows), SHARD))
+    works = (Work(table.take(part), digests[kept + part]) for part in parts)
+    shards += [_keep(folder, made) for made in encode(works, model, precision, name)]
+    return EncodedRows(shards, place_of[texts[kept:]])
 
 
-def _digests(table: TokenTable) -> Iterator[bytes]:
+def store_of(model: str, precision: str) -> Path:
+    """The folder of what an encoder said."""
+    facts = f"{FORMAT_VERSION} {encoder_identity(model)} {precision}"
+    return cache_dir() / "encoded" / hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
+
+
+def _starts(shards: list[Shard]) -> npt.NDArray[np.int64]:
+    """The place of each shard's first row, and the end of the last."""
+    return np.cumsum([0, *(len(shard.digests) for shard in shards)])
+
+
+def _digests(table: TokenTable) -> npt.NDArray[np.bytes_]:
     """Of each row's tokens; never ending in a zero byte, which numpy would drop."""
     columns = [(name, np.ascontiguousarray(table.columns[name])) for name in sorted(table.columns)]
-    start = " ".join(f"{name} {column.dtype.str}" for name, column in columns).encode()
-    for first, end in zip(table.offsets[:-1], table.offsets[1:], strict=True):
-        digest = hashlib.blake2b(start, digest_size=15)
-        for _, column in columns:
-            digest.update(column[first:end].data)
-        yield digest.digest() + b"\xff"
+    start = hashlib.blake2b(
+        " ".join(f"{name} {column.dtype.str}" for name, column in columns).encode(), digest_size=15
+    )
+    found = [np.zeros(0, "S16")]
+    for first in range(0, len(table), DIGESTED_ROWS):
+        offsets = table.offsets[first : first + DIGESTED_ROWS + 1]
+        low, high = int(offsets[0]), int(offsets[-1])
+        sides = [
+            (memoryview(column[low:high].tobytes()), ((offsets - low) * column.itemsize).tolist())
+            for _, column in columns
+        ]
+        words = []
+        for row in range(len(offsets) - 1):
+            digest = start.copy()
+            for content, places in sides:
+                digest.update(content[places[row] : places[row + 1]])
+            words.append(digest.digest())
+        found.append(np.frombuffer(b"\xff".join(words) + b"\xff", "S16"))
+    return np.concatenate(found)
 
 
-@torch.inference_mode()
-def _encode(
-    table: TokenTable,
-    rows: npt.NDArray[np.int64],
-    digests: list[bytes],
-    model: str,
-    precision: str,
-    name: str,
-) -> Shard:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    encoder = build_classifier(model, "layers", classes=2, scope="head").to(device).eval()
-    last: Floats | None = None
-    layers: Halves | None = None
-    parts = split_rows(table.lengths[rows], INFERENCE_ROWS, PART_COST[device.type])
-    for part in counted_rows(parts, f"encoding {name}".rstrip()):
-        batch = {key: value.to(device) for key, value in table.collate(rows[part]).items()}
-        with torch.autocast(device.type, torch.bfloat16, precision == "bf16"):
-            means = encoder.layer_means(batch).float()
-        if last is None or layers is None:
-            last = np.empty((len(rows), means.shape[2]), np.float32)
-            layers = np.empty((len(rows), *means.shape[1:]), np.float16)
-        last[part] = means[:, -1].cpu().numpy()
-        layers[part] = unit(means).half().cpu().numpy()
-    assert last is not None, "there is at least one row to encode"
-    assert layers is not None
-    return Shard(np.array(digests), last, layers)
+def frozen_encoder(model: str) -> Classifier:
+    return build_classifier(model, "layers", classes=2, scope="head")
+
+
+class Encoder:
+    """A frozen encoder that makes shards."""
+
+    def __init__(self, encoder: Classifier, precision: str) -> None:
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.encoder, self.precision = encoder.to(self.device).eval(), precision
+
+    @torch.inference_mode()
+    def shard(self, work: Work, name: str = "") -> Shard:
+        """What it says of the rows of `work`, of which there is at least one."""
+        device, table = self.device, work.table
+        made: tuple[Floats, Halves] | None = None
+        parts = split_rows(table.lengths, INFERENCE_ROWS, PART_COST[device.type])
+        for part in counted_rows(parts, f"encoding {name}".rstrip()):
+            batch = {key: value.to(device) for key, value in table.collate(part).items()}
+            with torch.autocast(device.type, torch.bfloat16, self.precision == "bf16"):
+                means = self.encoder.layer_means(batch).float()
+            if made is None:
+                last = np.empty((len(table), means.shape[2]), np.float32)
+                made = last, np.empty((len(table), *means.shape[1:]), np.float16)
+            made[0][part] = means[:, -1].cpu().numpy()
+            made[1][part] = unit(means).half().cpu().numpy()
+        assert made is not None, "there is at least one row to encode"
+        return Shard(work.digests, *made)
 
 
 def _keep(folder: Path, shard: Shard) -> Shard:

@@ -26,7 +26,9 @@ class PlanFields:
 
     task: str = option("demo", "demo, a GLUE task (sst2, qnli, qqp, mnli, …), or custom")
     data_dir: str | None = option(None, "folder of GLUE-layout TSV files; default: the hub")
-    train_file: str | None = option(None, "your own CSV, TSV, Parquet or JSONL training file")
+    train_file: str | None = option(
+        None, "your own CSV, TSV, Parquet or JSONL training file, or a pattern: 'part-*.parquet'"
+    )
     dev_file: str | None = option(None, "your own dev file; default: a tenth is held out")
     text_column: str | None = option(None, "column of the text in your own files")
     pair_column: str | None = option(None, "column of the second text, for sentence pairs")

@@ -33,6 +33,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from dpfp_ray.data.texts import ManyTexts
 from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.privacy import ledger_cost
 from dpfp_ray.privacy.ledger_cost import Total
@@ -70,7 +71,7 @@ class Ledger:
 
     # --- writing ---
 
-    def register(self, texts: Sequence[str], dev: Sequence[str] = ()) -> KnownPeople:
+    def register(self, texts: ManyTexts, dev: ManyTexts = ()) -> KnownPeople:
         """Whose records these are; call it before `begin`. `dev`: texts that are dev rows."""
         with self.files.locked():
             self.people.register_dev(dev)
@@ -215,7 +216,7 @@ class Ledger:
         group_of = self.people.groups([people, *(entry.use.people for entry in entries)])
         return self._sum_up(entries, group_of[people], group_of)
 
-    def find(self, texts: Sequence[str]) -> str | None:
+    def find(self, texts: ManyTexts) -> str | None:
         """A known data set that has one of these texts; unlike `register`, writes nothing."""
         return self.people.find(texts)
 

@@ -30,13 +30,14 @@ import io
 import json
 import secrets
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpfp_ray.data.texts import ManyTexts, hashes
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.ledger_files import OnceWritten
 
@@ -65,7 +66,7 @@ class People:
         self.files = files
         self.most = most
 
-    def register(self, texts: Sequence[str]) -> KnownPeople:
+    def register(self, texts: ManyTexts) -> KnownPeople:
         """The data set's id; stored and linked to those it overlaps with, if it was not known.
 
         `texts` are all texts of all records, in any order.
@@ -82,7 +83,7 @@ class People:
                 self._note(DEV, dev, {"overlaps": {name: shared}})
         return KnownPeople(name, len(texts), known)
 
-    def register_dev(self, texts: Sequence[str]) -> None:
+    def register_dev(self, texts: ManyTexts) -> None:
         """Remember which records were dev rows, hence shown without any privacy.
 
         As with sets: stored before it is compared, so that of a dev set and a training set that
@@ -106,7 +107,7 @@ class People:
         ]
         return max((n for one in found for name, n in one.items() if name in wanted), default=0)
 
-    def find(self, texts: Sequence[str]) -> str | None:
+    def find(self, texts: ManyTexts) -> str | None:
         """A stored set that shares a text with these; nothing is stored."""
         keys = {key: self.files.read(f"{KEYS}/{key}") for key in self.files.names(KEYS)}
         return next(
@@ -114,7 +115,7 @@ class People:
             None,
         )
 
-    def _fingerprints(self, texts: Sequence[str]) -> tuple[str, dict[str, Fingerprints]]:
+    def _fingerprints(self, texts: ManyTexts) -> tuple[str, dict[str, Fingerprints]]:
         """The name of a set, and its fingerprints by every key."""
         keys = self.keys()
         by_key = {name: fingerprints(texts, key) for name, key in keys.items()}
@@ -254,13 +255,8 @@ def fingerprints(texts: Iterable[str], key: bytes) -> Fingerprints:
 
     A set of nothing but empty texts keeps the empty one: its records must be of some people.
     """
-    uniform = {normal(text) for text in texts}
-    chosen = (uniform - {""}) or {""}
-    digests = b"".join(
-        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), key=key, digest_size=8).digest()
-        for text in chosen
-    )
-    return np.unique(np.frombuffer(digests, dtype="<u8").astype(np.uint64))
+    found = np.unique(hashes(filter(None, map(normal, texts)), key=key))
+    return found if len(found) else np.unique(hashes([""], key=key))
 
 
 def normal(text: str) -> str:

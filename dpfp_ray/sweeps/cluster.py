@@ -225,7 +225,7 @@ class Resources:
     cpus_per_worker: int
     gpus_per_worker: float
     workers: int
-    slots: int  # trials at a time
+    slots: int  # trials at a time, at most
 
 
 def plan_resources(
@@ -234,8 +234,13 @@ def plan_resources(
     cpus: int | None = None,
     gpus: float = 0.0,
     concurrency: int | None = None,
+    *,
+    may_grow: bool = False,
 ) -> Resources:
     """Fill the nodes without oversubscribing them; a worker does not span nodes.
+
+    Where the cluster `may_grow`, `concurrency` trials are asked for whatever there is now: those
+    that do not fit wait, and what waits is what an autoscaler brings machines for.
 
     By default a worker has one thread, which gives the most trials an hour (threads wait for each
     other); cores that would otherwise be idle are given to the workers.
@@ -257,7 +262,8 @@ def plan_resources(
         if gpus or concurrency or workers > 1:
             while places(cpus + 1) >= wanted:
                 cpus += 1
-    if places(cpus) < workers:
+    asked = concurrency if may_grow else None
+    if places(cpus) < workers and asked is None:
         have = ", ".join(
             f"{node.get('CPU', 0):g} CPUs" + (f" and {node['GPU']:g} GPUs" if gpus else "")
             for node in ({"GPU": 0.0, **node} for node in nodes)
@@ -268,7 +274,7 @@ def plan_resources(
             f"--workers, --cpus-per-worker{' or --gpus-per-worker' if gpus else ''}"
         )
     slots = places(cpus) // workers
-    return Resources(cpus, gpus, workers, min(concurrency or slots, slots))
+    return Resources(cpus, gpus, workers, asked or min(concurrency or slots, slots))
 
 
 def _fits(node: dict[str, Any], cpus: int, gpus: float) -> int:

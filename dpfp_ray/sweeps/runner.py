@@ -203,6 +203,7 @@ class Runner:
             options.cpus_per_worker,
             options.gpus_per_worker,
             options.concurrency,
+            may_grow=options.address != "local",
         )
         self._sweep = Sweep(
             self.name,

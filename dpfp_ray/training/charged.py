@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from dpfp_ray.data import AllTexts
 from dpfp_ray.methods.parts.one_release import release_id
 from dpfp_ray.models.download import encoder_identity
 from dpfp_ray.models.own_encoder import CUSTOM
@@ -97,8 +98,7 @@ def register(ledger: Ledger, inputs: Inputs) -> str:
     records = inputs.records
     if records is None:
         raise ValueError("these inputs do not hold the records as they were read")
-    dev = [text for split in inputs.dev_records.values() for text in split.all_texts()]
-    return ledger.register(records.all_texts(), dev).id
+    return ledger.register(records.all_texts(), AllTexts(inputs.dev_records.values())).id
 
 
 def use_for(

@@ -25,6 +25,7 @@ from torch import Tensor
 from dpfp_ray.data.checked import ChecksumWriter, Damaged, without_checksum
 from dpfp_ray.data.disk import NoRoom, probe
 from dpfp_ray.data.storage import Files, LocalFiles, previous
+from dpfp_ray.data.streams import files_of
 from dpfp_ray.data.whole_files import PRIVATE, delete_secret, read_json, write_json
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.scopes import weights_to_keep
@@ -209,9 +210,10 @@ def refuse_changed_files(plan: Plan, written: Path) -> None:
     Times are compared and no hash is kept: a hash of private records in a result would be a release
     of its own.
     """
+    named = [file for name in (plan.train_file, plan.dev_file) if name for file in files_of(name)]
     data = Path(plan.data_dir).glob("*") if plan.data_dir else ()
-    for path in (plan.train_file, plan.dev_file, *data):
-        if path and Path(path).is_file() and os.path.getmtime(path) > os.path.getmtime(written):
+    for path in (*named, *data):
+        if path.is_file() and os.path.getmtime(path) > os.path.getmtime(written):
             raise UserError(
                 f"{path} has changed since {written} was written; use another --output, or "
                 "--overwrite"

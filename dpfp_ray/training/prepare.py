@@ -26,6 +26,7 @@ from dpfp_ray.models.representations import (
     public_centre,
     represent,
 )
+from dpfp_ray.models.row_store import Encode, encode_here
 from dpfp_ray.models.scopes import Lora
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
@@ -70,10 +71,16 @@ class Prepared:
         return self.inputs.data
 
 
-def load_inputs(plan: Plan, task: Task | None = None, own: OwnEncoder | None = None) -> Inputs:
+def load_inputs(
+    plan: Plan,
+    task: Task | None = None,
+    own: OwnEncoder | None = None,
+    encode: Encode = encode_here,
+) -> Inputs:
     """Load and tokenise; with a frozen encoder, also encode (`representations.py`).
 
-    `task` and `own` are what the caller holds in memory, in place of what the plan would load.
+    `task` and `own` are what the caller holds in memory, in place of what the plan would load;
+    `encode` is who runs a frozen encoder, if not this process.
     Nothing here depends on method, budget or seed, but for what `representation: auto` becomes.
     """
     started = time.perf_counter()
@@ -92,7 +99,7 @@ def load_inputs(plan: Plan, task: Task | None = None, own: OwnEncoder | None = N
         tokens = tokens_for(representation, split, tokenizer, plan.max_length, name)
         if own:
             return own.represent(tokens, representation, plan.precision, centre)
-        return represent(tokens, plan.model, representation, plan.precision, name, centre)
+        return represent(tokens, plan.model, representation, plan.precision, name, centre, encode)
 
     centre: Floats | None = None
     if plan.centring == "dev":

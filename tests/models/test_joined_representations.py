@@ -111,7 +111,7 @@ def test_one_pass_serves_subsets_other_layers_and_pairs(
 ) -> None:
     whole = tokens(model, rows=20)
     first = represent(whole, model, "mean")
-    monkeypatch.setattr(row_store, "_encode", None)  # calling it would fail
+    monkeypatch.setattr(row_store.Encoder, "shard", None)  # calling it would fail
     layers = represent(whole, model, "layers")
     split = tiny_split(20, 1)
     part = split.take(np.array([7, 3, 3, 11]))

@@ -26,6 +26,16 @@ def test_concurrency_is_at_most_what_fits() -> None:
     assert plan_resources(THREE, concurrency=100) == Resources(1, 0.0, 1, 5)
 
 
+def test_a_cluster_that_may_grow_is_asked_for_all_that_could_be_used() -> None:
+    nobody = [{"memory": 1e9}]  # a head that runs nothing
+    assert plan_resources(THREE, concurrency=100, may_grow=True) == Resources(1, 0.0, 1, 100)
+    assert plan_resources(nobody, concurrency=3, may_grow=True) == Resources(1, 0.0, 1, 3)
+    assert plan_resources(LAPTOP, concurrency=3, may_grow=True) == Resources(2, 0.0, 1, 3)
+    assert plan_resources(THREE, may_grow=True).slots == 5  # nobody said how many
+    with pytest.raises(UserError, match="do not fit"):
+        plan_resources(nobody, may_grow=True)
+
+
 def test_gpus_limit_and_share_the_cores() -> None:
     assert plan_resources(GPUS, gpus=1) == Resources(4, 1, 1, 8)
     assert plan_resources(GPUS, gpus=0.5).slots == 16
