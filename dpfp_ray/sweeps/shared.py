@@ -128,14 +128,15 @@ def share_inputs(plan: Plan, inputs: Inputs) -> "ray.ObjectRef[SharedInputs]":
 
 
 def _loaded(table: Any) -> Any:
-    """Memory-mapped files as plain arrays: another node cannot open our files."""
+    """Memory-mapped files as plain arrays: another node cannot open our files. They are copied
+    once, from the files into the object store, and not into this process's own memory."""
     arrays: dict[str, Any] = {}
     for field in dataclasses.fields(table):
         value = getattr(table, field.name)
         if isinstance(value, np.ndarray):
-            arrays[field.name] = np.array(value)
+            arrays[field.name] = np.asarray(value)
         elif isinstance(value, dict):
-            arrays[field.name] = {name: np.array(column) for name, column in value.items()}
+            arrays[field.name] = {name: np.asarray(column) for name, column in value.items()}
     return dataclasses.replace(table, **arrays)
 
 
