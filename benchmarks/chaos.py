@@ -64,8 +64,8 @@ class Lost(Exception):
 class Chaos:
     """The rounds so far; `world` is a folder for all that they write."""
 
-    def __init__(self, world: Path, seed: int, verbs: Sequence[str]) -> None:
-        self.world, self.rng = world, Random(seed)
+    def __init__(self, world: Path, seed: int, verbs: Sequence[str], unseeded: float) -> None:
+        self.world, self.rng, self.unseeded = world, Random(seed), unseeded
         self.works = all_works(world, verbs)
         self.done: list[Done] = []
         self.rounds: Counter[str] = Counter()
@@ -93,7 +93,7 @@ class Chaos:
     def round(self) -> None:
         weights = [VERBS[w.verb] / sum(o.verb == w.verb for o in self.works) for w in self.works]
         [work] = self.rng.choices(self.works, weights)
-        known = self.rng.random() < (0.6 if work.forked else 0.8)
+        known = self.rng.random() >= self.unseeded
         self.number += 1
         place = self.world / f"round-{self.number}"
         folder, ledger = place / "work", place / "ledger"
@@ -277,6 +277,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--faults", type=int, help="stop after so many")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--unseeded", type=float, default=0.3, help="share of rounds without --seed"
+    )
     parser.add_argument("--verbs", default=",".join(VERBS), help="some of: %(default)s")
     parser.add_argument("--json", action="store_true", help="every fault as a JSON object")
     parser.add_argument("--output", help="also write the table to this file")
@@ -284,7 +287,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     began, said = time.monotonic(), 0.0
     world = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))  # short: Ray's sockets lie below
-    chaos = Chaos(world, arguments.seed, arguments.verbs.split(","))
+    chaos = Chaos(world, arguments.seed, arguments.verbs.split(","), arguments.unseeded)
     try:
         while (time.monotonic() - began) / 60 < arguments.minutes and (
             arguments.faults is None or len(chaos.done) < arguments.faults

@@ -77,7 +77,7 @@ class Work:
 
                 return int(torch.load(folder / "resume.pt", weights_only=True)["seed"])
             return int(_content(folder / "sweep.secret"))
-        except (OSError, ValueError, KeyError, RuntimeError):
+        except Exception:  # while it is being written, or damaged, torch fails in many ways
             return None
 
 
@@ -104,10 +104,11 @@ def all_works(world: Path, verbs: Sequence[str]) -> list[Work]:
         )
 
     def train(name: str, **values: Any) -> Work:
-        return Work("train", name, flags(threads=1, **data, **short, **budget, **values))
+        return Work("train", name, flags(threads=1, **data, **values))
 
     def audit(name: str, **values: Any) -> Work:
-        return Work("audit", name, flags(threads=1, **data, **short, **budget, **values))
+        coins = {"membership_seed": SEED}  # or every audit would have other canaries
+        return Work("audit", name, flags(threads=1, **coins, **data, **budget, **values))
 
     def sweep(name: str, **keys: Any) -> Work:
         plan = {**data, **short, "method": "dpfp", "micro_batches": 2, "epochs": 6}
@@ -119,13 +120,15 @@ def all_works(world: Path, verbs: Sequence[str]) -> list[Work]:
 
     rates = {"learning_rate": {"values": [1e-3, 3e-3, 1e-2]}}
     drawn = {"learning_rate": {"distribution": "log_uniform", "min": 1e-4, "max": 1e-2}}
-    shared = flags(**data, **short, accountant="gdp", epochs=4, concurrency=1)
+    shared = flags(**data, accountant="gdp", concurrency=1)
+    for setting in ("batch_size=8", "learning_rate=1e-3", "epochs=4"):
+        shared += ("--set", f"dpsgd.{setting}")
     made = [
-        train("dpfp", method="dpfp", micro_batches=2, epochs=16),
-        train("dpsgd", method="dpsgd", epochs=8),
-        train("best", method="non_private", epochs=10, select="best"),
-        train("moments", method="dpfp", mode="moments"),
-        audit("dpsgd", method="dpsgd", epochs=6, canaries=20),
+        train("dpfp", method="dpfp", micro_batches=2, epochs=16, **short, **budget),
+        train("dpsgd", method="dpsgd", epochs=8, **short, **budget),
+        train("best", method="non_private", epochs=10, select="best", **short),
+        train("moments", method="dpfp", mode="moments", **budget),
+        audit("dpsgd", method="dpsgd", epochs=6, canaries=20, **short),
         audit("moments", method="dpfp", mode="moments", canaries=20),
         sweep("grid", method="grid", parameters=rates),
         sweep("tpe", method="tpe", samples=3, parameters=drawn),
