@@ -1,7 +1,7 @@
 """Sweeps on a cluster of three machines (`tests/support/hosts.py`) whose network, clocks, disks and
 power fail. Every sweep ends with the records and the ledger of one that nothing disturbed.
 
-Run by `pytest -m cluster`. The clock of host3 is an hour ahead throughout, where libfaketime is.
+Run by `pytest -m cluster`. Only a driver's clock is off: Ray itself did not join under libfaketime.
 """
 
 import shutil
@@ -37,7 +37,6 @@ class Cluster:
     def __init__(self, shared: Path) -> None:
         self.shared = shared
         self.hosts = Hosts(shared, 3)
-        self.hosts[2].environment = an_hour_ahead()
         self.nodes: dict[Host, subprocess.Popen[str]] = {}
         for host in self.hosts:
             self.join(host)
@@ -204,7 +203,7 @@ def test_a_clock_that_is_an_hour_ahead_takes_no_lease_from_a_living_driver(
         pytest.skip("there is no libfaketime")
     first = cluster.sweep(cluster.hosts[0], "clocks")
     wait_for(lambda: cluster.running("clocks"), "a trial")
-    second = cluster.sweep(cluster.hosts[2], "clocks")
+    second = cluster.sweep(cluster.hosts[2], "clocks", **an_hour_ahead())
     code, said = ended(second)
     assert code == 2, said[-3000:]
     assert "is in use by" in said.splitlines()[-1]

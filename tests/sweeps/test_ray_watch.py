@@ -73,7 +73,7 @@ def unbroken(ray_session: None, space: Path, tmp_path_factory: pytest.TempPathFa
     return {identity: measured(record) for identity, record in found.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize(("part", "damaged"), [("raylet", False), ("gcs_server", True)])
 def test_the_same_command_gives_the_records_of_an_unbroken_sweep(
     ray_turn: None, space: Path, unbroken: Any, tmp_path: Path, part: str, damaged: bool
