@@ -85,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--output", metavar="DIR", help="folder or URI for results")
     group.add_argument("--json", action="store_true", help="print the table as a JSON list")
+    group.add_argument("--wide", action="store_true", help="all columns, not only those that fit")
     add_plan_flags(parser, skip=("method", "epsilon"))
     add_ray_flags(parser)
     add_ledger_flags(parser)
@@ -122,7 +123,7 @@ def command(arguments: argparse.Namespace) -> int:
     else:
         from dpfp_ray.sweeps.compare_table import print_comparison
 
-        print_comparison(made.rows, made.records)
+        print_comparison(made.rows, made.records, wide=arguments.wide)
     show_costs(made.costs, arguments.json)
     return 0
 

@@ -26,6 +26,7 @@ accountant.
 import argparse
 import sys
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 from dpfp_ray.data.whole_files import to_json
@@ -53,7 +54,6 @@ HEADERS = {
     "sigma": "σ",
     "noise_multiplier": "σ/C",
 }
-WIDTH = 80  # of a page: what every terminal has
 NOMINAL = (
     "† nominal ε: what the paper's accounting says; it is no guarantee for this mode\n"
     "  (dpfp glossary nominal)"
@@ -114,15 +114,27 @@ def command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def show(rows: list[results.Row], chosen: list[str] | None, *, wide: bool = False) -> None:
-    """One table; it never grows beyond the page unless more columns were asked for."""
+def show(
+    rows: list[results.Row],
+    chosen: list[str] | None,
+    *,
+    wide: bool = False,
+    optional: Sequence[str] = (),
+) -> None:
+    """One table; it never grows beyond the page unless more columns were asked for. Those chosen
+    that are `optional` go where there is no room, the last first."""
     from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
-    from dpfp_ray.data.terminal import print_table, stdout
+    from dpfp_ray.data.terminal import page_width, print_table, stdout, that_fit
 
     names = chosen or [n for n in (SHOWN if wide else NARROW) if _worth_showing(rows, n)]
+    if optional:
+        heads = {HEADERS.get(name, name): name for name in names}
+        texts = {head: [_cell(row, name) for row in rows] for head, name in heads.items()}
+        may_go = [HEADERS.get(name, name) for name in optional]
+        names = [heads[head] for head in that_fit(texts, may_go, 1, page_width())]
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for name in names:
         number = results.COLUMNS.get(name, float) is not str
@@ -140,8 +152,7 @@ def show(rows: list[results.Row], chosen: list[str] | None, *, wide: bool = Fals
     # Columns asked for by name are never left out, whatever the width; the default ones fit a page.
     everything = stdout.options.update(width=10_000)
     needed = Measurement.get(stdout, everything, table).maximum
-    page = max(stdout.width, WIDTH) if stdout.is_terminal else WIDTH
-    print_table(table, max(needed, page) if chosen or wide else page)
+    print_table(table, max(needed, page_width()) if chosen or wide else page_width())
     if any("†" in _cell(row, name) for row in rows for name in names):
         stdout.print(NOMINAL)
 

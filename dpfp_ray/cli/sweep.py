@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", metavar="N", help="how many trials (random, tpe)")
     parser.add_argument("--json", action="store_true", help="print the trials as a JSON list")
     parser.add_argument(
+        "--wide", action="store_true", help="all columns, not those that fit a page"
+    )
+    parser.add_argument(
         "--selection",
         metavar="KIND[:N]",
         help="what releasing the best trial is charged as: composition (default) counts every "
@@ -63,22 +66,23 @@ def command(arguments: argparse.Namespace) -> int:
         **ray_choices(arguments),
     )
     if results.records:
-        show(results, arguments.json)
+        show(results, arguments.json, arguments.wide)
     return 0
 
 
-def show(results: "FinishedSweep", as_json: bool) -> None:
+def show(results: "FinishedSweep", as_json: bool, wide: bool) -> None:
     """The sweep's table, best trial first, and what choosing it costs."""
     from dpfp_ray.cli.results import show as show_table
-    from dpfp_ray.data.terminal import stderr, stdout
+    from dpfp_ray.data.terminal import print_prose, stderr
 
     if as_json:
         print(to_json(results.rows))
     else:
         shown = ("status", "accuracy", "epsilon", "sigma", "train_seconds")
-        show_table(results.rows, [*results.space.varied, *shown])
+        optional = () if wide else ("status", "epsilon", "sigma", "train_seconds")
+        show_table(results.rows, [*results.space.varied, *shown], optional=optional)
         if results.statement:
-            stdout.print(f"the best trial's {results.statement}", markup=False)
+            print_prose(f"the best trial's {results.statement}")
         where = results.storage
         stderr.print(f"records in {where}; query them with: dpfp results {where}")
     show_costs(results.costs, as_json)

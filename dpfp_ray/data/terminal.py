@@ -4,10 +4,13 @@ import functools
 import os
 import re
 import textwrap
+from collections.abc import Mapping, Sequence
 from typing import IO, Any, cast
 
+from rich.cells import cell_len
 from rich.console import Console
 
+PAGE = 80  # columns: what every terminal has
 JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it, and RAY_ADDRESS, for whatever a job runs
 KEPT = "\u00a0"  # a space that HTML does not fold
 
@@ -43,6 +46,26 @@ class _KeptSpaces:
 
     def flush(self) -> None:
         self.file.flush()
+
+
+def page_width() -> int:
+    """The terminal's, if it has more than a page; programs and logs get a page."""
+    return max(stdout.width, PAGE) if stdout.is_terminal else PAGE
+
+
+def that_fit(
+    columns: Mapping[str, Sequence[str]], optional: Sequence[str], gap: int, width: int
+) -> list[str]:
+    """The columns of a table without those of `optional`, the last first, for which a page has no
+    room; by heading, with the texts below it."""
+    kept = list(columns)
+    sizes = {name: max(map(cell_len, [name, *texts])) for name, texts in columns.items()}
+    for name in reversed(optional):
+        if sum(sizes[one] + gap for one in kept) - gap <= width:
+            break
+        if name in kept:
+            kept.remove(name)
+    return kept
 
 
 def print_table(table: Any, width: int) -> None:

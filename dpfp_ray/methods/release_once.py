@@ -155,7 +155,7 @@ def summarise_persons(
 
     share, variance, number = 1 / sizes, noise_multiplier**2, len(sizes)
     kept = None if label_epsilon is None else keep_probability(label_epsilon / sizes, classes)
-    said = []
+    said: list[NDArray[np.int64]] = []
 
     def heard() -> Rows:
         for z, labels in rows:

@@ -49,7 +49,7 @@ def _value(field: str, spec: MethodSpec) -> str:
 
 def from_data(asked: Plan, bound: Plan) -> str:
     """One line of what the data decided in a plan that left it open: D, K, and what follows."""
-    parts = [f"D = {bound.D:,} records", f"K = {bound.classes} classes"]
+    parts = [f"D = {bound.D:,} {bound.unit}s", f"K = {bound.classes} classes"]
     for name in FROM_DATA:
         before, after = getattr(asked, name), getattr(bound, name)
         if before in (None, "auto") and after is not None and name not in bound.spec.unused:

@@ -1,9 +1,10 @@
 """A comparison's rows as people see them: the table, what its words mean, every pair."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from dpfp_ray.data.terminal import print_table, stdout
+from dpfp_ray.data.terminal import page_width, print_prose, print_table, stdout, that_fit
 from dpfp_ray.privacy.statement_text import one_line
 from dpfp_ray.results.runs import read_runs
 from dpfp_ray.sweeps.compare_rows import Row, place
@@ -16,11 +17,20 @@ HEADINGS = (
 # What GLUE scores these tasks by, beside accuracy.
 TASK_METRICS = {"qqp": ("f1", "F1"), "mrpc": ("f1", "F1"), "cola": ("matthews", "Matthews")}
 AUDIT_HEADING = "audit ε ≥"
-LEGEND = (
-    "speed (± over seeds), memory: relative to non_private; less than a second of training has no "
-    "speed. before: reading, tokenising, encoding; time: the whole run. ε: the budget; gdp, rdp, "
-    "pld: what each accountant says was spent."
-)
+GAP = 2  # spaces between columns
+# Columns that a page has room for only now and then, those worth most first.
+IF_THEY_FIT = (
+    "standing", "95% interval", AUDIT_HEADING, "gap", "σ", "time", "speed", "memory", "B", "E",
+    "ε pld", "ε rdp", "ε gdp", "noise coords", "before",
+)  # fmt: skip
+LEGENDS = {
+    "speed": "speed (± over seeds): relative to non_private; less than a second of training has no "
+    "speed.",
+    "memory": "memory: relative to non_private.",
+    "before": "before: reading, tokenising, encoding.",
+    "time": "time: the whole run.",
+    "ε gdp": "ε: the budget; gdp, rdp, pld: what each accountant says was spent.",
+}
 STANDINGS = {
     "best": "best: better than every other private method at its ε, by a paired test over dev rows "
     "and seeds (Holm over the table, 5%).",
@@ -51,7 +61,8 @@ def headings_of(rows: list[Row]) -> list[str]:
     return [*HEADINGS, *([AUDIT_HEADING] if any("verdict" in row for row in rows) else [])]
 
 
-def notes_of(rows: list[Row]) -> list[str]:
+def notes_of(rows: list[Row], headings: Sequence[str] = HEADINGS) -> list[str]:
+    """What the table's words mean, as far as they are among its `headings`."""
     notes = [line for line in (headline_of(rows),) if line]
     notes += [STANDINGS[name] for name in STANDINGS if any(r.get("standing") == name for r in rows)]
     reasons = dict.fromkeys(str(row["not_tested"]) for row in rows if row.get("not_tested"))
@@ -60,7 +71,8 @@ def notes_of(rows: list[Row]) -> list[str]:
         notes.append(RETRAINED)
     if any(row.get("epoch") == RULES["best"] for row in rows):
         notes.append(BEST_EPOCH)
-    notes.append(LEGEND)
+    if shown := [text for heading, text in LEGENDS.items() if heading in headings]:
+        notes.append(" ".join(shown))
     if any(row.get("guarantee") == "nominal" for row in rows):
         notes.append(NOMINAL)
     if any(row.get("verdict") == "refuted" for row in rows):
@@ -163,25 +175,31 @@ def table_lines(rows: list[Row]) -> list[list[str]]:
     return [*(entries(row) for row in rows), *([majority] if majority else [])]
 
 
-def print_comparison(rows: list[Row], records: list[dict[str, Any]]) -> None:
+def print_comparison(rows: list[Row], records: list[dict[str, Any]], *, wide: bool = False) -> None:
     """The table, what its marks mean, and each method's privacy in a line or two."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    headings = headings_of(rows)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)
-    for texts in table_lines(rows):
-        table.add_row(*texts[: len(headings)])
+    columns = {
+        heading: [texts[number] for texts in table_lines(rows)]
+        for number, heading in enumerate(headings_of(rows))
+    }
+    shown = list(columns) if wide else that_fit(columns, IF_THEY_FIT, GAP, page_width())
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+    for heading in shown:
+        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+    for texts in zip(*(columns[heading] for heading in shown), strict=True):
+        table.add_row(*texts)
     # At its natural width (about 160 columns) also where rich, not seeing a terminal, assumes 80.
-    print_table(table, max(stdout.width, 190))
-    for note in notes_of(rows):
-        stdout.print(note, markup=False)
+    print_table(table, max(page_width(), 190 if wide else 0))
+    for note in notes_of(rows, shown):
+        print_prose(note)
+    if len(shown) < len(columns):
+        print_prose("--wide shows all columns, --json all numbers.")
     for line in pair_lines(rows):
-        stdout.print(f"  {line}", markup=False)
+        print_prose(f"  {line}")
     stdout.print("\nprivacy")
     for line in privacy_lines(records):
-        stdout.print(f"  {line}", markup=False)
+        print_prose(f"  {line}")
 
 
 def privacy_lines(records: list[dict[str, Any]]) -> list[str]:

@@ -13,6 +13,7 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.sweeps.compare_cells import plan_cells
+from dpfp_ray.sweeps.compare_table import HEADINGS
 from tests.support.ray_runs import records
 
 METHODS = "non_private,dpfp,dpsgd"
@@ -85,6 +86,24 @@ def test_second_run_starts_nothing_and_says_the_same(
     ]
     assert all(row["epsilon_gdp"] <= row["epsilon"] for row in rows[1:])
     assert records(compared[1]) == before
+
+
+def test_the_table_fits_eighty_columns_and_wide_shows_all(
+    compared: tuple[list[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(compared[0]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = lines[: 1 + lines.index(next(line for line in lines if line.startswith("majority")))]
+    assert len(rows) == 7
+    assert max(map(len, rows)) <= 80
+    assert rows[0].split()[:3] == ["method", "ε", "accuracy"]
+    assert "standing" in rows[0]
+    assert "--wide shows all columns, --json all numbers." in lines
+    assert not any("tokenising" in line for line in lines)  # of a column that is not there
+    assert main([*compared[0], "--wide"]) == 0
+    whole = capsys.readouterr().out.splitlines()
+    assert all(heading in whole[0] for heading in HEADINGS)
+    assert any("before: reading, tokenising, encoding." in line for line in whole)
 
 
 def test_more_seeds_run_only_what_is_new(compared: tuple[list[str], Path]) -> None:

@@ -53,6 +53,22 @@ def test_a_wide_table_has_the_hyperparameters(
     assert {"id", "ε", "accuracy", "B", "M", "C", "lr"} <= set(header)
 
 
+def test_a_sweeps_table_leaves_out_what_does_not_fit(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Varied fields and the score stay; the others go, the last first."""
+    rows = Store(folder).rows()
+    varied = ["max_physical_batch", "examples_per_second", "noise_coordinates", "prepare_seconds"]
+    shown = [*varied, "status", "accuracy", "epsilon", "sigma", "train_seconds"]
+    verb.show(rows, shown, optional=("status", "epsilon", "sigma", "train_seconds"))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "accuracy" in lines[0]
+    assert "train s" not in lines[0]
+    verb.show(rows, shown)
+    assert "train s" in capsys.readouterr().out.splitlines()[0]
+
+
 def test_model_and_scope_are_shown_where_they_differ(
     folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

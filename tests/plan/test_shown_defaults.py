@@ -25,6 +25,11 @@ def test_a_run_says_what_its_data_decided() -> None:
     )
 
 
+def test_persons_are_counted_as_persons() -> None:
+    asked = Plan(method="objpert", representation="mean", delta=1e-5, user_column="author")
+    assert "D = 46 persons" in from_data(asked, asked.bind(records=46, classes=2))
+
+
 def test_one_release_has_no_batch_to_speak_of() -> None:
     asked = Plan(method="objpert", representation="mean", delta=1e-5)
     assert from_data(asked, asked.bind(records=100, classes=3)) == (

@@ -177,6 +177,30 @@ def test_ctrl_c_detaches_says_how_to_come_back_and_stop_stops(head: Head, cluste
     assert jobs(head)["long"]["status"] == "STOPPED"
 
 
+def test_after_a_stop_no_trial_stays_running_and_the_same_command_goes_on(
+    head: Head, tiny_task: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stopped between its first epoch, of which there is a record, and its second."""
+    varied = {"learning_rate": {"values": [1e-3, 2e-3]}}
+    long = {"epochs": 30, "batch_size": 2, "micro_batches": 1}
+    space = write_space(tmp_path / "s.yaml", tiny_task, method="grid", parameters=varied, plan=long)
+    storage = tmp_path / "runs"
+    command = ("--no-follow", "--", "sweep", str(space), "--storage", str(storage))
+    command = (*command, "--concurrency", "2", "--cpus-per-worker", "1")
+    assert submit(head, *command) == 0
+    identity = capsys.readouterr().out.strip()
+
+    def statuses() -> list[str]:
+        return [row["status"] for row in Store(storage).rows()] if storage.exists() else []
+
+    wait_for(lambda: statuses() == ["running"] * 2, "a first epoch of both trials")
+    assert submit(head, "--stop", identity) == 0
+    wait_for(lambda: jobs(head)[identity]["status"] == "STOPPED", "the job's end")
+    assert statuses() == ["interrupted"] * 2
+    time.sleep(2)  # nor does a worker that outlives its driver say otherwise
+    assert statuses() == ["interrupted"] * 2
+
+
 def test_an_unknown_job_is_named(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit(head, "--attach", "nobody") == 2
     assert "nobody does not exist" in capsys.readouterr().err
