@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 # others, a file's tests share fixtures, so they stay together (tests/support/one_ray.py).
 PARALLEL ?= -n 3 --no-loadscope-reorder
 
-.PHONY: demo study check quick-tests test all-tests lint install clean
+.PHONY: demo study check quick-tests test all-tests test-cluster lint install clean
 
 demo: install  ## a sweep, a comparison at equal ε with audits, and a report, on real reviews
 	$(BIN)/dpfp sweep search_spaces/demo.yaml --storage runs/demo/sweep --ledger runs/demo/ledger
@@ -26,13 +26,16 @@ check: install  ## style, types, and the tests without Ray, a browser or much ti
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint quick-tests
 
 quick-tests: install
-	$(BIN)/pytest -n 2 -m "not ray and not browser and not slow"
+	$(BIN)/pytest -n 2 -m "not ray and not browser and not slow and not cluster"
 
 test: install  ## style, types and the whole test suite, side by side: Ray's tests mostly wait
 	@$(MAKE) --no-print-directory -j2 lint all-tests
 
 all-tests: install
 	$(BIN)/pytest $(PARALLEL)
+
+test-cluster: install  ## hosts made of network namespaces, object stores; root, many minutes
+	$(BIN)/pytest -m cluster
 
 lint: install  ## style, types and the direction of imports
 	$(BIN)/ruff check .

@@ -48,7 +48,7 @@ class Letters:
     """Bytes to write to and then to read from; closed when nobody reads them any more."""
 
     def __init__(self) -> None:
-        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY, dir=cache_dir())  # noqa: SIM115
+        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY, dir=str(cache_dir()))  # noqa: SIM115
         self._lock = threading.Lock()
         weakref.finalize(self, self._file.close)
 

@@ -34,7 +34,7 @@ def randomise(
     rng: np.random.Generator,
 ) -> NDArray[np.int64]:
     """Each label as randomised response says it, with its own ε where there are several."""
-    kept = rng.random(len(labels)) < keep_probability(label_epsilon, classes)
+    kept = rng.random(len(labels)) < keep_probability(np.asarray(label_epsilon), classes)
     # A step of 1 … K−1 around the circle of classes is one of the other labels, all alike.
     steps = rng.integers(1, max(classes, 2), len(labels))
     return np.where(kept, labels, (labels + steps) % classes)

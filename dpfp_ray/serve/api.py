@@ -91,7 +91,9 @@ def routes(records: LiveRecords, figures: Figures) -> APIRouter:
     async def version(request: Request) -> Response:
         """Asked for all the time: not in a thread, where it would wait for those of other pages."""
         check_names(request, ())
-        now = records.at_hand() or await run_in_threadpool(records.now)
+        now = records.at_hand()
+        if now is None:
+            now = await run_in_threadpool(records.now)
         return reply(version_facts(now, figures))
 
     @api.get("/results", response_model=Results, responses=BAD, summary="Trials as flat rows")

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -139,7 +139,7 @@ def tokens_for(
     return tokens(split, tokenizer, max_length, name)
 
 
-def rows_of(split: Split) -> list[str] | list[tuple[str, str]]:
+def rows_of(split: Split) -> Sequence[str] | list[tuple[str, str]]:
     if split.pairs is None:
         return split.texts
     return list(zip(split.texts, split.pairs, strict=True))
