@@ -36,6 +36,8 @@ def label(plan: Mapping[str, Any]) -> str:
         parts.append("frozen-A")
     if plan.get("clip_style") not in (None, "abadi"):
         parts.append(str(plan["clip_style"]))
+    if plan.get("centring") not in (None, "none"):
+        parts.append("centred")
     if plan.get("adjacency") == "replace_one":
         parts.append("replace-one")
     return " ".join(parts)
