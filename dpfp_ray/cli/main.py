@@ -105,7 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # a closed pipe shows here, not when Python exits
         return code
     except UserError as error:
-        print(f"dpfp: {shortened(str(error))}", file=sys.stderr)
+        print(f"dpfp: {shortened(str(error))}", file=sys.stderr, flush=True)
+        if error.at_once:
+            os._exit(2)
         return 2
     except BrokenPipeError:  # `dpfp … | head`: nobody reads on, and that is fine
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

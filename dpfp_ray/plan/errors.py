@@ -10,6 +10,8 @@ class UserError(Exception):
     The command line prints the message and exits with 2; no traceback is shown.
     """
 
+    at_once = False  # leave without Python's own clean-up, which would wait for something dead
+
 
 class Guess(UserWarning):
     """What was decided for the user, who may want to know; nothing is wrong."""

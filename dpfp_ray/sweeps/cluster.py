@@ -18,7 +18,7 @@ from dpfp_ray.data.storage import one_line
 from dpfp_ray.data.terminal import JOB
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps import access_tokens
-from dpfp_ray.sweeps.ray_watch import RayWatch
+from dpfp_ray.sweeps.ray_watch import RayDied, RayWatch
 
 # Must be set before Ray is imported; for this process and every worker.
 SETTINGS = {
@@ -107,7 +107,7 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
             watch.stop()
         if watch.lost is not None:
             clean_up()  # `ray.shutdown` would wait for what has died
-            raise UserError(watch.line)
+            raise RayDied(watch.line)
         ray.shutdown()
         if local and not failed:
             forget_session(session)

@@ -11,9 +11,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from dpfp_ray.plan.errors import UserError
+
 LOOK_SECONDS = 0.5
 # How long the main thread may take to leave Ray's calls; those that hang are left by force.
 GRACE_SECONDS = 6.0
+
+
+class RayDied(UserError):
+    """At the end of the process, Ray waits a minute for what has died and then exits with 1."""
+
+    at_once = True
 
 
 def dead_part() -> str | None:

@@ -86,7 +86,7 @@ def test_the_same_command_gives_the_records_of_an_unbroken_sweep(
     (victim,) = [one for one in first.others() if program(one) == part]
     os.kill(victim, signal.SIGKILL)
     code, said = first.end()
-    assert code == 2
+    assert code == 2, said
     assert f"Ray's {part} on this machine has died" in said.splitlines()[-1]
     assert "Traceback" not in said
     if damaged:
