@@ -30,7 +30,7 @@ from dpfp_ray import (
 from dpfp_ray.cli.main import main
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.training import console
-from dpfp_ray.training.checkpoints import RESUME
+from dpfp_ray.training.checkpoints import RESUME, SEED
 from dpfp_ray.training.console import Interrupted, SilentReporter
 from dpfp_ray.training.run_folder import RESULT, WEIGHTS
 
@@ -62,7 +62,7 @@ def test_an_interrupted_and_continued_call_ends_as_the_command_does(
         patch.setitem(console.REPORTERS, "silent", Stopping)
         with pytest.raises(Interrupted, match="stopped; saved in"):
             train(plan, output=tmp_path, seed=5, threads=1, reporter="silent")
-    assert {path.name for path in tmp_path.iterdir()} == {RESUME, f"{RESUME}.previous"}
+    assert {path.name for path in tmp_path.iterdir()} == {RESUME, f"{RESUME}.previous", SEED}
     run = train(plan, output=tmp_path, threads=1, reporter="silent")
     assert (tmp_path / WEIGHTS).read_bytes() == (from_command_line / WEIGHTS).read_bytes()
     theirs = json.loads((from_command_line / RESULT).read_text())

@@ -91,7 +91,6 @@ def test_the_report_says_persons(swept: Swept, tmp_path: Path) -> None:
     head = page[: page.index("<nav")]
     assert "train.csv (per person)" in head
     assert "one person, with all of their records" in page
-    assert "dpsgd (persons)" in page  # in the ledger's table
     assert "the unit is one record" not in page
     assert "one record" not in (tmp_path / "page/tables/main.md").read_text()
 
