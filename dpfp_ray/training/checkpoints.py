@@ -10,6 +10,7 @@ one before them as NAME.previous: what is damaged is never continued.
 """
 
 import io
+import json
 import math
 import os
 import time
@@ -22,11 +23,11 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor
 
-from dpfp_ray.data.checked import ChecksumWriter, Damaged, without_checksum
+from dpfp_ray.data.checked import ChecksumWriter, Damaged, with_checksum, without_checksum
 from dpfp_ray.data.disk import NoRoom, probe
 from dpfp_ray.data.storage import Files, LocalFiles, previous
 from dpfp_ray.data.streams import files_of
-from dpfp_ray.data.whole_files import PRIVATE, delete_secret, read_json, write_json
+from dpfp_ray.data.whole_files import PRIVATE, delete_secret, to_json, whole_file
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.scopes import weights_to_keep
 from dpfp_ray.plan.errors import UserError
@@ -136,16 +137,21 @@ def forget_state(folder: Path) -> None:
 
 
 def keep_seed(folder: Path, plan: Plan, seed: int, seed_known: bool) -> None:
-    write_json(
-        folder / SEED, {"plan_hash": plan.hash, "seed": seed, "seed_known": seed_known}, PRIVATE
-    )
+    facts = {"plan_hash": plan.hash, "seed": seed, "seed_known": seed_known}
+    with whole_file(folder / SEED, PRIVATE) as file:
+        file.write(with_checksum(to_json(facts).encode()))
 
 
 def load_seed(folder: Path, plan: Plan) -> State | None:
     """What `keep_seed` wrote for this plan; of another plan nothing was saved that goes on."""
     if not (folder / SEED).exists():
         return None
-    found: State = read_json(folder / SEED)
+    try:
+        found: State = json.loads(without_checksum((folder / SEED).read_bytes(), required=True))
+    except Damaged as error:
+        raise UserError(
+            f"{folder / SEED} is damaged ({error}); delete it, and the run begins with new noise"
+        ) from None
     return found if found["plan_hash"] == plan.hash else None
 
 

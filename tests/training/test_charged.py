@@ -1,5 +1,6 @@
 """Every run is in the ledger before its first step, whatever becomes of it."""
 
+import json
 import shutil
 import signal
 import stat
@@ -11,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from dpfp_ray.audit.audit import audit
-from dpfp_ray.data.whole_files import read_json
+from dpfp_ray.data.checked import without_checksum
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
@@ -293,7 +294,7 @@ def test_a_run_killed_before_its_first_save_is_paid_once(
             patch.setattr(run_module, "release_id", lambda *_: die())
         with pytest.raises(SystemExit):
             go(values, ledger, tmp_path / "run")
-    seed = read_json(tmp_path / "run" / SEED)["seed"]
+    seed = kept_seed(tmp_path / "run")
     assert stat.S_IMODE((tmp_path / "run" / SEED).stat().st_mode) == 0o600
     made = go(values, ledger, tmp_path / "run")
     spent = only(ledger)
@@ -307,6 +308,25 @@ def test_a_run_killed_before_its_first_save_is_paid_once(
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["result.json"]
 
 
+def kept_seed(folder: Path) -> int:
+    return int(json.loads(without_checksum((folder / SEED).read_bytes(), required=True))["seed"])
+
+
+def test_a_damaged_seed_is_not_believed(
+    head: Values, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        after(3, die, patch)
+        with pytest.raises(SystemExit):
+            go(head, ledger, tmp_path / "run")
+    file = tmp_path / "run" / SEED
+    seed = str(kept_seed(tmp_path / "run")).encode()
+    other = seed[:-1] + (b"1" if seed[-1:] != b"1" else b"2")
+    file.write_bytes(file.read_bytes().replace(seed, other))
+    with pytest.raises(UserError, match=r"resume.seed is damaged .*; delete it"):
+        go(head, ledger, tmp_path / "run")
+
+
 def test_another_plan_in_the_folder_of_a_killed_run_has_a_seed_of_its_own(
     head: Values, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,7 +335,7 @@ def test_another_plan_in_the_folder_of_a_killed_run_has_a_seed_of_its_own(
     for epsilon in (2.0, 3.0, 3.0):
         with pytest.raises(SystemExit):
             go(head, ledger, tmp_path / "run", epsilon=epsilon)
-        seeds.append(read_json(tmp_path / "run" / SEED)["seed"])
+        seeds.append(kept_seed(tmp_path / "run"))
     assert seeds[0] != seeds[1] == seeds[2]
     with pytest.raises(UserError, match="another seed; drop --seed"):
         go(head, ledger, tmp_path / "run", epsilon=3.0, seed=5)
