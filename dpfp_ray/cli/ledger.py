@@ -30,6 +30,10 @@ from dpfp_ray.plan.plan import FIELDS
 if TYPE_CHECKING:
     from dpfp_ray.report.ledger import LedgerView
 
+# Columns of `show` that may go on a narrow page, the last first.
+IF_THEY_FIT = ("Records", "Status", "Guarantee", "Of", "σ/C", "Rate p", "By")
+GAP = 2
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -43,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="default: $DPFP_LEDGER, else the user's data folder",
     )
     parser.add_argument("--json", action="store_true", help="show, set: print one JSON object")
+    parser.add_argument("--wide", action="store_true", help="show: all columns, not those that fit")
     parser.add_argument("--output", metavar="DIR", help="export: folder to write to")
     group = parser.add_argument_group("set")
     group.add_argument("--epsilon", dest="total_epsilon", type=float, metavar="E", help="the total")
@@ -96,14 +101,14 @@ def command(arguments: argparse.Namespace) -> int:
     elif arguments.json:
         print(to_json(found.to_json()))
     else:
-        show(found)
+        show(found, arguments.wide)
     return 0
 
 
-def show(found: "LedgerView") -> None:
+def show(found: "LedgerView", wide: bool) -> None:
     from rich.table import Table
 
-    from dpfp_ray.data.terminal import print_table, stderr, stdout
+    from dpfp_ray.data.terminal import page_width, print_table, stderr, stdout, that_fit
     from dpfp_ray.report.ledger import uses_table
 
     if found.spent is None:
@@ -111,12 +116,21 @@ def show(found: "LedgerView") -> None:
         stdout.print(f"nothing was done yet: ε = 0{limit}", markup=False)
         return
     uses = uses_table(found.spent)
-    table = Table(box=None, pad_edge=False)
+    texts = {
+        column.title: [row.entries[number].text for row in uses.rows]
+        for number, column in enumerate(uses.columns)
+    }
+    titles = list(texts) if wide else that_fit(texts, IF_THEY_FIT, GAP, page_width())
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
     for column in uses.columns:
-        table.add_column(column.title, justify="right" if column.numeric else "left", no_wrap=True)
-    for row in uses.rows:
-        table.add_row(*(entry.text for entry in row.entries))
-    print_table(table, max(stdout.width, 140))
+        if column.title in titles:
+            side = "right" if column.numeric else "left"
+            table.add_column(column.title, justify=side, no_wrap=True)
+    for line in zip(*(texts[title] for title in titles), strict=True):
+        table.add_row(*line)
+    print_table(table, max(page_width(), 190 if wide else 0))
+    if len(titles) < len(texts):
+        stderr.print("--wide shows all columns", markup=False)
     stdout.print(found.spent.sentence(), markup=False, soft_wrap=True)
     others = [one.people for one in found.groups if one.people != found.spent.people]
     if others:

@@ -114,3 +114,15 @@ def test_unknown_people_are_one_line(place: Path, capsys: pytest.CaptureFixture[
     spend(place, ["a"], "one")
     assert main(["ledger", "show", "--ledger", str(place), "--people", "nobody"]) == 2
     assert "nobody" in capsys.readouterr().err
+
+
+def test_show_fits_80_columns_and_wide_has_all(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spend(place, ["a", "b"], "one", "two")
+    assert main(["ledger", "show", "--ledger", str(place)]) == 0
+    head, row, *_ = capsys.readouterr().out.splitlines()
+    assert len(head.rstrip()) <= 80 >= len(row.rstrip())
+    assert "Rate p" not in head
+    assert main(["ledger", "show", "--ledger", str(place), "--wide"]) == 0
+    assert "Rate p" in capsys.readouterr().out.splitlines()[0]
