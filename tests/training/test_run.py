@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from dpfp_ray.cli.main import main
+from dpfp_ray.data.checked import without_checksum
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.spending import Spending
@@ -159,7 +160,8 @@ def test_a_process_killed_before_its_first_save_draws_the_same_noise_and_pays_on
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert not (folder / RESUME).exists()
-    seed = strict((folder / SEED_FILE).read_text())["seed"]
+    kept = without_checksum((folder / SEED_FILE).read_bytes(), required=True)
+    seed = strict(kept.decode())["seed"]
 
     _, err = finish(command)
     assert "starting again with the same noise" in err
