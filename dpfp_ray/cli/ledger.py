@@ -124,8 +124,9 @@ def show(found: "LedgerView", wide: bool) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
     for column in uses.columns:
         if column.title in titles:
-            side = "right" if column.numeric else "left"
-            table.add_column(column.title, justify=side, no_wrap=True)
+            table.add_column(
+                column.title, justify="right" if column.numeric else "left", no_wrap=True
+            )
     for line in zip(*(texts[title] for title in titles), strict=True):
         table.add_row(*line)
     print_table(table, max(page_width(), 190 if wide else 0))
