@@ -249,8 +249,8 @@ def test_canaries_are_persons(model_folder: str, name: str) -> None:
 @pytest.mark.slow
 def test_persons_who_were_in_score_higher_with_rgp(model_folder: str) -> None:
     """Next to no noise. The score sums over all weights, so only a part of them stands out."""
-    # The setting was searched for: of nine tried, three had a share of 0.36 to 0.53, and this is one
-    # of the others (0.55 to 0.83). So this pins that scores reach persons, and shows no power.
+    # The setting was searched for: of nine tried, three had a share of 0.36 to 0.53, this is one of
+    # the others (0.55 to 0.83). So this pins that scores reach persons, and shows no power.
     common: dict[str, Any] = {"user_column": "author", "representation": "mean", "epsilon": 400.0}
     steps = {"method": "rgp", "batch_size": 8, "epochs": 10, "clip": 0.1}
     plan = Plan(model=model_folder, task="sst2", **common, **steps)
