@@ -23,7 +23,7 @@ CLOSED_FORM = {"task": "demo", "model": "minilm", "mode": "moments", "max_train"
 def sweep(values: list[dict[str, Any]], storage: str) -> dict[str, float]:
     """Run the trials and say where the time went."""
     from dpfp_ray.results.store import Store
-    from dpfp_ray.sweeps.ray_options import RayOptions
+    from dpfp_ray.sweeps.resources import RayOptions
     from dpfp_ray.sweeps.runner import Runner
     from dpfp_ray.sweeps.sweep_trials import InputsOnce, bind_trial
 

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from dpfp_ray.audit.audit import audit as audit
     from dpfp_ray.plan.errors import UserError as UserError
     from dpfp_ray.plan.plan import Plan as Plan
-    from dpfp_ray.privacy.calibrate import calibrate as calibrate
+    from dpfp_ray.privacy.calibration import calibrate as calibrate
     from dpfp_ray.report.export import export as export
     from dpfp_ray.report.glossary import glossary as glossary
     from dpfp_ray.report.ledger import ledger as ledger
     from dpfp_ray.report.make import report as report
     from dpfp_ray.report.reproduce import reproduce as reproduce
     from dpfp_ray.report.statements import statement as statement
-    from dpfp_ray.results.load import load_results as load_results
     from dpfp_ray.results.predict import evaluate as evaluate
     from dpfp_ray.results.predict import predict as predict
-    from dpfp_ray.serve.run import serve as serve
-    from dpfp_ray.serve.run import stop_serving as stop_serving
-    from dpfp_ray.sweeps.preview import preview as preview
+    from dpfp_ray.results.store import load_results as load_results
+    from dpfp_ray.serve.deploy import serve as serve
+    from dpfp_ray.serve.deploy import stop_serving as stop_serving
+    from dpfp_ray.sweeps.compare_runs import preview as preview
     from dpfp_ray.sweeps.run_compare import compare as compare
     from dpfp_ray.sweeps.run_sweep import sweep as sweep
     from dpfp_ray.training.load_model import load_model as load_model
@@ -45,21 +45,21 @@ _MODULES = {
     "Plan": "plan.plan",
     "UserError": "plan.errors",
     "audit": "audit.audit",
-    "calibrate": "privacy.calibrate",
+    "calibrate": "privacy.calibration",
     "compare": "sweeps.run_compare",
     "evaluate": "results.predict",
     "export": "report.export",
     "glossary": "report.glossary",
     "ledger": "report.ledger",
     "load_model": "training.load_model",
-    "load_results": "results.load",
+    "load_results": "results.store",
     "predict": "results.predict",
-    "preview": "sweeps.preview",
+    "preview": "sweeps.compare_runs",
     "report": "report.make",
     "reproduce": "report.reproduce",
-    "serve": "serve.run",
+    "serve": "serve.deploy",
     "statement": "report.statements",
-    "stop_serving": "serve.run",
+    "stop_serving": "serve.deploy",
     "sweep": "sweeps.run_sweep",
     "train": "training.train",
 }

@@ -106,13 +106,13 @@ def _read_sweep(folder: Path, inputs: Inputs) -> Any:
 
 
 def _write_audit(folder: Path, inputs: Inputs) -> None:
-    from dpfp_ray.audit.begun import keep
+    from dpfp_ray.audit.outcome import keep
 
     keep(folder, {"seed": 2**70, "membership_seed": 3, "plan_hash": "x", "settings": {"a": 1}})
 
 
 def _read_audit(folder: Path, inputs: Inputs) -> Any:
-    from dpfp_ray.audit.begun import read_begun
+    from dpfp_ray.audit.outcome import read_begun
 
     return read_begun(folder)
 
@@ -120,13 +120,13 @@ def _read_audit(folder: Path, inputs: Inputs) -> Any:
 def _write_weights(folder: Path, inputs: Inputs) -> None:
     import torch
 
-    from dpfp_ray.training.weights import write_weights
+    from dpfp_ray.training.run_folder import write_weights
 
     write_weights(folder / "w.safetensors", {"a": torch.arange(9.0)}, "hash")
 
 
 def _read_weights(folder: Path, inputs: Inputs) -> Any:
-    from dpfp_ray.training.weights import read_weights
+    from dpfp_ray.training.run_folder import read_weights
 
     return read_weights(folder / "w.safetensors", "hash")
 

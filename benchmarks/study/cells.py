@@ -26,7 +26,7 @@ from dpfp_ray.plan.errors import unknown
 from dpfp_ray.plan.plan import NOT_HASHED
 from dpfp_ray.plan.values import field_name, make_plan, read_plan_file
 from dpfp_ray.results.runs import TASK_NAMES, label
-from dpfp_ray.sweeps.compare_cells import check_budgets, check_methods, plan_cells
+from dpfp_ray.sweeps.compare_runs import check_budgets, check_methods, plan_cells
 from dpfp_ray.training.run_folder import RESULT
 
 HERE = Path(__file__).parent

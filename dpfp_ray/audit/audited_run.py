@@ -17,10 +17,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from dpfp_ray.audit.begun import AUDIT, keep, read_begun
-from dpfp_ray.audit.canaries import FAMILIES, Bools, Canaries, flip_coins, make_canaries
-from dpfp_ray.audit.insertion import hide_empty, insert
-from dpfp_ray.audit.outcome import audit_outcome, warning_of
+from dpfp_ray.audit.canaries import (
+    FAMILIES,
+    Bools,
+    Canaries,
+    flip_coins,
+    hide_empty,
+    insert,
+    make_canaries,
+)
+from dpfp_ray.audit.outcome import AUDIT, audit_outcome, keep, read_begun, warning_of
 from dpfp_ray.audit.scores import (
     ACCESS,
     IN_ONLY,
@@ -35,9 +41,9 @@ from dpfp_ray.audit.scores import (
 from dpfp_ray.audit.watch import Watcher
 from dpfp_ray.data import Table, Task
 from dpfp_ray.data.pair_tokens import PairTable
-from dpfp_ray.data.persons import count_units
-from dpfp_ray.data.progress import waiting
+from dpfp_ray.data.split import count_units
 from dpfp_ray.data.tasks import load_task
+from dpfp_ray.data.terminal import waiting
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.models.pretrained import load_tokenizer
 from dpfp_ray.models.representations import RepresentationTable, represent

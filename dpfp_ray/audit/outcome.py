@@ -3,9 +3,15 @@ before anything is trained, whether they could prove anything.
 
 If every guess were right and the claim would still stand, nothing can come of the audit. Mostly δ
 is too large: (ε, δ) lets the whole record show with chance δ, which m canaries multiply.
+
+DIR/audit.json says what an audit has begun with, and at its end what it found. It holds the two
+seeds that repeat the audit to the bit, so it is its owner's only, and a checksum: a seed of which
+one digit has changed would be another audit's.
 """
 
+import hashlib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +20,9 @@ from dpfp_ray.audit.bounds import guess_grid
 from dpfp_ray.audit.canaries import Bools
 from dpfp_ray.audit.claims import Claim, SampledGaussian, claim_of
 from dpfp_ray.audit.scores import Floats
+from dpfp_ray.data.cache import explained
+from dpfp_ray.data.whole_files import PRIVATE, read_json, to_json, write_json
+from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.statement import guarantee
 
@@ -124,3 +133,35 @@ def could_refute(claim: Claim, canaries: int, confidence: float, in_only: bool) 
     counts = guess_counts(canaries, in_only)
     each = 1 - (1 - confidence) / len(counts)
     return any(claim.refuted(canaries, guesses, guesses, each) for guesses in counts)
+
+
+AUDIT = "audit.json"
+SCHEMA = 2  # the first with a checksum
+SEEDS = ("seed", "membership_seed")
+Record = dict[str, Any]
+
+
+def keep(folder: Path, facts: Record) -> None:
+    """Owner-only from the first byte: with the seeds one could take the noise off again."""
+    facts = {"schema": SCHEMA, **facts}
+    with explained(folder / AUDIT):
+        write_json(folder / AUDIT, {**facts, "checksum": checksum(facts)}, PRIVATE)
+
+
+def read_begun(folder: Path) -> Record:
+    """What `keep` has kept; empty if nothing was begun here."""
+    if not (folder / AUDIT).exists():
+        return {}
+    found = read_json(folder / AUDIT)
+    if isinstance(found, dict) and all(isinstance(found.get(name), int) for name in SEEDS):
+        older = not found.keys() & {"schema", "checksum"}
+        if older or found.pop("checksum", None) == checksum(found):
+            return found
+    raise UserError(
+        f"{folder / AUDIT} is damaged; restore it from a backup, or start again with --overwrite "
+        f"(the ledger keeps what was spent)"
+    )
+
+
+def checksum(facts: Record) -> str:
+    return hashlib.blake2b(to_json(facts).encode(), digest_size=16).hexdigest()

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dpfp_ray.audit.canaries import Canaries
-from dpfp_ray.audit.insertion import neighbours, select
+from dpfp_ray.audit.canaries import Canaries, neighbours, select
 from dpfp_ray.data import Table
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.methods.parts.one_release import Seen

@@ -15,7 +15,7 @@ from dpfp_ray.plan.plan import FIELDS
 from dpfp_ray.plan.values import make_plan
 
 if TYPE_CHECKING:
-    from dpfp_ray.privacy.calibrate import Calibration
+    from dpfp_ray.privacy.calibration import Calibration
 
 ASSUMES = {
     "gdp": "the paper's central limit theorem; not an upper bound",

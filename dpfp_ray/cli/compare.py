@@ -33,7 +33,7 @@ from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.method_spec import METHODS
 from dpfp_ray.plan.plan import FIELDS
 from dpfp_ray.plan.values import field_name
-from dpfp_ray.sweeps.compare_cells import check_budgets, check_methods
+from dpfp_ray.sweeps.compare_runs import check_budgets, check_methods
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

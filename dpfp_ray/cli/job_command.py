@@ -17,7 +17,7 @@ from dpfp_ray.data.streams import files_of
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
-from dpfp_ray.sweeps.job_files import check_place
+from dpfp_ray.sweeps.jobs import check_place
 
 NOT_JOBS = ("submit",)
 LOOKED_AT = 200  # trials of a sweep, to say which methods it has

@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:  # of a file or a disk that nobody below had something to say about
-        from dpfp_ray.data.disk import FULL
+        from dpfp_ray.data.cache import FULL
 
         if error.filename is None and error.errno not in FULL:
             raise

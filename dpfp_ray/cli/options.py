@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import users_of
 from dpfp_ray.plan.plan import FIELDS, Plan
-from dpfp_ray.plan.shown_defaults import by_method
-from dpfp_ray.plan.values import ALIASES, field_name, make_plan, read_plan_file
+from dpfp_ray.plan.values import ALIASES, by_method, field_name, make_plan, read_plan_file
 
 if TYPE_CHECKING:
     from dpfp_ray.privacy.ledger_sum import Spent

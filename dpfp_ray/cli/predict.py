@@ -70,7 +70,7 @@ def command(arguments: argparse.Namespace) -> int:
         options["file"] = arguments.file
 
     from dpfp_ray import evaluate, predict
-    from dpfp_ray.results.evaluation import evaluation_text
+    from dpfp_ray.results.predict import evaluation_text
 
     if arguments.evaluate:
         scores = evaluate(arguments.run, **options)

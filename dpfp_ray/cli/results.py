@@ -32,8 +32,8 @@ from typing import Any
 from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results import rows as results
-from dpfp_ray.results.load import find_rows
 from dpfp_ray.results.query import select_columns
+from dpfp_ray.results.store import find_rows
 
 NARROW = ("id", "status", "method", "mode", "task", "model", "scope", "epsilon", "accuracy")
 IF_THEY_DIFFER = ("model", "scope")

@@ -90,7 +90,7 @@ def show(place: "Place", *, token: bool) -> None:
 def wait() -> None:
     """For Ctrl-C or SIGTERM."""
     from dpfp_ray.data.terminal import stderr
-    from dpfp_ray.sweeps.signals import handling
+    from dpfp_ray.sweeps.ray_watch import handling
 
     ended = threading.Event()
 

@@ -106,7 +106,7 @@ def send(
     say: Any,
 ) -> str:
     from dpfp_ray.cli.job_command import entrypoint, submission_id
-    from dpfp_ray.sweeps.job_files import stage
+    from dpfp_ray.sweeps.jobs import stage
 
     name = arguments.name or described.name
     identity = submission_id(name)

@@ -1,17 +1,14 @@
-"""From a table to a split: columns found, labels read, every row checked."""
+"""From a table to a split: columns found, every row checked."""
 
-import re
 import warnings
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from dpfp_ray.data import Split
-from dpfp_ray.data.glue import Glue
+from dpfp_ray.data.labels import Glue, classes_of, label_numbers, label_text, number_of
 from dpfp_ray.data.readers import (
     CSV,
     TSV,
@@ -24,6 +21,7 @@ from dpfp_ray.data.readers import (
 from dpfp_ray.data.streams import open_files
 from dpfp_ray.data.texts import TextWriter
 from dpfp_ray.plan.errors import Guess, UserError
+from dpfp_ray.plan.plan import Plan
 
 # Column names in use, best first. A GLUE task takes the best that is there; for the user's own
 # files two candidates are a question only the user can answer.
@@ -34,39 +32,6 @@ LABEL = (
     *("gold_label", "label", "is_duplicate", "quality"),
     *("labels", "target", "class", "category", "sentiment", "polarity"),
 )
-
-
-class DataChoice(Protocol):
-    """The fields of a `Plan` that decide which records a run sees."""
-
-    @property
-    def task(self) -> str: ...
-    @property
-    def data_dir(self) -> str | None: ...
-    @property
-    def train_file(self) -> str | None: ...
-    @property
-    def dev_file(self) -> str | None: ...
-    @property
-    def text_column(self) -> str | None: ...
-    @property
-    def pair_column(self) -> str | None: ...
-    @property
-    def label_column(self) -> str | None: ...
-    @property
-    def labels(self) -> tuple[str, ...] | None: ...
-    @property
-    def user_column(self) -> str | None: ...
-    @property
-    def max_per_user(self) -> int | None: ...
-    @property
-    def max_train(self) -> int | None: ...
-    @property
-    def max_dev(self) -> int | None: ...
-    @property
-    def bad_rows(self) -> str: ...
-    @property
-    def header(self) -> str: ...
 
 
 def open_split(path: Path, glue: Glue | None, header: str = "first_line") -> RawTable:
@@ -83,7 +48,7 @@ def open_split(path: Path, glue: Glue | None, header: str = "first_line") -> Raw
 
 def read_split(
     table: RawTable,
-    plan: DataChoice,
+    plan: Plan,
     glue: Glue | None,
     names: tuple[str, ...] | None,
     skip: bool = False,
@@ -93,7 +58,7 @@ def read_split(
     assert label_at is not None
     user_at = _user_column(table, plan, [*texts_at, label_at])
     text_columns, label_column = [table.columns[i] for i in texts_at], table.columns[label_at]
-    numbers = _label_numbers(names, glue) if names else None
+    numbers = label_numbers(names, glue) if names else None
     bad = BadRows(table, skip or plan.bad_rows == "skip")
     used = [*texts_at, label_at, *([] if user_at is None else [user_at])]
     # A GLUE task's columns are the same for everybody; in a user's file another may be the text.
@@ -106,15 +71,15 @@ def read_split(
     codes = array("q")
     for row in table.rows([*used, *others]):
         values, (raw, *whose) = row.fields[:width], row.fields[width : len(used)] or [None]
-        label = _label_text(raw)
+        label = label_text(raw)
         problem = row.problem or next(
             filter(None, map(text_problem, values, text_columns)),
             "" if label else f"no {label_column!r}",
         )
-        user = "".join(map(_label_text, whose))
+        user = "".join(map(label_text, whose))
         if not problem and user_at is not None and not user:
             problem = f"no {table.columns[user_at]!r}: whose record it is must be known"
-        if not problem and numbers is not None and _number_of(label, numbers) is None:
+        if not problem and numbers is not None and number_of(label, numbers) is None:
             classes = ", ".join(shorten(name) for name in (names or ())[:12])
             problem = f"{label_column!r} is {shorten(raw)}, expected one of {classes}"
         if problem:
@@ -131,9 +96,9 @@ def read_split(
         raise UserError(f"{table.path}: a header but no rows; add rows")
     bad.warn(kept=len(codes))
     if names is None or numbers is None:
-        names = _classes_of(met, len(codes), table, label_column)
-        numbers = _label_numbers(names, glue)
-    by_code = np.array([_number_of(label, numbers) for label in met], dtype=np.int64)
+        names = classes_of(met, len(codes), table, label_column)
+        numbers = label_numbers(names, glue)
+    by_code = np.array([number_of(label, numbers) for label in met], dtype=np.int64)
     roles = dict(zip(("text", "pair"), text_columns, strict=False)) | {"label": label_column}
     guessed = [role for role in roles if not glue and not getattr(plan, f"{role}_column")]
     first, *second = (writer.finish() for writer in texts)
@@ -153,7 +118,7 @@ def _tells(value: object) -> bool:
     return isinstance(value, str) and len(value) >= 16 and len(value.split()) > 2
 
 
-def _user_column(table: RawTable, plan: DataChoice, taken: Sequence[int]) -> int | None:
+def _user_column(table: RawTable, plan: Plan, taken: Sequence[int]) -> int | None:
     if plan.user_column is None:
         return None
     found = find_column(table, plan.user_column, "--user-column")
@@ -166,7 +131,7 @@ def _user_column(table: RawTable, plan: DataChoice, taken: Sequence[int]) -> int
 
 
 def read_asked(
-    table: RawTable, plan: DataChoice, glue: Glue | None, names: tuple[str, ...]
+    table: RawTable, plan: Plan, glue: Glue | None, names: tuple[str, ...]
 ) -> tuple[bool, Iterator[tuple[tuple[str, ...], int | None]]]:
     """Rows to predict: whether they have labels, and (texts, class number) one after the other.
 
@@ -174,7 +139,7 @@ def read_asked(
     """
     texts_at, label_at = _choose_columns(table, plan, glue, label_needed=False)
     names_of = [table.columns[i] for i in texts_at]
-    numbers = _label_numbers(names, glue)
+    numbers = label_numbers(names, glue)
     bad = BadRows(table, plan.bad_rows == "skip")
 
     def rows() -> Iterator[tuple[tuple[str, ...], int | None]]:
@@ -184,7 +149,7 @@ def read_asked(
             problem = row.problem or next(filter(None, map(text_problem, values, names_of)), "")
             label = None
             if not problem and label_at is not None:
-                label = _number_of(_label_text(row.fields[-1]), numbers)
+                label = number_of(label_text(row.fields[-1]), numbers)
                 if label is None:
                     classes = ", ".join(shorten(name) for name in names[:12])
                     found = shorten(row.fields[-1])
@@ -201,7 +166,7 @@ def read_asked(
 
 
 def _choose_columns(
-    table: RawTable, plan: DataChoice, glue: Glue | None, *, label_needed: bool = True
+    table: RawTable, plan: Plan, glue: Glue | None, *, label_needed: bool = True
 ) -> tuple[list[int], int | None]:
     """Positions of the text (and the second text if there is one), and of the label."""
     lowered = [name.casefold() for name in table.columns]
@@ -254,66 +219,3 @@ def _say_guesses(table: RawTable, guessed: Mapping[str, int | None]) -> None:
         shown = ", ".join(f"{role} from column {shorten(name)}" for role, name in roles.items())
         flags = ", ".join(f"--{role}-column" for role in roles)
         warnings.warn(Guess(f"{table.path}: {shown} (by its name; {flags} to change it)"))  # noqa: B028
-
-
-def _label_text(value: object) -> str:
-    """A label as written, except that 1, 1.0, "1" and "1.0" are one label; "" if there is none."""
-    return (
-        _label_of(value) if isinstance(value, str | int | float) else _label_of.__wrapped__(value)
-    )
-
-
-@lru_cache(maxsize=4096, typed=True)  # true, 1 and 1.0 are not one key; lists have no hash
-def _label_of(value: object) -> str:
-    text = "" if value is None else str(value).strip()
-    if text == "nan" and isinstance(value, float):
-        return ""
-    whole = re.fullmatch(r"([+-]?\d{1,18})(\.0*)?", text)
-    return str(int(whole[1])) if whole else text
-
-
-def _label_numbers(names: tuple[str, ...], glue: Glue | None) -> dict[str, int]:
-    """Every accepted spelling of every class. Exact names win over looser readings."""
-    numbers = {_label_text(name): i for i, name in enumerate(names)}
-    if len(numbers) != len(names):
-        raise UserError(f"labels {', '.join(names)} name a class twice; drop the repetition")
-    loose = {_loose(name): i for i, name in enumerate(names)}
-    if not any(re.fullmatch(r"[+-]?\d+", name) for name in numbers):
-        loose |= {str(i): i for i in range(len(names))}
-    return {**(glue.synonyms if glue else {}), **loose, **numbers}
-
-
-def _number_of(label: str, numbers: Mapping[str, int]) -> int | None:
-    exact = numbers.get(label)
-    return numbers.get(_loose(label)) if exact is None else exact
-
-
-def _loose(label: str) -> str:
-    return re.sub(r"(?<=\w)[ -](?=\w)", "_", label.casefold())
-
-
-def _classes_of(
-    classes: Collection[str], rows: int, table: RawTable, column: str
-) -> tuple[str, ...]:
-    if len(classes) < 2:
-        only = shorten(next(iter(classes)))
-        raise UserError(f"{table.path}: {column!r} is always {only}; two are needed")
-    if rows > 20 and len(classes) > rows // 2:
-        raise UserError(
-            f"{table.path}: {column!r} has {len(classes)} different values in {rows} rows; "
-            f"it is not a class label, give another --label-column"
-        )
-    try:
-        return tuple(sorted(classes, key=float))
-    except ValueError:
-        return tuple(sorted(classes))
-
-
-def require_all_classes(train: Split, names: tuple[str, ...], path: Path) -> None:
-    counts = np.bincount(train.labels, minlength=len(names))
-    never = [name for name, count in zip(names, counts, strict=True) if not count]
-    if never:
-        raise UserError(
-            f"{path}: no row has the label {shorten(never[0])}; add rows of that class, "
-            f"or leave it out of --labels"
-        )

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfp_ray.data.cache import cache_dir
-from dpfp_ray.data.progress import waiting
+from dpfp_ray.data.terminal import waiting
 from dpfp_ray.data.whole_files import PRIVATE, private_folder, whole_file
 from dpfp_ray.plan.errors import UserError
 

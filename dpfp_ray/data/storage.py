@@ -4,7 +4,6 @@ A file that is written appears whole or not at all: by a rename where there are 
 on object stores.
 """
 
-import io
 import os
 import re
 import shutil
@@ -12,11 +11,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 from uuid import uuid4
 
-from dpfp_ray.data.disk import NoRoom, trouble
-from dpfp_ray.data.s3 import new_objects, patient
+from dpfp_ray.data.cache import NoRoom, trouble
 from dpfp_ray.data.whole_files import PRIVATE, PUBLIC, new_file, private_folder, whole_file
 from dpfp_ray.plan.errors import UserError
 
@@ -24,7 +22,6 @@ RECORDS = "records"
 RESULT = "result.json"
 # What must not be read with the rest: the unfinished trials of a selection. Owner-only throughout.
 SEALED = "sealed"
-OBJECT_STORES = {"s3", "gcs", "abfs"}  # pyarrow's names; an upload shows only when complete
 # Ray Tune leaves a result.json of its own (JSON lines) in each trial's folder, always beside this.
 TUNE_MARK = "params.json"
 
@@ -101,6 +98,8 @@ def open_files(location: str | Path) -> Files:
         return LocalFiles(Path(text).expanduser())
     import pyarrow as pa
     from pyarrow import fs
+
+    from dpfp_ray.data.remote_files import RemoteFiles, patient
 
     with reachable(text):
         try:
@@ -212,119 +211,6 @@ class LocalFiles:
     def delete_folder(self, name: str) -> None:
         with suppress(FileNotFoundError):
             shutil.rmtree(self.root / name)
-
-
-class RemoteFiles:
-    """A pyarrow file system below `root`; only its records/ is looked at, never all of a bucket."""
-
-    local = False
-
-    def __init__(self, filesystem: Any, root: str, name: str) -> None:
-        self.filesystem = filesystem
-        self.root = root.rstrip("/")
-        self.name = name
-        self._s3 = new_objects(filesystem, root, name) if filesystem.type_name == "s3" else None
-
-    def exists(self) -> bool:
-        from pyarrow.fs import FileType
-
-        with reachable(self.name):
-            return bool(self.filesystem.get_file_info(self.root or "/").type != FileType.NotFound)
-
-    def find(self) -> list[Found]:
-        from pyarrow.fs import FileSelector, FileType
-
-        with reachable(self.name):
-            infos = self.filesystem.get_file_info(
-                FileSelector(self._path(RECORDS), allow_not_found=True)
-            )
-        chosen = [i for i in infos if i.type == FileType.File and is_record(i.base_name)]
-        found = [Found(i.path, i.mtime.timestamp() if i.mtime else 0.0) for i in chosen]
-        return sorted(found, key=lambda file: file.path)
-
-    def names(self) -> list[str]:
-        from pyarrow.fs import FileSelector
-
-        with reachable(self.name):
-            found = self.filesystem.get_file_info(FileSelector(self.root, allow_not_found=True))
-        return [info.base_name for info in found]
-
-    def read(self, path: str) -> bytes:
-        missing: FileNotFoundError
-        # Only what is not there is an OSError: of the rest nobody knows what it holds.
-        with reachable(self.name):
-            try:
-                with self.filesystem.open_input_stream(path) as stream:
-                    return bytes(stream.read())
-            except FileNotFoundError as error:
-                missing = error
-        raise missing
-
-    def read_name(self, name: str) -> bytes:
-        return self.read(self._path(name))
-
-    @contextmanager
-    def writing(self, name: str, mode: int = PUBLIC) -> Iterator[IO[bytes]]:
-        buffer = io.BytesIO()  # a stream to an object store that is closed early would be kept
-        yield buffer
-        self.write(name, buffer.getvalue())
-
-    def write(self, name: str, content: bytes, mode: int = PUBLIC) -> None:
-        path = self._path(name)
-        with reachable(self.name):
-            if self.filesystem.type_name in OBJECT_STORES:
-                self._upload(path, content)
-                return
-            folder, slash, base = path.rpartition("/")
-            if folder:
-                self.filesystem.create_dir(folder, recursive=True)
-            scratch = f"{folder}{slash}.{base}.{uuid4().hex}"
-            self._upload(scratch, content)
-            self.filesystem.move(scratch, path)
-
-    def create(self, name: str, content: bytes, mode: int = PUBLIC) -> bool:
-        with reachable(self.name):
-            if self._s3 is not None and self.exclusive():
-                if self._s3.put(self._path(name), content):
-                    return True
-                with suppress(FileNotFoundError):
-                    # It may be ours: the answer to a write that succeeded can get lost.
-                    return self.read_name(name) == content
-                return False
-            try:
-                return self.read_name(name) == content
-            except FileNotFoundError:
-                self.write(name, content)
-                return True
-
-    def exclusive(self) -> bool:
-        with reachable(self.name):
-            return self._s3 is not None and self._s3.honoured(self.root)
-
-    def keep(self, name: str) -> None:
-        from pyarrow.fs import FileType
-
-        with reachable(self.name):
-            try:
-                self.filesystem.copy_file(self._path(name), self._path(previous(name)))
-            except OSError:  # S3 does not say in a way of its own that nothing is there
-                if self.filesystem.get_file_info(self._path(name)).type != FileType.NotFound:
-                    raise
-
-    def delete(self, name: str) -> None:
-        with reachable(self.name), suppress(FileNotFoundError):
-            self.filesystem.delete_file(self._path(name))
-
-    def delete_folder(self, name: str) -> None:
-        with reachable(self.name), suppress(FileNotFoundError):
-            self.filesystem.delete_dir(self._path(name))
-
-    def _upload(self, path: str, content: bytes) -> None:
-        with self.filesystem.open_output_stream(path) as stream:
-            stream.write(content)
-
-    def _path(self, name: str) -> str:
-        return f"{self.root}/{name}" if self.root else name
 
 
 def previous(name: str) -> str:

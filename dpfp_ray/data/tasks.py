@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from dpfp_ray.data import Split, Task
-from dpfp_ray.data.columns import DataChoice, open_split, read_split, require_all_classes
+from dpfp_ray.data.columns import open_split, read_split
 from dpfp_ray.data.demo import DEMO_DEV_SHARE, DEMO_LABELS, MADE_UP, demo_rows, made_up_persons
-from dpfp_ray.data.glue import GLUE, Glue
+from dpfp_ray.data.labels import GLUE, Glue, require_all_classes
 from dpfp_ray.data.readers import SUFFIXES, RawTable, shorten
 from dpfp_ray.data.split import at_most, hold_out, subset
 from dpfp_ray.data.streams import open_dataset
 from dpfp_ray.plan.errors import UserError, unknown
+from dpfp_ray.plan.plan import Plan
 
 DEV_SHARE = 0.1  # of a file without a dev file
 DEV_STEMS = ("dev", "validation", "valid", "val")
@@ -30,7 +31,7 @@ def task_names() -> tuple[str, ...]:
     return (*GLUE, "demo")
 
 
-def load_task(plan: DataChoice, tables: Tables | None = None) -> Task:
+def load_task(plan: Plan, tables: Tables | None = None) -> Task:
     """The records of the plan's task; every problem with them is a `UserError`.
 
     `tables` are what `train_file` and `dev_file` name if that is no file. `train_file` comes first,
@@ -110,7 +111,7 @@ def _demo(user_column: str | None = None) -> Task:
     return Task("demo", DEMO_LABELS, train, {"dev": dev})
 
 
-def _open_files(plan: DataChoice, glue: Glue | None) -> Tables:
+def _open_files(plan: Plan, glue: Glue | None) -> Tables:
     if str(plan.train_file).startswith(MEMORY):
         raise UserError(f"train_file {plan.train_file} names data in memory; give them as data=")
     train = open_split(Path(str(plan.train_file)).expanduser(), glue, plan.header)
@@ -119,7 +120,7 @@ def _open_files(plan: DataChoice, glue: Glue | None) -> Tables:
     return train, open_split(Path(plan.dev_file).expanduser(), glue, plan.header)
 
 
-def _from_tables(name: str, plan: DataChoice, glue: Glue | None, tables: Tables) -> Task:
+def _from_tables(name: str, plan: Plan, glue: Glue | None, tables: Tables) -> Task:
     known = glue.labels if glue else plan.labels
     whole, names = read_split(tables[0], plan, glue, known)
     require_all_classes(whole, names, tables[0].path)
@@ -135,7 +136,7 @@ def _from_tables(name: str, plan: DataChoice, glue: Glue | None, tables: Tables)
     return Task(name, names, train, {"dev": dev})
 
 
-def _from_folder(name: str, plan: DataChoice, glue: Glue) -> Task:
+def _from_folder(name: str, plan: Plan, glue: Glue) -> Task:
     folder = _task_folder(Path(str(plan.data_dir)).expanduser(), name, glue)
     train_path = _file_of(folder, ("train",))
     if train_path is None:
@@ -186,7 +187,7 @@ def _file_of(folder: Path, stems: Sequence[str]) -> Path | None:
     return None
 
 
-def _from_hub(name: str, plan: DataChoice, glue: Glue) -> Task:
+def _from_hub(name: str, plan: Plan, glue: Glue) -> Task:
     import datasets
 
     try:
@@ -200,7 +201,7 @@ def _from_hub(name: str, plan: DataChoice, glue: Glue) -> Task:
     return task_from_hub(name, data, plan)
 
 
-def task_from_hub(name: str, data: Mapping[str, Any], plan: DataChoice) -> Task:
+def task_from_hub(name: str, data: Mapping[str, Any], plan: Plan) -> Task:
     """The `datasets` splits of `nyu-mll/glue` as a task.
 
     A few published QQP rows have an empty question. The user cannot correct those, so on this

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from dpfp_ray.data import Split, content_hash, grouped
 from dpfp_ray.data.cache import cache_dir
-from dpfp_ray.data.flat_array import FlatArray
-from dpfp_ray.data.progress import counted
+from dpfp_ray.data.terminal import counted
+from dpfp_ray.data.texts import FlatArray
 from dpfp_ray.data.whole_files import PRIVATE, whole_folder
 from dpfp_ray.plan.errors import UserError
 

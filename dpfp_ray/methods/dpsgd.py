@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dpfp_ray.methods.parts.base import Method, Rows
-from dpfp_ray.methods.parts.width_noise import of_minimum
+from dpfp_ray.methods.parts.base import Method, Rows, noise_of_minimum
 from dpfp_ray.plan.defaults import SST2_RECORDS, Defaults
 from dpfp_ray.plan.method_spec import SCOPES, MethodSpec
 
@@ -75,7 +74,7 @@ class DpSgd(Method):
         import torch
 
         from dpfp_ray.methods.parts.per_example import gradient
-        from dpfp_ray.privacy.noise import add_noise
+        from dpfp_ray.privacy.sampling import add_noise
 
         if self.clipping is not None:
             self.clipping.remove()
@@ -87,7 +86,7 @@ class DpSgd(Method):
 
 def noise_to_signal(plan: Plan, noise_multiplier: float, width: int, classes: int) -> float:
     """T noisy sums over a share p of the records each are about one of noise σ/(p √T)."""
-    return of_minimum(noise_multiplier / (plan.p * math.sqrt(plan.steps)), width, plan.D)
+    return noise_of_minimum(noise_multiplier / (plan.p * math.sqrt(plan.steps)), width, plan.D)
 
 
 SPEC = MethodSpec(

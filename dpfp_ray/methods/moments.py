@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfp_ray.data.persons import by_size
+from dpfp_ray.data.split import by_size
+from dpfp_ray.methods.parts.base import noise_of_second_moment
 from dpfp_ray.methods.parts.discriminant import ClassStatistics
 from dpfp_ray.methods.parts.one_release import (
     CHUNK,
@@ -40,7 +41,6 @@ from dpfp_ray.methods.parts.one_release import (
     bounded_rows,
     release_id,
 )
-from dpfp_ray.methods.parts.width_noise import of_second_moment
 from dpfp_ray.plan.defaults import closed_form
 from dpfp_ray.plan.method_spec import MethodSpec, OneRelease
 from dpfp_ray.privacy.sampling import keyed_generator
@@ -166,7 +166,7 @@ def released_moments(seen: Seen) -> Floats:
 
 
 def noise_to_signal(plan: Plan, noise_multiplier: float, width: int, classes: int) -> float:
-    return of_second_moment(noise_multiplier, SECOND, width, plan.D)
+    return noise_of_second_moment(noise_multiplier, SECOND, width, plan.D)
 
 
 SPEC = MethodSpec(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from dpfp_ray.methods.parts.base import noise_of_minimum
 from dpfp_ray.methods.parts.discriminant import LinearHead
 from dpfp_ray.methods.parts.one_release import (
     Recent,
@@ -24,7 +25,6 @@ from dpfp_ray.methods.parts.one_release import (
     release_id,
     rows_of_person,
 )
-from dpfp_ray.methods.parts.width_noise import of_minimum
 from dpfp_ray.plan.defaults import closed_form
 from dpfp_ray.plan.method_spec import MethodSpec, OneRelease, OwnProfile
 from dpfp_ray.privacy.sampling import keyed_generator
@@ -126,7 +126,7 @@ def released_gradient(seen: Seen) -> Floats:
 
 
 def noise_to_signal(plan: Plan, noise_multiplier: float, width: int, classes: int) -> float:
-    return of_minimum(noise_multiplier, width, plan.D)
+    return noise_of_minimum(noise_multiplier, width, plan.D)
 
 
 SPEC = MethodSpec(

@@ -30,7 +30,7 @@ from torch.nn import Module
 from dpfp_ray.data import Table
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.cache import cache_dir
-from dpfp_ray.data.progress import counted_rows
+from dpfp_ray.data.terminal import counted_rows
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.data.whole_files import PRIVATE, private_folder
 from dpfp_ray.models.classifier import Classifier

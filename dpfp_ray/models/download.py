@@ -22,7 +22,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from dpfp_ray.data.cache import cache_dir
-from dpfp_ray.data.progress import waiting
+from dpfp_ray.data.terminal import waiting
 from dpfp_ray.data.whole_files import PRIVATE, private_folder, whole_folder, write_text
 from dpfp_ray.plan.errors import UserError
 

@@ -4,6 +4,12 @@
     modeling_dpfp.py                 its class, which `auto_map` names
     tokenizer.json …                 the tokenizer, truncating where training did
 
+What `scope lora` has trained can also be a folder for PEFT: the change alone, without the encoder.
+
+    adapter_config.json, adapter_model.safetensors   LoRA's A and B, for the encoder
+    head.safetensors                                 the head (and the pooler, where it is used)
+    config.json, modeling_dpfp.py, tokenizer.json …  as in a whole export; `from_adapter` joins them
+
 Stock classes do not fit: they have other heads, know no mean pooling and bound nothing. Loaded as
 one of them, a model would start with a random head and no error; so the folder has a model type of
 its own, and transformers asks for trust_remote_code instead.
@@ -13,19 +19,23 @@ import inspect
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from dpfp_ray.data.tokens import token_limit
 from dpfp_ray.data.whole_files import whole_folder
 from dpfp_ray.models import modeling_dpfp
 from dpfp_ray.models.modeling_dpfp import DpfpConfig
 from dpfp_ray.models.predictor import Predictor
+from dpfp_ray.models.scopes import Lora
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import Plan
 
 CODE = "modeling_dpfp"
 WEIGHTS = "model.safetensors"
@@ -129,3 +139,66 @@ def _save_tokenizer(predictor: Predictor, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
     finally:
         tokenizer.model_max_length, tokenizer.padding_side = kept
+
+
+HEAD, ADAPTER = "head.safetensors", "adapter_model.safetensors"
+OURS, THEIRS = "encoder.", "base_model.model."  # how weights of the encoder's layers are called
+
+
+@dataclass(frozen=True)
+class Change:
+    """LoRA's weights by their names in a run, and the encoder that they are a change of."""
+
+    lora: Lora
+    weights: Mapping[str, Tensor]
+    base: str
+
+    @staticmethod
+    def of(plan: Plan, weights: Mapping[str, Tensor], base: str) -> "Change":
+        own = {name: value for name, value in weights.items() if ".lora_" in name}
+        return Change(Lora.of(plan), own, base)
+
+    @property
+    def targets(self) -> list[str]:
+        """The encoder's layers that it changes."""
+        names = (name.removeprefix(OURS).partition(".lora_")[0] for name in self.weights)
+        return sorted(set(names))
+
+
+def export_adapter(
+    predictor: Predictor,
+    change: Change,
+    folder: Path,
+    finish: Callable[[Path], None],
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Write the folder, whole or not at all."""
+    from peft import LoraConfig, TaskType
+
+    classifier = predictor.classifier
+    with export_folder(predictor, folder, overwrite=overwrite) as built:
+        layers = [classifier.encoder.get_submodule(name) for name in change.targets]
+        LoraConfig(
+            task_type=TaskType.FEATURE_EXTRACTION,
+            base_model_name_or_path=change.base,
+            r=change.lora.rank,
+            lora_alpha=change.lora.alpha,  # type: ignore[arg-type]  # peft only multiplies with it
+            lora_dropout=0.0,
+            target_modules=change.targets,
+            fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers),
+            inference_mode=True,
+        ).save_pretrained(str(built))
+        renamed = {
+            THEIRS + name.removeprefix(OURS).replace(".default.", "."): value
+            for name, value in change.weights.items()
+        }
+        save_tensors(renamed, built / ADAPTER)
+        pooler = ".pooler." if classifier.representation == "pooler" else "no pooler"
+        rest = {
+            name: value
+            for name, value in classifier.state_dict().items()
+            if name.startswith("head.") or pooler in name
+        }
+        save_tensors(rest, built / HEAD)
+        finish(built)

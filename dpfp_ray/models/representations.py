@@ -22,17 +22,16 @@ from torch.nn import Linear, Module
 from dpfp_ray.data import content_hash, grouped
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.cache import cache_dir
-from dpfp_ray.data.checked import ChecksumWriter, check_file
 from dpfp_ray.data.pair_tokens import PairTable
-from dpfp_ray.data.progress import counted_rows
+from dpfp_ray.data.terminal import counted_rows
 from dpfp_ray.data.tokens import TokenTable
-from dpfp_ray.data.whole_files import PRIVATE, whole_file
+from dpfp_ray.data.whole_files import PRIVATE, ChecksumWriter, check_file, whole_file
 from dpfp_ray.models.classifier import Classifier, initialise_head
 from dpfp_ray.models.download import encoder_identity
 from dpfp_ray.models.modeling_dpfp import chosen_layers, join, relation
 from dpfp_ray.models.pretrained import build_classifier
 from dpfp_ray.models.row_store import INFERENCE_ROWS, Encode, encode_here, encoded_rows
-from dpfp_ray.plan.representation import is_joined
+from dpfp_ray.plan.checks import is_joined
 
 # Part of every key: raise it when the meaning of the stored numbers changes.
 FORMAT_VERSION = 1

@@ -23,7 +23,7 @@ import torch
 
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.cache import cache_dir
-from dpfp_ray.data.progress import counted_rows
+from dpfp_ray.data.terminal import counted_rows
 from dpfp_ray.data.texts import group
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.data.whole_files import PRIVATE, private_folder, whole_folder

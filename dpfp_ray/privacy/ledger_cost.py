@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from scipy.special import logsumexp
 
-from dpfp_ray.privacy import composition
+from dpfp_ray.privacy import pld
 from dpfp_ray.privacy.accounting import gdp_epsilon, renyi_epsilon, unconverged_orders_left_out
 from dpfp_ray.privacy.pld import Release
 
@@ -273,17 +273,17 @@ def composed_epsilon(counts: Counts, delta: float) -> float:
     if any(isinstance(part, RdpCurve) for part in counts) or by_renyi > HOPELESS_EPSILON:
         return by_renyi
     plain = {part: count for part, count in counts.items() if _plain(part)}
-    parts: list[tuple[composition.OnGrid, int]] = []
+    parts: list[tuple[pld.OnGrid, int]] = []
     if plain:
-        one = composition.PlainGaussian(1 / _plain_mu(plain))
-        parts.append((composition.release(one), 1))
+        one = pld.PlainGaussian(1 / _plain_mu(plain))
+        parts.append((pld.release(one), 1))
     for part, count in counts.items():
         if isinstance(part, Pure):
-            parts.append((composition.pure(part.epsilon), count))
+            parts.append((pld.pure(part.epsilon), count))
         elif isinstance(part, Gaussian) and part not in plain:
             sampled = Release(part.p, part.noise_multiplier, "add_remove")
-            parts.append((composition.release(sampled), count))
-    return min(by_renyi, composition.epsilon(parts, delta, max(by_renyi, 1e-4)))
+            parts.append((pld.release(sampled), count))
+    return min(by_renyi, pld.joint_epsilon(parts, delta, max(by_renyi, 1e-4)))
 
 
 def _plain(part: Part) -> bool:

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dpfp_ray.data.storage import LocalFiles, RemoteFiles, open_files, reachable
+from dpfp_ray.data.remote_files import RemoteFiles
+from dpfp_ray.data.storage import LocalFiles, open_files, reachable
 from dpfp_ray.data.whole_files import PRIVATE, new_file
 from dpfp_ray.plan.errors import UserError
 

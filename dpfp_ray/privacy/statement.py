@@ -13,7 +13,7 @@ from typing import Any
 
 from dpfp_ray.plan.fields import ACCOUNTANTS
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy import accounting, participation
+from dpfp_ray.privacy import accounting, spending
 
 SCHEMA = 1
 RARE = 1e-6  # chance with which a record is drawn more often than "at most" says
@@ -142,10 +142,10 @@ def _amplification(plan: Plan, mech: accounting.Mechanism) -> dict[str, Any]:
     return {
         "counted": True,
         "draws_hidden": plan.spec.draws_hidden,
-        "without_amplification": participation.shown_epsilon(mech, plan.delta),
+        "without_amplification": spending.shown_epsilon(mech, plan.delta),
         "expected_rows": mech.n * mech.p,
-        "epsilon_for_expected_rows": participation.expected_epsilon(mech, plan.delta),
-        "rows_at_most": participation.likely_most_rows(mech, RARE),
+        "epsilon_for_expected_rows": spending.expected_epsilon(mech, plan.delta),
+        "rows_at_most": spending.likely_most_rows(mech, RARE),
         "rows_at_most_chance": 1 - RARE,
     }
 
@@ -156,7 +156,7 @@ def _proved(plan: Plan, mech: accounting.Mechanism) -> dict[str, Any]:
     if nominal := plan.spec.nominal_for(plan.scope):
         if not nominal.proved:
             return {"epsilon": None, "why": nominal.not_proved}
-        return {"epsilon": participation.shown_epsilon(mech, plan.delta), "why": nominal.proved}
+        return {"epsilon": spending.shown_epsilon(mech, plan.delta), "why": nominal.proved}
     known = [accounting.epsilon(mech, plan.delta, name) for name in ("pld", "rdp")]
     least = min((value for value in known if value is not None), default=None)
     return {"epsilon": least, "why": "docs/privacy.md has the proof"}

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfp_ray.data.whole_files import write_text
-from dpfp_ray.models.export import check_free, export_model
-from dpfp_ray.models.export_adapter import Change, export_adapter
+from dpfp_ray.models.export import Change, check_free, export_adapter, export_model
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.statement_forms import first_line
 from dpfp_ray.report.ledger import known_ledger, spent_on

@@ -23,9 +23,9 @@ from dpfp_ray.privacy.ledger_cost import Gaussian, Total
 from dpfp_ray.privacy.ledger_entries import Entry
 from dpfp_ray.privacy.ledger_sum import Spent, sum_up
 from dpfp_ray.report import formats
+from dpfp_ray.report.formats import Column, Row, Table, number, text
+from dpfp_ray.report.formats import Entry as Cell
 from dpfp_ray.report.plots import Drawing, canvas, finish
-from dpfp_ray.report.table import Column, Row, Table, number, text
-from dpfp_ray.report.table import Entry as Cell
 from dpfp_ray.training.charged import entry_of, found_mark, status_of
 from dpfp_ray.training.run_folder import make_folder
 

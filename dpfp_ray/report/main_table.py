@@ -6,8 +6,8 @@ from statistics import mean
 
 from dpfp_ray.report import paper
 from dpfp_ray.report.cost_tables import guarantee_text, marks_legend
+from dpfp_ray.report.formats import MISSING, Column, Entry, Row, Table, number, percent, text
 from dpfp_ray.report.plots import cell_label, method_label
-from dpfp_ray.report.table import MISSING, Column, Entry, Row, Table, number, percent, text
 from dpfp_ray.results.cells import Cell, budgets_of
 from dpfp_ray.results.contests import Contest, contests_of
 from dpfp_ray.results.runs import ACCOUNTANT_NAMES, REFUTED, SPLIT_NAMES, TASK_NAMES, Budget, order

@@ -21,18 +21,23 @@ from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.models.download import PRETRAINING_OVERLAP
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.report import formats, winners
-from dpfp_ray.report.cost_tables import accounting_table, cost_table, guarantee_text, noise_table
+from dpfp_ray.report.cost_tables import (
+    accounting_table,
+    audit_table,
+    cost_table,
+    guarantee_text,
+    noise_table,
+    runs_table,
+)
+from dpfp_ray.report.formats import Table
 from dpfp_ray.report.glossary import glossary
 from dpfp_ray.report.ledger import Paid, spent_of_total
 from dpfp_ray.report.main_table import main_table
 from dpfp_ray.report.paper import paper_table
 from dpfp_ray.report.plots import Drawing, cell_label, method_label
 from dpfp_ray.report.ranks import rank_tables
-from dpfp_ray.report.run_tables import audit_table, runs_table
-from dpfp_ray.report.score_tables import pairs_table, scores_table
+from dpfp_ray.report.score_tables import pairs_table, scores_table, summary_table
 from dpfp_ray.report.statements import statement_text
-from dpfp_ray.report.summary_table import summary_table
-from dpfp_ray.report.table import Table
 from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.contests import Contest, contests_of
 from dpfp_ray.results.runs import Run, read_runs

@@ -8,8 +8,8 @@ captions' claims (`FIGURE_CLAIMS`).
 
 from dataclasses import dataclass
 
+from dpfp_ray.report.formats import Column, Row, Table, number, text
 from dpfp_ray.report.plots import method_label
-from dpfp_ray.report.table import Column, Row, Table, number, text
 
 SOURCE = "Du & Mi 2021, Table main_results"
 METHOD, BASELINE = "dpfp", "dpsgd"  # what the paper proposes, and whose noise it compares with

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpfp_ray.data.glue import GLUE
+from dpfp_ray.data.labels import GLUE
 from dpfp_ray.models.download import known_models
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.rows import section

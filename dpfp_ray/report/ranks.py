@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpfp_ray.report.formats import Column, Row, Table, number, text
 from dpfp_ray.report.plots import Drawing, canvas, clean, finish, method_label
-from dpfp_ray.report.table import Column, Row, Table, number, text
 from dpfp_ray.results.contests import Contest
 from dpfp_ray.results.ranks import Ranking, Record, rank_methods, wins_ties_losses
 from dpfp_ray.results.runs import NOMINAL, REFUTED, Budget

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dpfp_ray.report.cost_tables import guarantee_text
+from dpfp_ray.report.formats import duration
 from dpfp_ray.report.plots import cell_label
-from dpfp_ray.report.table import duration
 from dpfp_ray.results.cells import Cell, relative
 from dpfp_ray.results.contests import Contest, Outcome
 from dpfp_ray.results.runs import Run

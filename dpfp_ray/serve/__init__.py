@@ -1,7 +1,7 @@
 """The Ray Serve application `dpfp-results`: live pages and a JSON API over the records of trials.
 
-Called, it is `run.serve`. Only `run.py` and `deploy.py` know Ray. The rest is an ASGI application
-that any server can run.
+Called, it is `deploy.serve`. Only `deploy.py` knows Ray. The rest is an ASGI application that any
+server can run.
 """
 
 import sys

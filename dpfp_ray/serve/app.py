@@ -10,8 +10,7 @@ from dpfp_ray.serve.api import NotThere, problem, routes
 from dpfp_ray.serve.figures import Figures, TrialCurves
 from dpfp_ray.serve.guard import Guard
 from dpfp_ray.serve.pages import error_page, page_routes, wants_page
-from dpfp_ray.serve.payments import Payments
-from dpfp_ray.serve.snapshot import LiveRecords
+from dpfp_ray.serve.snapshot import LiveRecords, Payments
 
 
 def build_app(storage: str, digest: str | None = None, ledger: str | None = None) -> Any:

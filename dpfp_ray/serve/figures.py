@@ -9,8 +9,7 @@ import time
 from collections import OrderedDict
 
 from dpfp_ray.data.whole_files import to_json
-from dpfp_ray.report.curves import curve_of
-from dpfp_ray.report.figures import all_figures
+from dpfp_ray.report.figures import all_figures, curve_of
 from dpfp_ray.report.plots import Drawing, canvas, clean, finish, method_label, styles
 from dpfp_ray.results.runs import ACCOUNTANT_NAMES, Run
 from dpfp_ray.serve.snapshot import Snapshot

@@ -20,19 +20,20 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.report import winners
 from dpfp_ray.report.cost_tables import MARKS
 from dpfp_ray.report.page import TEMPLATES, shown_contests, templates
-from dpfp_ray.serve.api import NotThere, find, version_facts
-from dpfp_ray.serve.figures import Figures, TrialCurves
-from dpfp_ray.serve.guard import COOKIE, SESSION_SECONDS
-from dpfp_ray.serve.parameters import (
+from dpfp_ray.serve.api import (
     PAGE,
-    Query,
+    NotThere,
+    Wanted,
     check_names,
+    find,
     matching,
     picks_by_score,
     read_request,
+    version_facts,
 )
-from dpfp_ray.serve.payments import Payments
-from dpfp_ray.serve.snapshot import Filtered, LiveRecords, Snapshot
+from dpfp_ray.serve.figures import Figures, TrialCurves
+from dpfp_ray.serve.guard import COOKIE, SESSION_SECONDS
+from dpfp_ray.serve.snapshot import Filtered, LiveRecords, Payments, Snapshot
 from dpfp_ray.serve.trials import CHOICES, QUERY_NAMES, choices, trial_facts, trials_table
 from dpfp_ray.sweeps import access_tokens
 
@@ -81,7 +82,7 @@ def page_routes(
             asked = read_request(request, CHOICES)
             found = matching(now, asked, {name: request.query_params.get(name) for name in CHOICES})
         except UserError as error:
-            complaint, asked, found = str(error), Query(), None
+            complaint, asked, found = str(error), Wanted(), None
         # Whatever the page says is about the trials that it shows.
         shown = now
         if found is not None and len(found.all) < len(now.runs):

@@ -1,4 +1,6 @@
-"""What is on storage now, read again only where it changed."""
+"""What is on storage now, read again only where it changed, and what the people behind the shown
+records have paid in all, as their ledger says.
+"""
 
 import hashlib
 import threading
@@ -14,6 +16,7 @@ from uuid import uuid4
 from dpfp_ray.data.storage import Found
 from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.report.ledger import Paid, known_ledger, spent_on
 from dpfp_ray.results import rows, store
 from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.contests import Contest, contests_of
@@ -253,3 +256,37 @@ class Filtered:
                 while len(self._kept) > FILTERS:
                     self._kept.popitem(last=False)
             return self._kept[key]
+
+
+SUM_EVERY = 30.0  # seconds; a sum may take some
+
+
+class Payments:
+    """Sums for any number of threads; a ledger that cannot be read costs only the panel."""
+
+    def __init__(self, place: str | None) -> None:
+        self.place = place
+        self._lock = threading.Lock()
+        self._looked = (float("-inf"), "")
+        self._known = Paid()
+
+    def now(self, shown: Snapshot) -> Paid:
+        """Of a large store, what is known; it is summed up beside the requests."""
+        if len(shown.runs) <= LARGE:
+            return self._sum(shown)
+        if not self._lock.locked():
+            threading.Thread(target=self._sum, args=[shown]).start()
+        return self._known
+
+    def _sum(self, shown: Snapshot) -> Paid:
+        with self._lock:
+            at, version = self._looked
+            if version != shown.version or time.monotonic() - at > SUM_EVERY:
+                try:
+                    ledger = known_ledger(self.place)
+                    records = [run.record for run in shown.runs]
+                    self._known = Paid() if ledger is None else spent_on(ledger, records)
+                except UserError:
+                    self._known = Paid()
+                self._looked = (time.monotonic(), shown.version)
+            return self._known

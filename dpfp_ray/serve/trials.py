@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from dpfp_ray.report.cost_tables import runs_table
+from dpfp_ray.report.formats import Column, Entry, Row, Table, duration, number, percent, text
 from dpfp_ray.report.plots import method_label
-from dpfp_ray.report.run_tables import runs_table
 from dpfp_ray.report.statements import statement_text
-from dpfp_ray.report.table import Column, Entry, Row, Table, duration, number, percent, text
 from dpfp_ray.results.rows import scalar, section
 from dpfp_ray.results.runs import ACCOUNTANT_NAMES, Run
 from dpfp_ray.serve.snapshot import Snapshot

@@ -1,4 +1,4 @@
-"""Connecting to Ray, on this machine or a cluster, and what each worker gets of its nodes."""
+"""Connecting to Ray, on this machine or a cluster."""
 
 import json
 import logging
@@ -10,7 +10,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -209,75 +208,3 @@ def check_token(address: str) -> None:
     token = access_tokens.ray_token(f"http://{address}", None)
     if token is None or access_tokens.refused(address, token):
         raise UserError(access_tokens.advice(address, given=token is not None))
-
-
-def node_resources() -> list[dict[str, Any]]:
-    """What each living node of the cluster has."""
-    import ray
-
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What one worker gets, and how many trials run side by side, on the nodes that there are."""
-
-    cpus_per_worker: int
-    gpus_per_worker: float
-    workers: int
-    slots: int  # trials at a time, at most
-
-
-def plan_resources(
-    nodes: list[dict[str, Any]],
-    workers: int = 1,
-    cpus: int | None = None,
-    gpus: float = 0.0,
-    concurrency: int | None = None,
-    *,
-    may_grow: bool = False,
-) -> Resources:
-    """Fill the nodes without oversubscribing them; a worker does not span nodes.
-
-    Where the cluster `may_grow`, `concurrency` trials are asked for whatever there is now: those
-    that do not fit wait, and what waits is what an autoscaler brings machines for.
-
-    By default a worker has one thread, which gives the most trials an hour (threads wait for each
-    other); cores that would otherwise be idle are given to the workers.
-
-    >>> plan_resources([{"CPU": 8}])
-    Resources(cpus_per_worker=1, gpus_per_worker=0.0, workers=1, slots=8)
-    >>> plan_resources([{"CPU": 8}], concurrency=2).cpus_per_worker
-    4
-    """
-
-    def places(cpus: int) -> int:
-        return sum(_fits(node, cpus, gpus) for node in nodes)
-
-    wanted = workers * (concurrency or 1)
-    if cpus is None:
-        cpus = 1
-        if gpus and not concurrency:
-            wanted = max(workers, places(1))
-        if gpus or concurrency or workers > 1:
-            while places(cpus + 1) >= wanted:
-                cpus += 1
-    asked = concurrency if may_grow else None
-    if places(cpus) < workers and asked is None:
-        have = ", ".join(
-            f"{node.get('CPU', 0):g} CPUs" + (f" and {node['GPU']:g} GPUs" if gpus else "")
-            for node in ({"GPU": 0.0, **node} for node in nodes)
-        )
-        need = f"{cpus} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
-        raise UserError(
-            f"{workers} workers of {need} each do not fit the cluster ({have}); use fewer "
-            f"--workers, --cpus-per-worker{' or --gpus-per-worker' if gpus else ''}"
-        )
-    slots = places(cpus) // workers
-    return Resources(cpus, gpus, workers, asked or min(concurrency or slots, slots))
-
-
-def _fits(node: dict[str, Any], cpus: int, gpus: float) -> int:
-    """How many such workers fit on one node."""
-    count = int(node.get("CPU", 0) // cpus)
-    return min(count, int(node.get("GPU", 0) / gpus + 1e-9)) if gpus else count

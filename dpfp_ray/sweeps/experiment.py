@@ -8,7 +8,7 @@ from uuid import uuid4
 import ray.tune
 from ray.tune import Callback
 
-from dpfp_ray.data.disk import NoRoom
+from dpfp_ray.data.cache import NoRoom
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps.state import ray_storage
 from dpfp_ray.sweeps.trial import SETTLED, Trial, given_up, settle

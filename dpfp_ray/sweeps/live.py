@@ -9,8 +9,7 @@ from ray.tune import Callback
 from rich.live import Live
 from rich.table import Table
 
-from dpfp_ray.data.progress import LINE_EVERY_SECONDS, clock
-from dpfp_ray.data.terminal import stderr
+from dpfp_ray.data.terminal import LINE_EVERY_SECONDS, clock, stderr
 from dpfp_ray.plan.method_spec import modes_of
 from dpfp_ray.sweeps.trial import given_up
 

@@ -25,11 +25,17 @@ from dpfp_ray.sweeps.audits import (
     with_outcomes,
     write_outcomes,
 )
-from dpfp_ray.sweeps.compare_cells import Settings, cells_of
 from dpfp_ray.sweeps.compare_rows import summarise, with_candidates
+from dpfp_ray.sweeps.compare_runs import (
+    Settings,
+    announce,
+    bind_cells,
+    cells_of,
+    differing,
+    tuned_cells,
+)
 from dpfp_ray.sweeps.compare_table import markdown
-from dpfp_ray.sweeps.compare_tuning import announce, bind_cells, differing, tuned_cells
-from dpfp_ray.sweeps.ray_options import RayChoices, ray_options
+from dpfp_ray.sweeps.resources import RayChoices, ray_options
 from dpfp_ray.sweeps.run_sweep import close, refuse_encoder, stopped
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.state import resolve_storage

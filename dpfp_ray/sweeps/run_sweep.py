@@ -13,11 +13,10 @@ from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.privacy.selection import check_search, parse_selection
 from dpfp_ray.privacy.statement_text import brief
-from dpfp_ray.results.load import as_frame
 from dpfp_ray.results.query import sort_rows
 from dpfp_ray.results.rows import Row, flatten
-from dpfp_ray.results.store import Record, Store
-from dpfp_ray.sweeps.ray_options import RayChoices, ray_options
+from dpfp_ray.results.store import Record, Store, as_frame
+from dpfp_ray.sweeps.resources import RayChoices, ray_options
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.search_space import SearchSpace
 from dpfp_ray.sweeps.selection import run_selection

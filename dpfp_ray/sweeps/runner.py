@@ -11,23 +11,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.data.lease import held
-from dpfp_ray.data.progress import waiting
 from dpfp_ray.data.storage import open_files
-from dpfp_ray.data.terminal import stderr
+from dpfp_ray.data.terminal import stderr, waiting
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.charges import Charges
-from dpfp_ray.sweeps.cluster import (
-    Resources,
-    connected,
-    node_resources,
-    plan_resources,
-    settings,
-)
-from dpfp_ray.sweeps.ray_options import RayOptions
-from dpfp_ray.sweeps.signals import ignoring_ctrl_c, stopped_by_sigterm
+from dpfp_ray.sweeps.cluster import connected, settings
+from dpfp_ray.sweeps.ray_watch import ignoring_ctrl_c, stopped_by_sigterm
+from dpfp_ray.sweeps.resources import RayOptions, Resources, node_resources, plan_resources
 from dpfp_ray.sweeps.state import SECRET, SweepState, check_seen_everywhere
 from dpfp_ray.sweeps.trial import Trial, mark_interrupted, unfinished
 from dpfp_ray.training.prepare import Inputs

@@ -36,7 +36,7 @@ from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.sampling import derived_seed, keyed_generator
 from dpfp_ray.privacy.selection import Selection, draw_trials
 from dpfp_ray.results.store import Record, Store
-from dpfp_ray.sweeps.ray_options import RayOptions
+from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.search_space import SearchSpace
 from dpfp_ray.sweeps.selection_cost import Bind, SelectionCost, privacy_choices, selection_cost

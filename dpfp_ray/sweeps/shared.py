@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Module
 
-from dpfp_ray.data.persons import count_units
+from dpfp_ray.data.split import count_units
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.scopes import initialise
 from dpfp_ray.plan.method_spec import LORA_FIELDS

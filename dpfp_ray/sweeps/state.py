@@ -17,9 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dpfp_ray.data.checked import with_checksum, without_checksum
-from dpfp_ray.data.storage import RemoteFiles, open_files, previous
-from dpfp_ray.data.whole_files import PRIVATE, delete_secret, to_json
+from dpfp_ray.data.remote_files import RemoteFiles
+from dpfp_ray.data.storage import open_files, previous
+from dpfp_ray.data.whole_files import (
+    PRIVATE,
+    delete_secret,
+    to_json,
+    with_checksum,
+    without_checksum,
+)
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import fresh_seed, keyed_integer

@@ -6,7 +6,7 @@ from hashlib import blake2b
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from dpfp_ray.data.persons import count_units
+from dpfp_ray.data.split import count_units
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
@@ -18,8 +18,7 @@ from dpfp_ray.sweeps.search_space import SearchSpace
 from dpfp_ray.sweeps.shared import INPUT_FIELDS, input_key
 from dpfp_ray.sweeps.trial import SETTLED, Trial
 from dpfp_ray.training.dev_scores import quote
-from dpfp_ray.training.prepare import Inputs, load_inputs, prepare
-from dpfp_ray.training.representation_choice import TaskFacts, choose_representation
+from dpfp_ray.training.prepare import Inputs, TaskFacts, choose_representation, load_inputs, prepare
 
 if TYPE_CHECKING:
     from ray.tune.schedulers import TrialScheduler

@@ -16,7 +16,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from torch import Tensor
 
-from dpfp_ray.data.disk import NoRoom
+from dpfp_ray.data.cache import NoRoom
 from dpfp_ray.sweeps.state import ray_storage
 from dpfp_ray.sweeps.trial import Trial, error_reason, settle
 from dpfp_ray.sweeps.trial_process import (
@@ -27,7 +27,7 @@ from dpfp_ray.sweeps.trial_process import (
     settled_record,
     trial_metrics,
 )
-from dpfp_ray.training.comm import TorchComm
+from dpfp_ray.training.machine import TorchComm
 
 
 def run_on_workers(

@@ -17,7 +17,7 @@ import ray
 import ray.tune
 import torch
 
-from dpfp_ray.data.disk import NoRoom
+from dpfp_ray.data.cache import NoRoom
 from dpfp_ray.data.storage import one_line
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.shared import SharedInputs, input_key

@@ -23,8 +23,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from dpfp_ray.data.progress import LINE_EVERY_SECONDS
-from dpfp_ray.data.terminal import stderr
+from dpfp_ray.data.terminal import LINE_EVERY_SECONDS, stderr
 from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.spending import Spending

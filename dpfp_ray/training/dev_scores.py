@@ -1,19 +1,25 @@
-"""Which epoch's scores a run quotes, and the answers that its record keeps beside them.
+"""Scores on dev: what accuracy hides, which epoch's a run quotes, and the answers that its record
+keeps beside them.
 
 One rule for every row of a table. "last": the epoch whose weights are saved, when a private run's
 budget is spent. "best": the best on dev, for those who ask for it; being picked by its dev score it
 flatters, and a reader must be told.
+
+Formulas are scikit-learn's. Private training fails on small classes first, hence recall by class.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import numpy as np
 from numpy.typing import ArrayLike
 
-from dpfp_ray.training.predictions import DevPredictions, unpack
+from dpfp_ray.training.predictions import DevPredictions, majority_class, one_class_runs, unpack
 
 Select = Literal["last", "best"]
 RULES: dict[Select, str] = {"last": "last epoch", "best": "best epoch on dev"}
+CALIBRATION_BINS = 15
 ANSWERS = "predicted"  # an epoch's packed answers; moved out of the history into `predictions`
 
 Epoch = Mapping[str, Any]  # an entry of the history
@@ -93,3 +99,67 @@ def without_answers(history: Sequence[Epoch]) -> list[dict[str, Any]]:
         }
         for entry in history
     ]
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Scores of one model on the dev rows.
+
+    `f1` is of class 1 with two classes (as GLUE scores QQP), else the mean over classes. `recall`
+    has None for a class without dev rows. `calibration_error` needs probabilities, else it is None.
+    """
+
+    accuracy: float
+    f1: float
+    matthews: float
+    recall: tuple[float | None, ...]
+    one_class: bool
+    majority_accuracy: float
+    calibration_error: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure(
+    predicted: ArrayLike, labels: ArrayLike, *, classes: int, probabilities: ArrayLike | None = None
+) -> Metrics:
+    """All metrics of one model; `probabilities` are (rows, classes)."""
+    # Imported here: scikit-learn takes a second.
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, recall_score
+
+    answers, truth = np.asarray(predicted), np.asarray(labels)
+    every = list(range(classes))
+    recall = recall_score(truth, answers, labels=every, average=None, zero_division=np.nan)
+    average = {"average": "binary"} if classes == 2 else {"average": "macro", "labels": every}
+    return Metrics(
+        accuracy=float(accuracy_score(truth, answers)),
+        f1=float(f1_score(truth, answers, zero_division=0.0, **average)),
+        matthews=float(matthews_corrcoef(truth, answers)),
+        recall=tuple(None if np.isnan(value) else float(value) for value in recall),
+        one_class=one_class_runs(answers[None]) == 1,
+        majority_accuracy=float((truth == majority_class(truth)).mean()),
+        calibration_error=(
+            None if probabilities is None else calibration_error(probabilities, truth)
+        ),
+    )
+
+
+def calibration_error(
+    probabilities: ArrayLike, labels: ArrayLike, bins: int = CALIBRATION_BINS
+) -> float:
+    """Expected calibration error: |share right − mean confidence| in each bin, weighted by rows.
+
+    Confidence is the probability of the class answered; bins have equal widths from 0 to 1.
+    """
+    from sklearn.calibration import calibration_curve
+
+    shares, truth = np.asarray(probabilities, dtype=float), np.asarray(labels)
+    # Sums of float32 probabilities may end a hair above 1, which scikit-learn refuses.
+    confidence = np.clip(shares.max(axis=1), 0.0, 1.0)
+    right = shares.argmax(axis=1) == truth
+    true, stated = calibration_curve(right, confidence, n_bins=bins, pos_label=True)
+    # The same edges and sides as calibration_curve, whose empty bins are left out.
+    members = np.searchsorted(np.linspace(0.0, 1.0, bins + 1)[1:-1], confidence)
+    counts = np.bincount(members, minlength=bins)
+    return float(np.abs(true - stated) @ counts[counts > 0] / len(truth))

@@ -13,8 +13,8 @@ from torch.nn import functional
 from dpfp_ray.data import Table
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.models.classifier import Classifier
-from dpfp_ray.training.comm import Comm, share
-from dpfp_ray.training.dev_scores import ANSWERS
+from dpfp_ray.training.dev_scores import ANSWERS, measure
+from dpfp_ray.training.machine import Comm, share
 from dpfp_ray.training.predictions import pack
 
 EVAL_ROWS = 256
@@ -24,7 +24,7 @@ EVAL_ROWS = 256
 def evaluate(
     model: Classifier, table: Table, comm: Comm, precision: str = "fp32"
 ) -> dict[str, Any]:
-    """`accuracy`, mean `loss`, the scores of `metrics.Metrics` and every row's answer, packed.
+    """`accuracy`, mean `loss`, the scores of `dev_scores.Metrics` and every row's answer, packed.
 
     Each worker takes its share of the rows; all end with the same facts.
     """
@@ -55,8 +55,6 @@ def evaluate(
 
 
 def scores(answers: Any, probabilities: Any, table: Table) -> dict[str, Any]:
-    from dpfp_ray.training.metrics import measure  # scikit-learn takes a second to import
-
     classes = probabilities.shape[1]
     # A model that has diverged still has answers, but no probabilities.
     sound = bool(np.isfinite(probabilities).all())

@@ -19,8 +19,7 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.training.checkpoints import RESUME
-from dpfp_ray.training.run_folder import RESULT
-from dpfp_ray.training.weights import WEIGHTS, read_weights
+from dpfp_ray.training.run_folder import RESULT, WEIGHTS, read_weights
 
 
 def load_model(run: Any, *, encoder: Any = None, tokenizer: Any = None) -> Predictor:

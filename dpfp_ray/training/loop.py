@@ -15,17 +15,17 @@ from torch import Tensor
 
 from dpfp_ray.data import Table, content_hash
 from dpfp_ray.data.batches import PART_COST, split_rows
-from dpfp_ray.data.persons import Units
+from dpfp_ray.data.split import Units
 from dpfp_ray.methods.parts.base import Rows, make_method
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import keyed_integer, make_sampler, run_seed
 from dpfp_ray.privacy.spending import Spending
-from dpfp_ray.training.comm import Comm, share
 from dpfp_ray.training.dev_scores import Select, best_epoch
 from dpfp_ray.training.evaluate import evaluate
 from dpfp_ray.training.learning_checks import LEAST_RATE, PROBE_ROWS, Still, check_all_learn
+from dpfp_ray.training.machine import Comm, share
 
 State = dict[str, Any]
 # What a run's draws and noise are keyed by: 2 is `run_seed` of plan and records, 3 of the initial

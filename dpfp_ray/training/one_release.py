@@ -8,17 +8,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpfp_ray.methods.parts.discriminant import ClassStatistics, LinearHead, discriminant
+from dpfp_ray.methods.parts.discriminant import (
+    ClassStatistics,
+    LinearHead,
+    choose_ridge,
+    discriminant,
+)
 from dpfp_ray.methods.parts.one_release import bounded_rows, release_id
-from dpfp_ray.methods.parts.ridge_choice import choose_ridge
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import keyed_generator
 from dpfp_ray.privacy.spending import Spending
-from dpfp_ray.training.comm import Comm
 from dpfp_ray.training.evaluate import evaluate
 from dpfp_ray.training.loop import KEYING, Data, Progress, Reporter, State
+from dpfp_ray.training.machine import Comm
 
 
 def fit(

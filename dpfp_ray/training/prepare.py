@@ -1,4 +1,9 @@
-"""What a run needs before its first step: data, the calibrated noise, the model."""
+"""What a run needs before its first step: data, the calibrated noise, the model.
+
+`representation: auto` is decided from public facts alone: the encoder's shape, D, K, whether
+records are pairs, and the σ that the budget asks for. No record is looked at, so the choice costs
+no privacy.
+"""
 
 import dataclasses
 import time
@@ -13,12 +18,17 @@ import torch
 
 from dpfp_ray.data import Split, Table, Task
 from dpfp_ray.data.pair_tokens import PairTable, tokenise_sides
-from dpfp_ray.data.persons import count_units, number_persons
+from dpfp_ray.data.split import count_units, number_persons
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.tokens import TokenTable, tokenise
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.own_encoder import CUSTOM, OwnEncoder
-from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
+from dpfp_ray.models.pretrained import (
+    build_classifier,
+    load_tokenizer,
+    resolve_representation,
+    width_of_layers,
+)
 from dpfp_ray.models.representations import (
     Floats,
     HeadClassifier,
@@ -34,7 +44,43 @@ from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.sampling import keyed_integer
 from dpfp_ray.training.loop import Data
 from dpfp_ray.training.predictions import fingerprint_rows
-from dpfp_ray.training.representation_choice import TaskFacts, choose_representation
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """What is public of a task before anything is encoded."""
+
+    records: int
+    classes: int
+    paired: bool
+
+
+def choose_representation(plan: Plan, facts: TaskFacts, own: OwnEncoder | None = None) -> str:
+    """The plan's own, checked; for "auto" the one that suits."""
+    wanted = plan.representation
+    if wanted == "pair" and not facts.paired:
+        raise UserError("representation pair needs two texts a record; give pair_column, or mean")
+    if wanted == "auto" and plan.scope == "head":
+        if facts.paired:
+            wanted = "pair"
+        elif own is None and affords_layers(plan, facts, width_of_layers(plan.model)):
+            wanted = "layers"
+    if own is not None:
+        return own.resolve_representation(wanted)
+    return resolve_representation(plan.model, wanted)
+
+
+def affords_layers(plan: Plan, facts: TaskFacts, width: int) -> bool:
+    """Whether noise on rows as wide as all layers together leaves them readable.
+
+    A method that says so gives the size of its noise over that of what it hides; 1 is as much of
+    the one as of the other.
+    """
+    if plan.spec.noise_to_signal is None:
+        return False
+    bound = plan.bind(records=facts.records, classes=facts.classes)
+    sigma = noise_multiplier(bound)
+    return plan.spec.noise_to_signal(bound, sigma, width, facts.classes) <= 1
 
 
 @dataclass

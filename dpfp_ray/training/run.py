@@ -17,9 +17,9 @@ from dpfp_ray.privacy.sampling import fresh_seed
 from dpfp_ray.privacy.statement import guarantee, statement
 from dpfp_ray.training import machine, one_release
 from dpfp_ray.training.checkpoints import refuse_other_rows
-from dpfp_ray.training.comm import Comm, SoloComm
 from dpfp_ray.training.dev_scores import Select, kept_predictions, quote, without_answers
 from dpfp_ray.training.loop import Progress, Reporter, State, train
+from dpfp_ray.training.machine import Comm, SoloComm
 from dpfp_ray.training.prepare import Prepared, build_model
 
 SCHEMA = 1

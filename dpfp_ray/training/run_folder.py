@@ -1,20 +1,26 @@
 """A run's folder: what is there before, and what stays when it ends.
 
 DIR/result.json           the result: public facts and measurements, no secrets
-DIR/weights.safetensors   the trained weights (with their plan), if asked for
+DIR/weights.safetensors   the trained weights, if asked for, with their plan and a checksum
 DIR/resume.pt, .seed      only while unfinished, see `checkpoints.py`
 """
 
 import dataclasses
 import hashlib
+import json
+import re
+from collections.abc import Mapping
+from errno import EIO
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dpfp_ray.data import storage
-from dpfp_ray.data.disk import explained
-from dpfp_ray.data.whole_files import private_folder, read_json, write_json
+from dpfp_ray.data.cache import explained
+from dpfp_ray.data.whole_files import private_folder, read_json, whole_path, write_json
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.models.scopes import weights_to_keep
@@ -23,7 +29,68 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import derived_seed
 from dpfp_ray.training.checkpoints import SMALL, forget_state, refuse_changed_files
 from dpfp_ray.training.loop import Data
-from dpfp_ray.training.weights import WEIGHTS, write_weights
+
+WEIGHTS = "weights.safetensors"
+
+
+def write_weights(path: Path, weights: Mapping[str, Tensor], plan_hash: str) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    facts = {"plan_hash": plan_hash, "checksum": checksum(weights)}
+    size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    with explained(path, size), whole_path(path) as scratch:
+        try:
+            save_file(dict(weights), scratch, metadata=facts)
+        except SafetensorError as error:
+            number = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(number[1]) if number else EIO, str(error)) from None
+        _sort_facts(scratch)
+
+
+def _sort_facts(path: Path) -> None:
+    """safetensors writes its facts in any order; equal runs leave equal files."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= length
+        file.seek(8)
+        file.write(text.ljust(length))
+
+
+def read_weights(path: Path, plan_hash: str | None) -> dict[str, Tensor]:
+    """The weights by name; a UserError if they are damaged or of another plan."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}); run again with --overwrite") from None
+    if facts.get("checksum", checksum(weights)) != checksum(weights):  # older files have none
+        raise UserError(
+            f"{path} is damaged (its checksum does not match); restore it from a backup, or run "
+            f"again with --overwrite"
+        )
+    if facts.get("plan_hash") != plan_hash:
+        raise UserError(
+            f"{path} belongs to plan {facts.get('plan_hash')}, result.json to {plan_hash}; run "
+            f"again with --overwrite"
+        )
+    return weights
+
+
+def checksum(weights: Mapping[str, Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(weights):
+        tensor = weights[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
 
 RESULT = storage.RESULT
 

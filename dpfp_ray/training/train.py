@@ -16,7 +16,7 @@ from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.models.predictor import Predictor
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.plan.shown_defaults import from_data
+from dpfp_ray.plan.values import from_data
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.sampling import fresh_seed
 from dpfp_ray.privacy.statement_text import brief

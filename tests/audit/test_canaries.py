@@ -8,8 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpfp_ray.audit.canaries import FAMILIES, Canaries, flip_coins, make_canaries
-from dpfp_ray.audit.insertion import IGNORED, hide_empty, insert, select, stack
+from dpfp_ray.audit.canaries import (
+    FAMILIES,
+    IGNORED,
+    Canaries,
+    flip_coins,
+    hide_empty,
+    insert,
+    make_canaries,
+    select,
+    stack,
+)
 from dpfp_ray.data import Split, Task
 from dpfp_ray.data.tokens import TokenTable, tokenise
 from dpfp_ray.methods.parts.base import Rows, make_method

@@ -1,7 +1,9 @@
 """Guesses from scores: the extremes, ties without regard to coins, every look paid for."""
 
+import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,16 @@ from dpfp_ray.audit.audited_run import Settings, power_warning
 from dpfp_ray.audit.bounds import guess_grid, one_run_epsilon, one_run_gdp
 from dpfp_ray.audit.canaries import flip_coins
 from dpfp_ray.audit.claims import claim_of
-from dpfp_ray.audit.outcome import audit_outcome, could_refute, count_correct, warning_of
+from dpfp_ray.audit.outcome import (
+    AUDIT,
+    audit_outcome,
+    could_refute,
+    count_correct,
+    keep,
+    read_begun,
+    warning_of,
+)
+from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 
 
@@ -119,3 +130,38 @@ def test_nothing_helps_against_a_huge_epsilon() -> None:
 @pytest.mark.parametrize("plan", [Plan(records=20_000), Plan(method="non_private", records=2_000)])
 def test_nothing_is_said_of_an_audit_with_power_or_without_a_claim(plan: Plan) -> None:
     assert power_warning(replace(plan, delta=plan.delta and 1e-6), Settings()) is None
+
+
+FACTS = {"seed": 2**70, "membership_seed": 3, "plan_hash": "x", "settings": {"canaries": 9}}
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert read_begun(tmp_path) == {}
+    keep(tmp_path, FACTS)
+    assert FACTS.items() <= read_begun(tmp_path).items()
+
+
+def test_a_file_of_a_version_without_checksums_is_read(tmp_path: Path) -> None:
+    (tmp_path / AUDIT).write_text(json.dumps(FACTS))
+    assert read_begun(tmp_path) == FACTS
+
+
+def test_no_wrong_byte_is_believed(tmp_path: Path) -> None:
+    keep(tmp_path, FACTS)
+    whole = (tmp_path / AUDIT).read_bytes()
+    known = read_begun(tmp_path)
+    for place in range(len(whole)):
+        (tmp_path / AUDIT).write_bytes(
+            whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
+        )
+        try:
+            assert read_begun(tmp_path) == known  # white space
+        except UserError:
+            continue
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"seed": "x"}', "null"])
+def test_what_holds_no_seeds_is_one_line(tmp_path: Path, content: str) -> None:
+    (tmp_path / AUDIT).write_text(content)
+    with pytest.raises(UserError, match=r"restore it"):
+        read_begun(tmp_path)

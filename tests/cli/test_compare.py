@@ -12,7 +12,7 @@ from dpfp_ray.cli.main import main
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.sweeps.compare_cells import plan_cells
+from dpfp_ray.sweeps.compare_runs import plan_cells
 from dpfp_ray.sweeps.compare_table import HEADINGS
 from tests.support.ray_runs import records
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpfp_ray.cli.main import main
-from dpfp_ray.data.checked import without_checksum
+from dpfp_ray.data.whole_files import without_checksum
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.sweeps.state import SECRET
 from tests.support.ray_runs import (

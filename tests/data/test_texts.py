@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from dpfp_ray.data import AllTexts, Split, texts
-from dpfp_ray.data.flat_array import FlatArray
-from dpfp_ray.data.texts import distinct, group, hashes, pack, take
+from dpfp_ray.data.texts import FlatArray, distinct, group, hashes, pack, take
 
 WORDS = ["", "one", "zwei und mehr", "三", "half a pair \ud83d", "one", "end"]
 MANY = [f"text {number} " + "é" * (number % 7) for number in range(10_000)]

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from dpfp_ray.data import Split, progress
+from dpfp_ray.data import Split, terminal
 from dpfp_ray.data import tokens as tokens_module
 from dpfp_ray.data.tokens import TokenTable, tokenise
 from dpfp_ray.plan.errors import UserError
@@ -271,7 +271,7 @@ def test_odd_characters_in_texts() -> None:
 def test_progress_is_on_stderr_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "LINE_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(terminal, "LINE_EVERY_SECONDS", 0.0)
     tokenise(some_split(), bert_like(), 9, name="train")
     printed = capsys.readouterr()
     assert printed.out == ""

@@ -16,8 +16,7 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import METHODS, all_specs, labels
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.statement_text import one_line, render
-from dpfp_ray.sweeps.compare_cells import plan_cells, variant
-from dpfp_ray.sweeps.compare_tuning import space_name
+from dpfp_ray.sweeps.compare_runs import plan_cells, space_name, variant
 from dpfp_ray.sweeps.space_files import read_search_space
 from dpfp_ray.training import run
 from dpfp_ray.training.prepare import prepare

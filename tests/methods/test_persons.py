@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dpfp_ray.data.persons import Units
+from dpfp_ray.data.split import Units
 from dpfp_ray.methods.dpsgd import DpSgd
 from dpfp_ray.methods.parts.base import Method, Rows, make_method
 from dpfp_ray.methods.rgp import HEAD_SHARE, Rgp

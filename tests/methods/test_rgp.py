@@ -22,9 +22,9 @@ from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.spending import Spending
-from dpfp_ray.training.comm import SoloComm
 from dpfp_ray.training.evaluate import evaluate
 from dpfp_ray.training.loop import Data, train
+from dpfp_ray.training.machine import SoloComm
 from tests.support.tiny_models import ENCODERS, TEXTS, build_tiny
 
 LOOSE = 1e9  # a clip that no row reaches

@@ -18,10 +18,10 @@ from dpfp_ray.models.pretrained import build_classifier
 from dpfp_ray.models.scopes import Lora, _lora_pairs
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.training.comm import Comm, SoloComm
 from dpfp_ray.training.evaluate import evaluate
 from dpfp_ray.training.learning_checks import check_all_learn
 from dpfp_ray.training.loop import Data, take, train
+from dpfp_ray.training.machine import Comm, SoloComm
 from tests.methods.test_dpsgd import (
     CLIPPINGS,
     SEED,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import Embedding, Module, TransformerEncoder, TransformerEncoderLayer
 
-from dpfp_ray.audit.insertion import blank, hide_empty, stack
+from dpfp_ray.audit.canaries import blank, hide_empty, stack
 from dpfp_ray.methods.dpsgd import DpSgd
 from dpfp_ray.models import activations
 from dpfp_ray.models.activations import ActivationTable, with_activations
@@ -21,8 +21,8 @@ from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.models.pretrained import load_tokenizer
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.training.comm import Comm, SoloComm
 from dpfp_ray.training.loop import Data, train
+from dpfp_ray.training.machine import Comm, SoloComm
 from tests.methods.test_dpsgd import (
     SEED,
     SIGMA,

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from dpfp_ray import UserError, load_model
-from dpfp_ray.models.export import export_model
-from dpfp_ray.models.export_adapter import Change, export_adapter
+from dpfp_ray.models.export import Change, export_adapter, export_model
 from dpfp_ray.models.predictor import Predictor
 from dpfp_ray.plan.method_spec import all_specs, scope_kind
 from dpfp_ray.plan.values import make_plan

@@ -122,8 +122,8 @@ def test_training_on_the_cache_is_training_on_a_frozen_encoder(
     model: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same draws and noise, which otherwise depend on what is trained on."""
-    from dpfp_ray.training.comm import SoloComm
     from dpfp_ray.training.loop import Data, train
+    from dpfp_ray.training.machine import SoloComm
 
     monkeypatch.setattr("dpfp_ray.training.loop.run_seed", lambda seed, *_: seed)
     data = tiny_data(model)

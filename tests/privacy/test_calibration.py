@@ -9,7 +9,7 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting, calibration, pld
 from dpfp_ray.privacy.accounting import Mechanism, epsilon
-from dpfp_ray.privacy.calibration import calibrate, noise_multiplier
+from dpfp_ray.privacy.calibration import noise_multiplier, smallest_noise
 
 SST2 = 67_349
 
@@ -61,7 +61,7 @@ def test_golden_noise_by_pld(batch: int, micro: int, sigma: float, design: float
 @pytest.mark.parametrize(("eps", "sigma"), [(1, 3.80), (3, 1.41), (8, 0.61)])
 @pytest.mark.parametrize("accountant", ["gdp", "pld"])
 def test_golden_noise_of_one_exact_release(eps: float, sigma: float, accountant: str) -> None:
-    found = calibrate(1.0, 1, "zero_out", eps, 1 / (2 * SST2), accountant)
+    found = smallest_noise(1.0, 1, "zero_out", eps, 1 / (2 * SST2), accountant)
     assert found == pytest.approx(sigma, abs=0.005)
 
 
@@ -96,7 +96,7 @@ def test_noise_is_on_budget_and_hardly_more(
     case: tuple[float, int, str, float, float, str],
 ) -> None:
     p, n, adjacency, budget, delta, accountant = case
-    sigma = calibrate(*case)
+    sigma = smallest_noise(*case)
 
     def spent(noise: float) -> float:
         found = epsilon(Mechanism(p, n, noise, adjacency), delta, accountant)
@@ -178,11 +178,13 @@ def test_rdp_cannot_calibrate_replacement() -> None:
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_an_impossible_budget_is_refused(accountant: str) -> None:
     with pytest.raises(UserError, match="no noise up to σ/C = 1e\\+06 meets epsilon = 1e-09"):
-        calibrate(0.5, 10_000, "zero_out", 1e-9, 1e-15, accountant)
+        smallest_noise(0.5, 10_000, "zero_out", 1e-9, 1e-15, accountant)
 
 
 def test_a_budget_that_any_noise_meets_gets_the_smallest() -> None:
-    assert calibrate(1e-9, 1, "zero_out", 1.0, 0.5, "pld") == pytest.approx(calibration.SMALLEST)
+    assert smallest_noise(1e-9, 1, "zero_out", 1.0, 0.5, "pld") == pytest.approx(
+        calibration.SMALLEST
+    )
 
 
 # Speed

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyarrow import fs
 
-from dpfp_ray.data.storage import RemoteFiles
+from dpfp_ray.data.remote_files import RemoteFiles
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting

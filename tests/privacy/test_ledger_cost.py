@@ -11,7 +11,7 @@ import pytest
 from dp_accounting import rdp
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 
-from dpfp_ray.privacy import composition, pld
+from dpfp_ray.privacy import pld
 from dpfp_ray.privacy.accounting import gdp_delta, gdp_epsilon, renyi_epsilon
 from dpfp_ray.privacy.labels import joint_epsilon
 from dpfp_ray.privacy.ledger_cost import (
@@ -127,9 +127,9 @@ def test_pure_parts_cost_at_most_their_sum_and_at_least_the_binomial_mixture() -
 def test_the_product_of_spectra_is_plain_convolution() -> None:
     interval, delta = 0.02, 1e-3
     parts = [
-        (composition.release(pld.Release(0.1, 1.0, "add_remove")), 4),
-        (composition.release(composition.PlainGaussian(3.0)), 2),
-        (composition.pure(0.3), 3),
+        (pld.release(pld.Release(0.1, 1.0, "add_remove")), 4),
+        (pld.release(pld.PlainGaussian(3.0)), 2),
+        (pld.pure(0.3), 3),
     ]
     found = []
     for direction in (0, 1):
@@ -150,13 +150,13 @@ def test_the_product_of_spectra_is_plain_convolution() -> None:
             middle = (low + high) / 2
             low, high = (middle, high) if slow(middle) > delta else (low, middle)
         found.append(high)
-    assert composition.epsilon_at(parts, delta, interval) == pytest.approx(max(found), rel=1e-5)
+    assert pld.joint_epsilon_at(parts, delta, interval) == pytest.approx(max(found), rel=1e-5)
 
 
 def test_one_mechanism_composes_as_in_pld() -> None:
     alone = pld.epsilon_at(0.01, 500, 0.8, 1e-5, 1e-3)
-    parts = [(composition.release(pld.Release(0.01, 0.8, "add_remove")), 500)]
-    assert composition.epsilon_at(parts, 1e-5, 1e-3) == pytest.approx(alone, rel=1e-6)
+    parts = [(pld.release(pld.Release(0.01, 0.8, "add_remove")), 500)]
+    assert pld.joint_epsilon_at(parts, 1e-5, 1e-3) == pytest.approx(alone, rel=1e-6)
 
 
 def test_a_hopeless_sum_is_a_number_not_a_crash() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pyarrow import fs
 
-from dpfp_ray.data.storage import RemoteFiles
+from dpfp_ray.data.remote_files import RemoteFiles
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.ledger_files import OnceWritten
 from dpfp_ray.privacy.people import People, fingerprints, normal

@@ -8,7 +8,7 @@ from scipy import stats
 
 from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy import participation
+from dpfp_ray.privacy import spending
 from dpfp_ray.privacy.accounting import Mechanism, gdp_delta, gdp_epsilon
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.statement import guarantee, statement
@@ -184,21 +184,21 @@ def test_a_partly_done_run_states_what_it_has_spent() -> None:
 
 def test_epsilon_without_amplification_is_the_mean_over_draws() -> None:
     mech, delta = Mechanism(p=0.02, n=150, noise_multiplier=1.3, adjacency="zero_out"), 1e-4
-    found = participation.shown_epsilon(mech, delta)
+    found = spending.shown_epsilon(mech, delta)
     draws = np.random.default_rng(0).binomial(150, 0.02, 400_000)
     chances = np.bincount(draws) / len(draws)
     total = sum(c * gdp_delta(found, math.sqrt(k) / 1.3) for k, c in enumerate(chances) if k)
     assert total == pytest.approx(delta, rel=0.1)
-    expected = participation.expected_epsilon(mech, delta)
+    expected = spending.expected_epsilon(mech, delta)
     assert expected == pytest.approx(gdp_epsilon(math.sqrt(3) / 1.3, delta))
     assert found > expected  # some records are drawn more often
-    most = participation.likely_most_rows(mech, 1e-6)
+    most = spending.likely_most_rows(mech, 1e-6)
     assert stats.binom.sf(most, 150, 0.02) <= 1e-6 < stats.binom.sf(most - 1, 150, 0.02)
 
 
 def test_without_sampling_nothing_is_averaged() -> None:
     mech = Mechanism(p=1.0, n=4, noise_multiplier=2.0, adjacency="replace_one")
-    assert participation.shown_epsilon(mech, 1e-5) == pytest.approx(gdp_epsilon(2.0, 1e-5))
+    assert spending.shown_epsilon(mech, 1e-5) == pytest.approx(gdp_epsilon(2.0, 1e-5))
 
 
 def test_statements_of_the_first_version_are_worded_alike() -> None:

@@ -7,12 +7,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dpfp_ray.report.curves import averaged, curve_of
 from dpfp_ray.report.epsilon_figures import _LINES
-from dpfp_ray.report.figures import all_figures
-from dpfp_ray.report.heatmap import heat_maps
+from dpfp_ray.report.figures import all_figures, averaged, curve_of
 from dpfp_ray.report.page import Report
 from dpfp_ray.report.plots import Drawing, method_label, short, styles
+from dpfp_ray.report.sweep_figures import heat_maps
 from dpfp_ray.results.cells import cells_of
 from dpfp_ray.results.runs import read_runs
 from tests.support import samples

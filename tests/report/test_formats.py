@@ -9,8 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from dpfp_ray.report.formats import latex_text, markdown_text, to_csv, to_latex, to_markdown
-from dpfp_ray.report.table import Column, Row, Table, number, percent, text
+from dpfp_ray.report.formats import (
+    Column,
+    Row,
+    Table,
+    latex_text,
+    markdown_text,
+    number,
+    percent,
+    text,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
 from tests.support.samples import HOSTILE
 
 

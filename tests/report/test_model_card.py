@@ -10,7 +10,7 @@ import yaml
 from dpfp_ray.cli.main import build_parser
 from dpfp_ray.cli.options import plan_from
 from dpfp_ray.report.model_card import model_card, train_command
-from dpfp_ray.results.evaluation import wilson
+from dpfp_ray.results.predict import wilson
 from dpfp_ray.training.load_model import plan_of
 from tests.support.finished_runs import KINDS, finished
 

@@ -4,11 +4,16 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.report.cost_tables import accounting_table, cost_table, noise_table
+from dpfp_ray.report.cost_tables import (
+    accounting_table,
+    audit_table,
+    cost_table,
+    noise_table,
+    runs_table,
+)
+from dpfp_ray.report.formats import MISSING, Row, Table, duration, number, percent, text
 from dpfp_ray.report.main_table import main_table
 from dpfp_ray.report.paper import paper_table
-from dpfp_ray.report.run_tables import audit_table, runs_table
-from dpfp_ray.report.table import MISSING, Row, Table, duration, number, percent, text
 from dpfp_ray.results.cells import cells_of
 from dpfp_ray.results.runs import read_runs
 from tests.support.samples import audited, comparison, failed, sample, with_statement

@@ -4,7 +4,7 @@ from typing import Any
 
 from dpfp_ray.report.page import shown_contests
 from dpfp_ray.report.plots import cell_label
-from dpfp_ray.report.summary_table import summary_table
+from dpfp_ray.report.score_tables import summary_table
 from dpfp_ray.report.winners import Card, headline
 from dpfp_ray.results.cells import cells_of
 from dpfp_ray.results.contests import Contest, contests_of

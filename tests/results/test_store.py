@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from dpfp_ray.data.storage import LocalFiles, RemoteFiles, public
+from dpfp_ray.data.remote_files import RemoteFiles
+from dpfp_ray.data.storage import LocalFiles, public
 from dpfp_ray.data.whole_files import write_json
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.rows import flatten

@@ -11,7 +11,7 @@ import pytest
 from dpfp_ray.results.runs import read_runs
 from dpfp_ray.results.store import Store
 from dpfp_ray.serve import snapshot
-from dpfp_ray.serve.parameters import Query, matching, picks_by_score
+from dpfp_ray.serve.api import Query, matching, picks_by_score
 from dpfp_ray.serve.snapshot import (
     BY_SCORE,
     IN_PART,

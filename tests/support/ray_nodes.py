@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfp_ray.sweeps.cluster import settings
-from dpfp_ray.sweeps.ray_options import RayOptions
+from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.sweep_trials import InputsOnce
 from dpfp_ray.sweeps.trial import Trial

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.ray_options import RayOptions
+from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.space_files import read_search_space
 from dpfp_ray.sweeps.sweep_trials import InputsOnce, bind_trial, run_sweep

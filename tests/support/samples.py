@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.training.metrics import measure
+from dpfp_ray.training.dev_scores import measure
 from dpfp_ray.training.predictions import DevPredictions
 
 HOSTILE = "<script>alert(1)</script>\"'|$x^2$ \\input{/etc/passwd} =1+1 %_#&~ [r](javascript:0)"

@@ -15,7 +15,7 @@ from dpfp_ray.sweeps.audits import (
     with_outcomes,
 )
 from dpfp_ray.sweeps.compare_rows import summarise
-from dpfp_ray.sweeps.ray_options import RayOptions
+from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.sweep_trials import InputsOnce
 from tests.support.ray_runs import trial

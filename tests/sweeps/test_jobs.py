@@ -13,9 +13,10 @@ import pytest
 import requests
 
 from dpfp_ray.cli.main import main
+from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps import access_tokens
-from dpfp_ray.sweeps.jobs import Cluster
+from dpfp_ray.sweeps import access_tokens, jobs
+from dpfp_ray.sweeps.jobs import Cluster, stage
 from tests.support.flaky_link import Link
 from tests.support.ports import free_ports
 from tests.support.ray_head import Head, ray_head
@@ -43,7 +44,7 @@ def submit(head: Head, *arguments: str) -> int:
     )
 
 
-def jobs(head: Head) -> dict[str, Any]:
+def known_jobs(head: Head) -> dict[str, Any]:
     answer = requests.get(
         f"{head.dashboard}/api/jobs/", headers=access_tokens.header(TOKEN), timeout=120
     ).json()
@@ -62,7 +63,7 @@ def test_a_sweep_runs_as_a_job_and_its_table_is_in_the_jobs_log(
     varied = {"learning_rate": {"values": [1e-3, 2e-3]}}
     write_space(tmp_path / "spaces" / "my.yaml", tiny_task, method="grid", parameters=varied)
     storage = tmp_path / "runs"
-    before = set(jobs(head))
+    before = set(known_jobs(head))
     # OMP_NUM_THREADS is one that a sweep sets too: the job's word must stand, without a conflict.
     code = submit(
         *(head, "--name", "My sweep!", "--env", "OMP_NUM_THREADS=1", "--"),
@@ -74,9 +75,9 @@ def test_a_sweep_runs_as_a_job_and_its_table_is_in_the_jobs_log(
     rows = Store(storage).rows()
     assert [row["status"] for row in rows] == ["finished"] * 2
 
-    (identity,) = set(jobs(head)) - before
+    (identity,) = set(known_jobs(head)) - before
     assert identity.startswith("my-sweep-")
-    job = jobs(head)[identity]
+    job = known_jobs(head)[identity]
     assert job["status"] == "SUCCEEDED"
     assert job["metadata"] == {
         "job_name": "My sweep!",
@@ -112,7 +113,7 @@ def test_the_jobs_own_exit_code_is_ours(
 def test_without_the_token_nothing_is_submitted(
     head: Head, tmp_path: Path, token: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = set(jobs(head))
+    before = set(known_jobs(head))
     arguments = ["submit", "--address", head.dashboard]
     if token:
         (tmp_path / "token").write_text(token)
@@ -121,7 +122,7 @@ def test_without_the_token_nothing_is_submitted(
         patch.setenv("RAY_AUTH_MODE", "disabled")  # nor is the one of this machine's user
         assert main([*arguments, "--", "results", "/nothing"]) == 2
     assert "a token is" in capsys.readouterr().err
-    assert set(jobs(head)) == before
+    assert set(known_jobs(head)) == before
 
 
 def test_after_a_lost_connection_the_log_goes_on_where_it_was(head: Head, cluster: Cluster) -> None:
@@ -174,7 +175,7 @@ def test_ctrl_c_detaches_says_how_to_come_back_and_stop_stops(head: Head, cluste
     assert cluster.info("long").status == "RUNNING"
     assert submit(head, "--stop", "long") == 0
     assert submit(head, "--attach", "long") == 130
-    assert jobs(head)["long"]["status"] == "STOPPED"
+    assert known_jobs(head)["long"]["status"] == "STOPPED"
 
 
 def test_after_a_stop_no_trial_stays_running_and_the_same_command_goes_on(
@@ -195,7 +196,7 @@ def test_after_a_stop_no_trial_stays_running_and_the_same_command_goes_on(
 
     wait_for(lambda: statuses() == ["running"] * 2, "a first epoch of both trials")
     assert submit(head, "--stop", identity) == 0
-    wait_for(lambda: jobs(head)[identity]["status"] == "STOPPED", "the job's end")
+    wait_for(lambda: known_jobs(head)[identity]["status"] == "STOPPED", "the job's end")
     assert statuses() == ["interrupted"] * 2
     time.sleep(2)  # nor does a worker that outlives its driver say otherwise
     assert statuses() == ["interrupted"] * 2
@@ -264,3 +265,57 @@ def test_results_finds_the_service_through_the_dashboard(
     assert stopped.returncode == 0
     assert main(arguments) == 2
     assert "does not run on the cluster" in capsys.readouterr().err
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "here"
+    (folder / "spaces").mkdir(parents=True)
+    (folder / "spaces" / "mine.yaml").write_text("space")
+    (folder / "train.csv").write_text("text,label\n")
+    (folder / "secret.txt").write_text("not named")
+    (tmp_path / "above.yaml").write_text("above")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def sent(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_text() for path in files}
+
+
+def test_relative_files_keep_their_places(here: Path, tmp_path: Path) -> None:
+    words = ["sweep", "spaces/mine.yaml", "--set=train_file=train.csv", "--plan=train.csv"]
+    command, named = stage(words, [], tmp_path / "job")
+    assert command == words
+    assert named == ["spaces/mine.yaml", "train.csv"]
+    assert sent(tmp_path / "job") == {"spaces/mine.yaml": "space", "train.csv": "text,label\n"}
+
+
+def test_files_that_a_plan_names_travel_too(here: Path, tmp_path: Path) -> None:
+    _, named = stage(["sweep", "spaces/mine.yaml"], ["train.csv"], tmp_path / "job")
+    assert named == ["spaces/mine.yaml", "train.csv"]
+
+
+def test_a_file_above_is_sent_under_a_name_inside(here: Path, tmp_path: Path) -> None:
+    command, _ = stage(["sweep", "../above.yaml"], [], tmp_path / "job")
+    assert sent(tmp_path / "job") == {command[1]: "above"}
+    assert ".." not in command[1]
+
+
+def test_absolute_paths_uris_and_words_mean_the_cluster(here: Path, tmp_path: Path) -> None:
+    words = ["train", "--train-file", str(here / "train.csv"), "--model", "s3://b/m", "x" * 5000]
+    assert stage(words, [], tmp_path / "job") == (words, [])
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_folder_must_be_sent_on_purpose(here: Path, tmp_path: Path) -> None:
+    (here / "glue" / "SST-2").mkdir(parents=True)
+    with pytest.raises(UserError, match="--working-dir"):
+        stage(["train", "--data-dir", "glue/SST-2"], [], tmp_path / "job")
+
+
+def test_too_much_is_refused(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "LARGEST", 3)
+    with pytest.raises(UserError, match="too much to send"):
+        stage(["sweep", "spaces/mine.yaml"], [], tmp_path / "job")

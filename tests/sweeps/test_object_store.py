@@ -15,7 +15,7 @@ import requests
 from dpfp_ray.cli.main import main
 from dpfp_ray.data import lease
 from dpfp_ray.data.lease import held
-from dpfp_ray.data.s3 import NewObjects
+from dpfp_ray.data.remote_files import NewObjects
 from dpfp_ray.data.storage import open_files
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.ledger import Ledger
@@ -233,7 +233,7 @@ def test_a_store_that_ignores_conditions_is_noticed(
 def test_without_botocore_a_driver_says_what_to_install(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpfp_ray.data.s3._KNOWN", {})
+    monkeypatch.setattr("dpfp_ray.data.remote_files._KNOWN", {})
     monkeypatch.setitem(sys.modules, "botocore.exceptions", None)
     monkeypatch.setitem(sys.modules, "botocore.session", None)
     with pytest.raises(UserError, match=r"pip install 'dpfp-ray\[s3\]'"):

@@ -12,9 +12,9 @@ import torch
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps import runner as tuning
-from dpfp_ray.sweeps.ray_options import RayOptions
+from dpfp_ray.sweeps.ray_watch import ignoring_ctrl_c, stopped_by_sigterm
+from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.sweeps.runner import Runner
-from dpfp_ray.sweeps.signals import ignoring_ctrl_c, stopped_by_sigterm
 from dpfp_ray.sweeps.sweep_trials import InputsOnce
 from dpfp_ray.sweeps.trial import Trial, unfinished
 from dpfp_ray.training import run

@@ -22,7 +22,7 @@ from dpfp_ray.privacy.selection import draw_trials, parse_selection, selection_e
 from dpfp_ray.results.store import Store
 from dpfp_ray.serve.snapshot import LiveRecords
 from dpfp_ray.sweeps import selection
-from dpfp_ray.sweeps.ray_options import RayOptions
+from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.sweeps.run_sweep import FinishedSweep, sweep
 from dpfp_ray.sweeps.search_space import SearchSpace
 from dpfp_ray.sweeps.selection import (

@@ -7,7 +7,7 @@ import pytest
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.ray_options import RayOptions
+from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.space_files import read_search_space
 from dpfp_ray.sweeps.sweep_trials import (

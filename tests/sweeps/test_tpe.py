@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from ray.tune.search import Searcher
 
-from dpfp_ray.data.checked import without_checksum
+from dpfp_ray.data.whole_files import without_checksum
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.results.store import Store

@@ -17,8 +17,8 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import make_sampler
 from dpfp_ray.training import loop
 from dpfp_ray.training.checkpoints import refuse_other_rows
-from dpfp_ray.training.comm import SoloComm
 from dpfp_ray.training.loop import Data, State
+from dpfp_ray.training.machine import SoloComm
 from dpfp_ray.training.prepare import Inputs, Prepared, build_model, prepare
 from dpfp_ray.training.run import run
 from tests.support.one_release import make_table

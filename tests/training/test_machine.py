@@ -3,12 +3,18 @@
 import subprocess
 import sys
 import time
+from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from dpfp_ray.training import machine
+from dpfp_ray.training.machine import SoloComm, TorchComm, share
+from tests.support.gloo import run_workers
 
 pytestmark = pytest.mark.slow
 
@@ -76,3 +82,66 @@ def test_the_age_of_a_process_counts_from_its_start() -> None:
     began = time.monotonic()
     age = float(subprocess.check_output([sys.executable, "-c", code]))
     assert 0 < age <= time.monotonic() - began + 0.1
+
+
+def worker(rank: int, world_size: int) -> Any:
+    return SimpleNamespace(rank=rank, world_size=world_size)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 32, 33])
+def test_shares_cover_all_rows_once_in_order(rows: int, world_size: int) -> None:
+    everyone = list(range(rows))
+    shares = [everyone[share(rows, worker(rank, world_size))] for rank in range(world_size)]
+    assert list(chain.from_iterable(shares)) == everyone
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_one_process_has_all_rows_and_all_sums() -> None:
+    tensor = torch.arange(3.0)
+    SoloComm().sum_([tensor])
+    assert tensor.tolist() == [0, 1, 2]
+    assert share(5, SoloComm()) == slice(0, 5)
+
+
+def tensors_of(rank: int) -> list[Tensor]:
+    """Two dtypes in turn, several shapes, one of them empty and one not contiguous."""
+    return [
+        torch.full((2, 3), 1.0 + rank),
+        torch.tensor(0.25 * (rank + 1), dtype=torch.float64),
+        torch.full((4,), 10.0 * (rank + 1)),
+        torch.zeros(0),
+        (torch.arange(6.0).reshape(2, 3) * (rank + 1)).t(),
+        torch.tensor([rank, 1], dtype=torch.int64),
+    ]
+
+
+def sum_tensors() -> list[Tensor]:
+    comm = TorchComm()
+    assert comm.world_size == 3
+    tensors = tensors_of(comm.rank)
+    comm.sum_(tensors)
+    return tensors
+
+
+def test_real_workers_all_hold_the_sum(tmp_path: Path) -> None:
+    naive = [sum(parts) for parts in zip(*map(tensors_of, range(3)), strict=True)]
+    for tensors in run_workers(3, tmp_path, sum_tensors):
+        for tensor, expected in zip(tensors, naive, strict=True):
+            assert tensor.dtype == expected.dtype  # type: ignore[union-attr]
+            assert torch.equal(tensor, expected)  # type: ignore[arg-type]
+
+
+def test_dtypes_are_sent_in_an_order_that_all_processes_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The order of a set of dtypes differs between processes, and then they wait for each other."""
+    sent: list[torch.dtype] = []
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda flat: sent.append(flat.dtype))
+    kinds = [torch.float64, torch.int32, torch.float32, torch.int64, torch.bfloat16, torch.int16]
+    for order in (kinds, kinds[::-1]):
+        sent.clear()
+        TorchComm().sum_([torch.zeros(2, dtype=kind) for kind in [*order, *kinds]])
+        assert sent == order

@@ -21,8 +21,8 @@ from dpfp_ray.privacy.ledger_entries import use_of
 from dpfp_ray.privacy.statement_forms import nist_questions, registry_entry
 from dpfp_ray.privacy.statement_text import render
 from dpfp_ray.training.charged import charged
-from dpfp_ray.training.comm import SoloComm
 from dpfp_ray.training.loop import train
+from dpfp_ray.training.machine import SoloComm
 from dpfp_ray.training.prepare import Prepared, build_model, load_inputs, prepare
 from dpfp_ray.training.run import run
 from tests.support.tiny_runs import Killed, Listener, in_threads, tiny_split, tiny_world

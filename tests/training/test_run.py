@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from dpfp_ray.cli.main import main
-from dpfp_ray.data.checked import without_checksum
+from dpfp_ray.data.whole_files import without_checksum
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.spending import Spending

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import Embedding, Linear, Module
 
-from dpfp_ray.data.persons import by_size
+from dpfp_ray.data.split import by_size
 from dpfp_ray.methods.parts.per_example import (
     Clipping,
     add_weighted,

@@ -2,7 +2,7 @@
 
 from dpfp_ray.plan.method_spec import all_specs
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.plan.shown_defaults import by_method, from_data
+from dpfp_ray.plan.values import by_method, from_data
 
 
 def test_help_names_every_method_that_uses_a_field() -> None:

@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 
 from dpfp_ray.methods import moments
-from dpfp_ray.methods.parts.discriminant import ClassStatistics, discriminant
-from dpfp_ray.methods.parts.ridge_choice import RIDGES, SHARE, choose_ridge, two_views
+from dpfp_ray.methods.parts.discriminant import (
+    RIDGES,
+    SHARE,
+    ClassStatistics,
+    choose_ridge,
+    discriminant,
+    two_views,
+)
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix, f1_score, precision_recall_fscore_support
 
-from dpfp_ray.results.evaluation import evaluate_answers, evaluation_text, wilson
 from dpfp_ray.results.paired import accuracy_interval
+from dpfp_ray.results.predict import evaluate_answers, evaluation_text, wilson
 
 RNG = np.random.default_rng(3)
 TRUTH = RNG.integers(0, 3, 200)

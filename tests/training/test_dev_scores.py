@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dpfp_ray.training.metrics import calibration_error, measure
+from dpfp_ray.training.dev_scores import calibration_error, measure
 
 
 def test_scores_of_two_classes_follow_from_the_four_counts() -> None:

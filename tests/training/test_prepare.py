@@ -4,7 +4,7 @@ import pytest
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.training.representation_choice import TaskFacts, choose_representation
+from dpfp_ray.training.prepare import TaskFacts, choose_representation
 from tests.support.tiny_models import build_tiny
 
 MANY, FEW = TaskFacts(200_000, 2, paired=False), TaskFacts(60, 2, paired=False)

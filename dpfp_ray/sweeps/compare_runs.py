@@ -1,0 +1,297 @@
+"""The runs of a comparison: the cells (plan values for each method and ε), with each seed, tuned
+beforehand if asked for; and before they run, the smallest difference that they can show.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dpfp_ray.data import Task
+from dpfp_ray.data.tasks import load_task
+from dpfp_ray.data.terminal import stderr
+from dpfp_ray.plan.errors import UserError, unknown
+from dpfp_ray.plan.method_spec import (
+    LORA_FIELDS,
+    METHODS,
+    find_spec,
+    modes_of,
+    scope_kind,
+    scopes_of,
+    spec_file,
+)
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.values import make_plan
+from dpfp_ray.privacy.sampling import keyed_generator
+from dpfp_ray.results.power import MAX_SEEDS, seeds_needed, smallest_difference
+from dpfp_ray.results.runs import label
+from dpfp_ray.results.statistics import LEVEL
+from dpfp_ray.results.store import Store
+from dpfp_ray.sweeps.runner import Runner
+from dpfp_ray.sweeps.search_space import DERIVED
+from dpfp_ray.sweeps.space_files import has_space, read_search_space, space_path
+from dpfp_ray.sweeps.sweep_trials import PUBLIC_SEED, bind_trial
+from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.training.prepare import Inputs
+
+Settings = Mapping[str, Mapping[str, Any]]  # plan fields of one method or variant only
+
+
+def variant(name: str) -> dict[str, str]:
+    """The plan fields that `dpfp`, `dpfp:moments`, `dpsgd:head` or `dpsgd:top:2` stand for."""
+    method, colon, kind = name.partition(":")
+    if method not in METHODS:
+        raise UserError(unknown("method", method, METHODS))
+    if not colon:
+        return {"method": method}
+    modes, scopes = modes_of(method), scopes_of(method)
+    kinds = (*(modes if len(modes) > 1 else ()), *scopes[1:])
+    if not kinds:
+        raise UserError(f"{method} has no variants, so no {kind!r}; write {method} alone")
+    if scope_kind(kind) not in kinds or kind == "top:K":
+        raise UserError(unknown(f"variant of {method}", kind, kinds))
+    return {"method": method, "mode" if kind in modes else "scope": kind}
+
+
+def cells_of(
+    methods: str | Iterable[str],
+    epsilon: float | Iterable[float],
+    fields: Mapping[str, Any],
+    match: str | None,
+    settings: Settings | None,
+) -> list[dict[str, Any]]:
+    """The cells that the keywords of `compare` ask for, checked."""
+    names = check_methods([methods] if isinstance(methods, str) else methods)
+    budgets = check_budgets([epsilon] if isinstance(epsilon, int | float) else epsilon)
+    own = {key: dict(values) for key, values in (settings or {}).items()}
+    return plan_cells(names, budgets, dict(fields), match, own)
+
+
+def plan_cells(
+    methods: list[str],
+    budgets: list[float],
+    common: dict[str, Any],
+    match: str | None,
+    settings: dict[str, dict[str, str]] | None = None,
+) -> list[dict[str, Any]]:
+    """Plan values for each (method, ε); non-private training has no ε and is run once.
+
+    A flag applies to every method that knows it, one of `settings` to its method or, if it names a
+    variant, to that variant.
+    """
+    cells = []
+    for name in methods:
+        fields, own = variant(name), settings or {}
+        method = fields["method"]
+        values = {**common, **own.get(method, {}), **own.get(name, {}), **fields}
+        if match == "batch":
+            values.setdefault("batch_size", 32)
+        spec = find_spec(method, values.get("mode")) or find_spec(method)
+        assert spec is not None
+        unused = spec.unused + (() if values.get("scope") == "lora" else LORA_FIELDS)
+        for key in unused:
+            values.pop(key, None)
+        cells += [{**values, "epsilon": budget} for budget in budgets] if spec.private else [values]
+    return cells
+
+
+def check_methods(names: Iterable[str]) -> list[str]:
+    """Each method or variant once, all of them known."""
+    methods = list(dict.fromkeys(names))
+    for name in methods:
+        variant(name)
+    if not methods:
+        raise UserError("methods is empty; give a list such as non_private,dpfp,dpsgd")
+    return methods
+
+
+def check_budgets(values: Iterable[float]) -> list[float]:
+    """Each ε once, all of them budgets."""
+    budgets = []
+    for value in values:
+        if math.isinf(value):
+            raise UserError("epsilon inf is training without privacy; use --methods non_private")
+        if not value > 0:
+            raise UserError(f"epsilon is {value:g}; give numbers above 0")
+        budgets.append(float(value))
+    return list(dict.fromkeys(budgets))
+
+
+def preview(
+    *,
+    methods: str | Iterable[str] = METHODS,
+    epsilon: float | Iterable[float] = 3.0,
+    seeds: int = 1,
+    match: str | None = None,
+    settings: Settings | None = None,
+    tune: int | None = None,
+    audit: int | None = None,
+    difference: float | None = None,
+    **fields: Any,
+) -> list[str]:
+    """What `compare` with these keywords would run, and the smallest difference that it can show,
+    in lines. The data are read, but nothing is encoded or trained.
+
+    difference   also say how many seeds a difference of so many points of accuracy needs
+    """
+    plans = [make_plan(one) for one in cells_of(methods, epsilon, fields, match, settings)]
+    task = load_task(plans[0])
+    bound = [plan.bind(records=task.train.units, representation="mean") for plan in plans]
+    lines = [
+        f"{task.name}: {len(task.train):,} records{of_persons(task)}, {dev_rows(task):,} dev rows",
+        *(f"  {cell_line(plan)}" for plan in bound),
+        runs_line(len(bound), seeds, tune, audit),
+        sensitivity_line(bound, seeds, dev_rows(task)),
+    ]
+    if difference is not None:
+        lines.append(seeds_line(bound, dev_rows(task), difference))
+    return lines
+
+
+def of_persons(task: Task) -> str:
+    return "" if task.train.users is None else f" of {task.train.units:,} persons"
+
+
+def dev_rows(task: Task) -> int:
+    """Of the first dev set, which methods are compared on."""
+    return len(next(iter(task.dev.values())))
+
+
+def cell_line(plan: Plan) -> str:
+    budget = "" if plan.epsilon is None or not plan.private else f" at ε = {plan.epsilon:g}"
+    if plan.one_release:
+        return f"{label(plan.to_dict())}{budget}: one release"
+    return f"{label(plan.to_dict())}{budget}: B = {plan.B:,}, {plan.steps:,} steps"
+
+
+def runs_line(cells: int, seeds: int, tune: int | None, audit: int | None) -> str:
+    total = cells * seeds + cells * (tune or 0) + (cells if audit else 0)
+    parts = [f"{_counted(cells, 'cell')} × {_counted(seeds, 'seed')}"]
+    parts += [f"{cells} × {tune} for tuning"] if tune else []
+    parts += [f"{_counted(cells, 'audit')}"] if audit else []
+    return f"{_counted(total, 'run')}: {' + '.join(parts)}"
+
+
+def sensitivity_line(plans: Sequence[Plan], seeds: int, rows: int) -> str:
+    """What the planned seeds and dev rows can show; also printed when a comparison starts."""
+    methods, level = _family(plans)
+    if methods < 2:
+        return "one method at each ε: nothing is compared"
+    if rows < 2:
+        return f"dev rows: {rows}; nothing can be compared on them"
+    found = smallest_difference(rows=rows, seeds=seeds, methods=methods, level=level)
+    smallest = found.smallest_difference
+    shown = "none" if smallest is None else f"{100 * smallest:.1f} points"
+    if seeds < 2:
+        return (
+            f"1 seed names no winner: the spread over seeds is unknown. These models alone are "
+            f"told apart from {shown} on; use --seeds 5 to compare methods"
+        )
+    return (
+        f"smallest difference that {seeds} seeds on {rows:,} dev rows show: {shown} "
+        f"(in 80 of 100 repetitions, {methods} methods at each ε; assumed spread, "
+        "docs/statistics.md)"
+    )
+
+
+def seeds_line(plans: Sequence[Plan], rows: int, difference: float) -> str:
+    """How many seeds a difference of so many points needs."""
+    if not 0 < difference <= 100:
+        raise UserError(f"difference {difference:g} is not in points above 0; try 1.0")
+    methods, level = _family(plans)
+    if methods < 2 or rows < 2:
+        return f"{difference:g} points: nothing is compared"
+    needed = seeds_needed(difference / 100, rows=rows, methods=methods, level=level)
+    if needed is not None:
+        return f"{difference:g} points need {needed} seeds on these {rows:,} dev rows"
+    return f"{difference:g} points: not even {MAX_SEEDS} seeds show them on {rows:,} dev rows"
+
+
+def _family(plans: Sequence[Plan]) -> tuple[int, float]:
+    """Methods at one ε, and the level that is left for one ε: Holm is over the whole table."""
+    budgets = {plan.epsilon for plan in plans if plan.private}
+    plain = sum(not plan.private for plan in plans)
+    if not budgets:
+        return plain, LEVEL
+    most = max(sum(p.private and p.epsilon == budget for p in plans) for budget in budgets)
+    return most + min(plain, 1), LEVEL / len(budgets)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+Values = dict[str, Any]  # the plan's values for one (method, ε)
+# A parameter of a search space that stands for another field.
+MEANS = {DERIVED: "micro_batches"}
+
+
+def bind_cells(cells: list[Values], seeds: int, inputs_of: Callable[[Plan], Inputs]) -> list[Trial]:
+    """Every cell `seeds` times; repetition by repetition, so that a stopped comparison is fair."""
+    return [
+        bind_trial(values, inputs_of, seed_index) for seed_index in range(seeds) for values in cells
+    ]
+
+
+def differing(trials: list[Trial]) -> list[str]:
+    """What tells these trials apart, for the live table."""
+    configs = [{**trial.plan.to_dict(), "seed_index": trial.seed_index} for trial in trials]
+    names = ("method", "mode", "scope", "epsilon", "seed_index")
+    return [n for n in names if n == "method" or len({config[n] for config in configs}) > 1]
+
+
+def tuned_cells(cells: list[Values], runner: Runner, samples: int) -> list[Values]:
+    """Each cell with the best of `samples` settings: the same effort for every method.
+
+    The method's paper's own settings are the first candidate, so tuning never loses to them by
+    accident of the draw. What the user has fixed stays fixed.
+    """
+    candidates = [drawn(cell, samples, runner.inputs_of) for cell in cells]
+    runner.run(
+        [trial for tried in candidates for _, trial in tried],
+        varied=["method", "epsilon", "batch_size", "learning_rate"],
+    )
+    store = Store(runner.storage)
+
+    def score(trial: Trial) -> float:
+        record = store.get(trial.id) or {}
+        return float(record.get("metrics", {}).get("accuracy", -1.0))
+
+    return [max(tried, key=lambda one: score(one[1]))[0] for tried in candidates]
+
+
+def drawn(
+    cell: Values, samples: int, inputs_of: Callable[[Plan], Inputs]
+) -> list[tuple[Values, Trial]]:
+    """The cell itself and random variants of it from the search space of its method; valid ones
+    only (a batch may be larger than the data), each once."""
+    space = replace(read_search_space(space_path(space_name(cell)), {}), fixed=cell)
+    free = [p for p in space.parameters if MEANS.get(p.name, p.name) not in cell]
+    rng = keyed_generator(PUBLIC_SEED, f"tune {space.name}", 0)
+    found: dict[str, tuple[Values, Trial]] = {}
+    for attempt in range(20 * samples):
+        values = space.plan_values({p.name: p.draw(rng) for p in free if attempt})
+        try:
+            trial = bind_trial(values, inputs_of, group="tune")
+        except UserError:
+            if not attempt:
+                raise
+            continue
+        found.setdefault(trial.id, (values, trial))
+        if len(found) == samples:
+            break
+    return list(found.values())
+
+
+def space_name(cell: Values) -> str:
+    """The space of the method's file; one of the scope's own where there is one (`dpsgd_top`)."""
+    name = spec_file(str(cell["method"]), cell.get("mode"))
+    own = f"{name}_{str(cell.get('scope')).partition(':')[0]}"
+    return own if has_space(own) else name
+
+
+def announce(trials: list[Trial], seeds: int, inputs_of: Callable[[Plan], Inputs]) -> None:
+    """Before anything runs: what the planned seeds and dev rows can show."""
+    plans = list({trial.plan.hash: trial.plan for trial in trials}.values())
+    table = next(iter(inputs_of(plans[0]).data.dev.values()))
+    stderr.print(sensitivity_line(plans, seeds, len(table)), markup=False)
