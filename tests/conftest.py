@@ -31,6 +31,8 @@ from tests.support.one_ray import OneRay, uses_ray
 from tests.support.ray_logs import ray_logs
 from tests.support.ray_start import start_here
 
+# Of a process whose tests do without Ray, where no other work would then be preferred to it.
+NICENESS = "DPFP_TEST_NICENESS"
 # Downloads are checked by hash on every use, so the machine's own copies may serve.
 DOWNLOADS = ("demo", "models")
 
@@ -43,6 +45,8 @@ def is_controller(config: pytest.Config) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     if is_controller(config):
         scratch.begin()
+        idle = os.getloadavg()[0] < (os.cpu_count() or 1)
+        os.environ.setdefault(NICENESS, "5" if idle else "0")
 
 
 @pytest.hookimpl(trylast=True)  # after the temporary folders' own goodbye
@@ -66,6 +70,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(optionalhook=True)  # without xdist, tests run in one process anyway
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return OneRay(config, log)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests with Ray, which are the longest path, are preferred to those that run beside them."""
+    if not is_controller(item.config) and not uses_ray(item.nodeid.partition("::")[0]):
+        os.nice(int(os.environ.pop(NICENESS, "0")))
 
 
 @pytest.hookimpl(wrapper=True)

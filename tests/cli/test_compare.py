@@ -14,14 +14,14 @@ from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.sweeps.compare_runs import plan_cells
 from dpfp_ray.sweeps.compare_table import HEADINGS
-from tests.support.ray_runs import records
+from tests.support.ray_runs import ONE_PROCESS_FLAGS, records
 
 METHODS = "non_private,dpfp,dpsgd"
 
 
 def flags(task: dict[str, Any], output: Path, *names: str) -> list[str]:
     given = [f"--{name.replace('_', '-')}={task[name]}" for name in names]
-    return ["compare", "--output", str(output), "--seed", "5", *given]
+    return ["compare", "--output", str(output), "--seed", "5", *ONE_PROCESS_FLAGS, *given]
 
 
 INPUTS = ("train_file", "dev_file", "model", "representation", "accountant")

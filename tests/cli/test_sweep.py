@@ -2,7 +2,9 @@
 
 import json
 import os
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from dpfp_ray.data.whole_files import without_checksum
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.sweeps.state import SECRET
 from tests.support.ray_runs import (
+    ONE_PROCESS_FLAGS,
     Command,
     measured,
     records,
@@ -44,9 +47,10 @@ class Story:
 
 @pytest.fixture(scope="module")
 def story(
-    ray_turn: None, tiny_task: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+    ray_session: None, tiny_task: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Story:
-    """Killed before Ray has started, killed in the middle of a trial, Ctrl-C, then let go on."""
+    """Killed before Ray has started, killed in the middle of a trial, Ctrl-C, then let go on (in
+    this process, on its Ray)."""
     folder = tmp_path_factory.mktemp("killed")
     parameters = {"learning_rate": {"values": RATES}}
     space = write_space(
@@ -54,7 +58,7 @@ def story(
     )
     it = Story(space, folder / "runs")
     command = ("sweep", str(space), "--storage", str(it.storage))
-    command += ("--concurrency", "1", "--cpus-per-worker", "1", "--ledger", str(folder / "ledger"))
+    command += (*ONE_PROCESS_FLAGS, "--ledger", str(folder / "ledger"))
 
     first = Command(*command)
     wait_for(lambda: (it.storage / SECRET).exists(), "the secret seed")
@@ -71,7 +75,9 @@ def story(
     it.interrupted = third.interrupt()
     it.finished_at_interrupt = finished(it.storage)
 
-    it.end = Command(*command).end()
+    with redirect_stderr(StringIO()) as said:
+        code = main(command)
+    it.end = code, said.getvalue()
     it.records = records(it.storage)
     return it
 

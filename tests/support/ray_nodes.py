@@ -1,6 +1,5 @@
 """Run by tests/sweeps/test_cluster.py as a process of its own: a cluster of three nodes on
-one machine, trials spread over it, one trial's process and another one's node killed, then a Ray
-Train worker.
+one machine, trials spread over it, one trial's process and another one's node killed.
 
 Prints the records as JSON on its last line.
 """
@@ -18,7 +17,7 @@ from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.sweep_trials import InputsOnce
 from dpfp_ray.sweeps.trial import Trial
-from tests.support.ray_runs import PATIENCE, SEED, records, wait_for
+from tests.support.ray_runs import PATIENCE, SEED, records, saved_trials, wait_for
 from tests.support.ray_start import start_patiently
 
 CPUS = 1  # of each node
@@ -30,13 +29,12 @@ def main(folder: Path) -> None:
         cluster, nodes = start_patiently(start)
         try:
             spread = disturbed_sweep(cluster, nodes, trials, folder / "spread")
-            nested = disturbed_workers(cluster, trials[0], folder / "nested")
         finally:
             import ray
 
             ray.shutdown()
             cluster.shutdown()
-    print(json.dumps({"spread": spread, "nested": nested}))
+    print(json.dumps(spread))
 
 
 def start() -> tuple[Any, list[Any]]:
@@ -89,20 +87,6 @@ def trial_on(trials: list[dict[str, Any]], node: Any) -> dict[str, Any]:
     return next(one for one in trials if node.node_id.startswith(one["node"].split("/")[1]))
 
 
-def disturbed_workers(cluster: Any, trial: Trial, storage: Path) -> Any:
-    """A trial of two workers on the two nodes that are left; the first worker is killed."""
-
-    def disturb() -> None:
-        (victim,) = wait_for(lambda: saved_trials(storage, 1), "the trial to have saved")
-        os.kill(victim["pid"], signal.SIGKILL)
-        disturbed.append(victim["id"])
-
-    disturbed: list[str] = []
-    options = RayOptions(seed=SEED, save_every_seconds=0.2, workers=2)
-    run(cluster, [trial], storage, disturb, options)
-    return {"records": records(storage), "disturbed": disturbed}
-
-
 def run(
     cluster: Any, trials: list[Trial], storage: Path, disturb: Any, options: RayOptions
 ) -> None:
@@ -114,14 +98,6 @@ def run(
     with Runner("nodes", str(storage), options, InputsOnce()) as runner:
         runner.run(trials, varied=["learning_rate"])
     thread.join(timeout=PATIENCE)
-
-
-def saved_trials(storage: Path, count: int) -> list[dict[str, Any]]:
-    """Trials that run, have done an epoch and have saved their state; if there are `count`."""
-    saved = {path.stem for path in storage.glob("states/*.pt") if path.name[0] != "."}
-    facts = [record["trial"] for record in records(storage).values()]
-    running = [f for f in facts if f["status"] == "running" and f["id"] in saved]
-    return running if len({f["node"] for f in running}) >= count else []
 
 
 if __name__ == "__main__":

@@ -26,13 +26,17 @@ from tests.support.tiny_runs import Listener
 
 SEED = 5
 PATIENCE = 1800  # seconds; a busy machine is no failure
+# Trials one after the other in one process: each process first spends seconds on imports.
+ONE_PROCESS = {"concurrency": 1, "cpus_per_worker": 1}
+ONE_PROCESS_FLAGS = ("--concurrency", "1", "--cpus-per-worker", "1")
 
 
 def run_here(
     trials: list[Trial], storage: Path, *, scheduler: Any = None, **options: Any
 ) -> dict[str, dict[str, Any]]:
     """Run `trials` on the session's Ray; their records by id."""
-    with Runner("test", str(storage), RayOptions(seed=SEED, **options), InputsOnce()) as runner:
+    options = {"seed": SEED, **ONE_PROCESS, **options}
+    with Runner("test", str(storage), RayOptions(**options), InputsOnce()) as runner:
         runner.run(trials, varied=["learning_rate"], scheduler=scheduler)
     return records(storage)
 
@@ -40,7 +44,7 @@ def run_here(
 def sweep_here(space: Path, storage: Path, **options: Any) -> dict[str, dict[str, Any]]:
     """Run a search space on the session's Ray; its records by id."""
     parsed = read_search_space(space, {})
-    options = {"seed": SEED, **options}
+    options = {"seed": SEED, **ONE_PROCESS, **options}
     with Runner("test", str(storage), RayOptions(**options), InputsOnce()) as runner:
         run_sweep(parsed, runner)
     return records(storage)
@@ -48,6 +52,14 @@ def sweep_here(space: Path, storage: Path, **options: Any) -> dict[str, dict[str
 
 def records(storage: Path) -> dict[str, dict[str, Any]]:
     return {record["trial"]["id"]: record for record in Store(storage).records()}
+
+
+def saved_trials(storage: Path, count: int) -> list[dict[str, Any]]:
+    """Trials that run, have done an epoch and have saved their state; if there are `count`."""
+    saved = {path.stem for path in storage.glob("states/*.pt") if path.name[0] != "."}
+    facts = [record["trial"] for record in records(storage).values()]
+    running = [f for f in facts if f["status"] == "running" and f["id"] in saved]
+    return running if len({f["node"] for f in running}) >= count else []
 
 
 def write_space(path: Path, task: dict[str, Any], **keys: Any) -> Path:

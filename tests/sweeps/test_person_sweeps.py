@@ -12,7 +12,7 @@ from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.report.make import report
 from dpfp_ray.report.model_card import model_card
 from dpfp_ray.sweeps.run_sweep import FinishedSweep, sweep
-from tests.support.ray_runs import SEED, write_space
+from tests.support.ray_runs import ONE_PROCESS, SEED, write_space
 from tests.support.tiny_runs import write_person_csv
 
 SIZES = (50, 1, 2, 1, 7, 3, 1, 12, 1, 1, 5, 2, 1, 1, 9, 1, 3, 1, 1, 2)
@@ -44,7 +44,7 @@ def swept(
         plan={"user_column": "author"},
     )
     ledger = folder / "ledger"
-    options: Any = {"seed": SEED, "concurrency": 1, "cpus_per_worker": 1}
+    options: Any = {"seed": SEED, **ONE_PROCESS}
     return Swept(sweep(space, storage=folder / "runs", ledger=ledger, **options), space, ledger)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pandas
 
 from dpfp_ray.sweeps.run_compare import compare
-from tests.support.ray_runs import records
+from tests.support.ray_runs import ONE_PROCESS, records
 from tests.support.tiny_runs import tiny_split
 
 
@@ -29,6 +29,7 @@ def test_data_in_memory_are_compared_and_audited(
         accountant="gdp",
         epochs=1,
         batch_size=8,
+        **ONE_PROCESS,
     )
     found = records(tmp_path / "out")
     assert {record["plan"]["train_file"] for record in found.values()} == {"memory:data"}

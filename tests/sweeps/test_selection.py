@@ -38,7 +38,14 @@ from dpfp_ray.sweeps.selection_cost import SelectionCost, privacy_choices, selec
 from dpfp_ray.sweeps.space_files import read_search_space
 from dpfp_ray.sweeps.state import SECRET
 from dpfp_ray.sweeps.trial import Trial
-from tests.support.ray_runs import Command, measured, wait_for, write_space
+from tests.support.ray_runs import (
+    ONE_PROCESS,
+    ONE_PROCESS_FLAGS,
+    Command,
+    measured,
+    wait_for,
+    write_space,
+)
 from tests.support.result_records import make_record
 
 RATES = {"learning_rate": {"distribution": "log_uniform", "min": 1e-5, "max": 1e-3}}
@@ -401,9 +408,7 @@ def selected(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(selection, "best_record", look)
-        results = sweep(
-            path, storage=storage, selection="geometric:4", seed=seed, cpus_per_worker=1
-        )
+        results = sweep(path, storage=storage, selection="geometric:4", seed=seed, **ONE_PROCESS)
     return Selected(path, storage, seed, results, **caught)
 
 
@@ -481,7 +486,10 @@ def test_asked_again_it_shows_the_winner_and_runs_nothing(
 
 
 def test_a_killed_selection_goes_on_to_the_same_winner(
-    tiny_task: dict[str, Any], tmp_path: Path, ray_session: None
+    tiny_task: dict[str, Any],
+    tmp_path: Path,
+    ray_session: None,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tiny_space(tiny_task, tmp_path / "s.yaml", epochs=4, batch_size=4)
     seed = seed_with(read_search_space(path, {}), "geometric:4", trials=3)
@@ -489,7 +497,7 @@ def test_a_killed_selection_goes_on_to_the_same_winner(
     sealed.mkdir(parents=True)
     (sealed / SECRET).write_text(str(seed))  # as if the system had drawn it
     command = ("sweep", str(path), "--storage", str(storage), "--selection", "geometric:4")
-    command += ("--concurrency", "1", "--cpus-per-worker", "1")
+    command += ONE_PROCESS_FLAGS
 
     def finished() -> bool:
         states = [r["trial"]["status"] for r in Store(sealed).records()]
@@ -500,13 +508,15 @@ def test_a_killed_selection_goes_on_to_the_same_winner(
     first.kill()
     before = {r["trial"]["id"]: r for r in Store(sealed).records()}
     assert Store(storage).records() == []
-    code, errors = Command(*command).end()
+    code, errors = main(command), capsys.readouterr().err
     assert code == 0, errors
     assert "selection in progress" in errors
     assert not any(f"{n}/3" in errors or f"of {n}" in errors for n in range(10))
     assert not sealed.exists()
     (winner,) = Store(storage).records()
-    unbroken = sweep(path, storage=tmp_path / "other", selection="geometric:4", seed=seed)
+    unbroken = sweep(
+        path, storage=tmp_path / "other", selection="geometric:4", seed=seed, **ONE_PROCESS
+    )
     (same,) = unbroken.records
     assert winner["trial"]["id"] == same["trial"]["id"]
     assert measured(winner) == measured(same)

@@ -95,7 +95,7 @@ def test_asha_stops_poor_trials_which_report_what_they_spent(
     tiny_task: dict[str, Any], tmp_path: Path, ray_session: None
 ) -> None:
     path = asha(tiny_task, tmp_path / "s.yaml")
-    found = sweep_here(path, tmp_path / "runs", concurrency=1, cpus_per_worker=1)
+    found = sweep_here(path, tmp_path / "runs")
     status = {r["plan"]["learning_rate"]: r["trial"]["status"] for r in found.values()}
     assert status[3e-3] == "finished"
     assert "stopped" in (status[1e-9], status[2e-9])
