@@ -47,7 +47,7 @@ class Job:
     def status(self) -> str:
         return str(self.cluster.info(self.id).status.value).lower()
 
-    def follow(self, write: Callable[[str], object]) -> Ended:
+    def follow(self, write: Callable[[str], None]) -> Ended:
         """Give its log to `write`, to the end; a lost connection is made anew."""
         info = self.cluster.follow(self.id, write)
         message = " ".join((info.message or "").split())
