@@ -28,38 +28,52 @@ if TYPE_CHECKING:
     from dpfp_ray.report.glossary import glossary as glossary
     from dpfp_ray.report.ledger import ledger as ledger
     from dpfp_ray.report.make import report as report
+    from dpfp_ray.report.reproduce import bundle_cells as bundle_cells
     from dpfp_ray.report.reproduce import reproduce as reproduce
     from dpfp_ray.report.statements import statement as statement
     from dpfp_ray.results.predict import evaluate as evaluate
     from dpfp_ray.results.predict import predict as predict
+    from dpfp_ray.results.rows import COLUMNS as COLUMNS
+    from dpfp_ray.results.store import find_results as find_results
     from dpfp_ray.results.store import load_results as load_results
+    from dpfp_ray.serve.client import ask_service as ask_service
     from dpfp_ray.serve.deploy import serve as serve
     from dpfp_ray.serve.deploy import stop_serving as stop_serving
     from dpfp_ray.sweeps.compare_runs import preview as preview
     from dpfp_ray.sweeps.run_compare import compare as compare
     from dpfp_ray.sweeps.run_sweep import sweep as sweep
+    from dpfp_ray.sweeps.space_files import read_search_space as read_search_space
+    from dpfp_ray.sweeps.submit import find_job as find_job
+    from dpfp_ray.sweeps.submit import submit as submit
     from dpfp_ray.training.load_model import load_model as load_model
     from dpfp_ray.training.train import train as train
 
 _MODULES = {
+    "COLUMNS": "results.rows",
     "Plan": "plan.plan",
     "UserError": "plan.errors",
+    "ask_service": "serve.client",
     "audit": "audit.audit",
+    "bundle_cells": "report.reproduce",
     "calibrate": "privacy.calibration",
     "compare": "sweeps.run_compare",
     "evaluate": "results.predict",
     "export": "report.export",
+    "find_job": "sweeps.submit",
+    "find_results": "results.store",
     "glossary": "report.glossary",
     "ledger": "report.ledger",
     "load_model": "training.load_model",
     "load_results": "results.store",
     "predict": "results.predict",
     "preview": "sweeps.compare_runs",
+    "read_search_space": "sweeps.space_files",
     "report": "report.make",
     "reproduce": "report.reproduce",
     "serve": "serve.deploy",
     "statement": "report.statements",
     "stop_serving": "serve.deploy",
+    "submit": "sweeps.submit",
     "sweep": "sweeps.run_sweep",
     "train": "training.train",
 }

@@ -32,8 +32,7 @@ from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.method_spec import METHODS
 from dpfp_ray.plan.plan import FIELDS
-from dpfp_ray.plan.values import field_name
-from dpfp_ray.sweeps.compare_runs import check_budgets, check_methods
+from dpfp_ray.plan.values import check_budgets, check_methods, field_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,9 +120,7 @@ def command(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(to_json(made.rows))
     else:
-        from dpfp_ray.sweeps.compare_table import print_comparison
-
-        print_comparison(made.rows, made.records, wide=arguments.wide)
+        made.show(wide=arguments.wide)
     show_costs(made.costs, arguments.json)
     return 0
 

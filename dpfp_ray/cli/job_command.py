@@ -1,35 +1,26 @@
 """A `dpfp` command as a Ray job: checked here, named for people, described for the dashboard."""
 
 import argparse
-import itertools
 import re
-import shlex
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-import numpy as np
-
-from dpfp_ray.data.streams import files_of
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
-from dpfp_ray.sweeps.jobs import check_place
 
 NOT_JOBS = ("submit",)
-LOOKED_AT = 200  # trials of a sweep, to say which methods it has
 
 
 @dataclass(frozen=True)
 class Description:
-    """What the Jobs page says about a job; `paths` are files that its plan names."""
+    """What the Jobs page says about a job; `files` are those that its plan names."""
 
     name: str
-    metadata: dict[str, str]
-    paths: tuple[str, ...] = ()
+    facts: dict[str, str]
+    files: tuple[str, ...] = ()
 
 
 def describe(command: Sequence[str]) -> Description:
@@ -45,62 +36,55 @@ def describe(command: Sequence[str]) -> Description:
         if hasattr(arguments, name) and not getattr(arguments, "stop", False):
             check_place(f"--{name}", getattr(arguments, name))
     facts = {"verb": command[0], **_FACTS.get(command[0], _nothing)(arguments)}
-    paths = tuple(facts.pop("paths", ()))
+    files = tuple(facts.pop("files", ()))
     named = ("sweep", "task") if facts["verb"] == "sweep" else ("task", "sweep")
     words = [facts["verb"], next((facts[key] for key in named if facts.get(key)), "")]
     name = " ".join(str(word) for word in words if word)
     shown = {key: str(value) for key, value in facts.items() if value not in (None, "")}
-    return Description(name, shown, paths)
+    return Description(name, shown, files)
 
 
 def _sweep(arguments: argparse.Namespace) -> dict[str, Any]:
+    from dpfp_ray import read_search_space
     from dpfp_ray.cli.options import split_change
-    from dpfp_ray.sweeps.space_files import read_search_space
 
     changes = dict(split_change(text) for text in arguments.changes)
     if arguments.samples is not None:
         changes["samples"] = arguments.samples
     space = read_search_space(arguments.space, changes)
-    chosen = itertools.islice(space.choices(np.random.default_rng(0)), LOOKED_AT)
-    plans = [plan for one in chosen if (plan := _plan(space.plan_values(one)))]
+    plans = space.some_plans()
     return {
         "sweep": space.name,
         "task": _joined(plan.task for plan in plans),
         "methods": _joined(plan.method for plan in plans),
         "epsilon": _joined(f"{plan.epsilon:g}" for plan in plans if plan.epsilon is not None),
-        "paths": [path for plan in plans[:1] for path in _paths(plan)],
+        "files": [name for plan in plans[:1] for name in _files(plan)],
     }
-
-
-def _plan(values: dict[str, Any]) -> Plan | None:
-    """A space may have corners that are no plans; the sweep refuses those trials."""
-    try:
-        return make_plan(values)
-    except UserError:
-        return None
 
 
 def _joined(values: Iterable[str]) -> str:
     return ",".join(dict.fromkeys(values))
 
 
-def _paths(plan: Plan) -> list[str]:
-    named = (str(name) for name in (plan.train_file, plan.dev_file) if name)
-    return [str(path) for name in named for path in files_of(name)]
+def _files(plan: Plan) -> list[str]:
+    return [str(name) for name in (plan.train_file, plan.dev_file) if name]
 
 
 def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
     from dpfp_ray.cli.compare import parse_budgets, parse_methods
     from dpfp_ray.cli.options import plan_values
 
-    plan = _plan(plan_values(arguments))
+    try:
+        plan = make_plan(plan_values(arguments))
+    except UserError:  # some methods may have no such plan; the comparison says so
+        plan = None
     budgets = parse_budgets(arguments.budgets)
     return {
         "sweep": Path(arguments.output).name,
         "task": plan.task if plan else "",
         "methods": ",".join(parse_methods(arguments.methods)),
         "epsilon": ",".join(f"{budget:g}" for budget in budgets),
-        "paths": _paths(plan) if plan else [],
+        "files": _files(plan) if plan else [],
     }
 
 
@@ -112,7 +96,7 @@ def _one_run(arguments: argparse.Namespace) -> dict[str, Any]:
         "task": plan.task,
         "methods": plan.method,
         "epsilon": plan.epsilon,
-        "paths": _paths(plan),
+        "files": _files(plan),
     }
 
 
@@ -121,17 +105,6 @@ def _nothing(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 _FACTS = {"sweep": _sweep, "compare": _compare, "train": _one_run, "audit": _one_run}
-
-
-def entrypoint(command: Sequence[str]) -> str:
-    """Ray runs it in a shell, so every word is quoted."""
-    return shlex.join(["dpfp", *command])
-
-
-def submission_id(name: str) -> str:
-    """Readable, unique, and safe in a URL and in a file's name."""
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:50] or "job"
-    return f"{slug}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid4().hex[:4]}"
 
 
 def variables(texts: Sequence[str], environment: dict[str, str]) -> dict[str, str]:
@@ -145,3 +118,14 @@ def variables(texts: Sequence[str], environment: dict[str, str]) -> dict[str, st
             raise UserError(f"--env {name}: it is not set here; give NAME=VALUE")
         found[name] = value if equals else environment[name]
     return found
+
+
+def check_place(what: str, place: str | None) -> None:
+    """Results of a job must be where they outlive it."""
+    if place and ("://" in place or Path(place).is_absolute()):
+        return
+    shown = f"{what} is {place!r}" if place else f"{what} is missing"
+    raise UserError(
+        f"{shown}; a job's own folder goes with it: give {what} an absolute path or a URI that "
+        "every node sees, such as /shared/runs or s3://bucket/runs"
+    )

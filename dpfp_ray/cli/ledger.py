@@ -109,13 +109,12 @@ def show(found: "LedgerView", wide: bool) -> None:
     from rich.table import Table
 
     from dpfp_ray.data.terminal import page_width, print_table, stderr, stdout, that_fit
-    from dpfp_ray.report.ledger import uses_table
 
-    if found.spent is None:
+    uses = found.uses
+    if found.spent is None or uses is None:
         limit = "" if found.total is None else f" of a total of {found.total.epsilon:g}"
         stdout.print(f"nothing was done yet: ε = 0{limit}", markup=False)
         return
-    uses = uses_table(found.spent)
     texts = {
         column.title: [row.entries[number].text for row in uses.rows]
         for number, column in enumerate(uses.columns)

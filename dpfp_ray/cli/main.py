@@ -6,6 +6,7 @@ Results go to stdout, progress to stderr. Bad input exits with 2, an interrupted
 import argparse
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
@@ -124,9 +125,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever reads a finished run trusts its result.json; one that was damaged fails anywhere.
         if not hasattr(arguments, "run"):
             raise
+        # The place is named, so that a fault of ours does not pass for damage.
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{os.path.basename(last.filename)}:{last.lineno}"
+        why = f"{arguments.run} cannot be used ({type(error).__name__} at {where}: {error}"
         print(
-            f"dpfp: {shortened(f'{arguments.run} cannot be used ({type(error).__name__}: {error}')}"
-            "); if its result.json is damaged, restore it from a backup, or run again",
+            f"dpfp: {shortened(why)}); if its result.json is damaged, restore it from a backup, or "
+            "run again; if it is whole, report this line as a fault",
             file=sys.stderr,
         )
         return 2

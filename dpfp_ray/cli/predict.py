@@ -70,11 +70,10 @@ def command(arguments: argparse.Namespace) -> int:
         options["file"] = arguments.file
 
     from dpfp_ray import evaluate, predict
-    from dpfp_ray.results.predict import evaluation_text
 
     if arguments.evaluate:
         scores = evaluate(arguments.run, **options)
-        print(to_json(scores.as_json()) if arguments.json else evaluation_text(scores))
+        print(to_json(scores.as_json()) if arguments.json else scores)
         return 0
     answers = predict(arguments.run, **options)
     for batch in answers.batches():
@@ -82,7 +81,7 @@ def command(arguments: argparse.Namespace) -> int:
             print(to_json(answer.as_json()) if arguments.json else line(answer))
         sys.stdout.flush()
     if answers.labelled:
-        print(evaluation_text(answers.evaluation()), file=sys.stderr)
+        print(answers.evaluation(), file=sys.stderr)
     return 0
 
 

@@ -36,15 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(arguments: argparse.Namespace) -> int:
-    from dpfp_ray.report.reproduce import Bundle, reproduce
+    from dpfp_ray import bundle_cells, reproduce
 
     if arguments.list:
-        cells = Bundle(arguments.bundle).chosen(arguments.only)
-        for cell in cells:
-            low, high = cell.interval
-            shown = {"cell": cell.name, "runs": len(cell.accuracy), "expected": [low, high]}
-            text = f"{cell.name}  expected {low:.4f} to {high:.4f} (from {cell.basis})"
-            print(to_json(shown) if arguments.json else text)
+        for cell in bundle_cells(arguments.bundle, arguments.only):
+            print(to_json(cell.as_json()) if arguments.json else cell)
         return 0
     found = reproduce(
         arguments.bundle,

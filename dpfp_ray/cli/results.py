@@ -26,15 +26,14 @@ accountant.
 import argparse
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dpfp_ray import COLUMNS
 from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.errors import UserError
-from dpfp_ray.results import rows as results
-from dpfp_ray.results.query import select_columns
-from dpfp_ray.results.store import find_rows
 
+Row = Mapping[str, Any]
 NARROW = ("id", "status", "method", "mode", "task", "model", "scope", "epsilon", "accuracy")
 IF_THEY_DIFFER = ("model", "scope")
 SHOWN = (
@@ -61,7 +60,7 @@ NOMINAL = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    names = f"columns: {', '.join(results.COLUMNS)}, and accuracy_SPLIT for each dev split"
+    names = f"columns: {', '.join(COLUMNS)}, and accuracy_SPLIT for each dev split"
     parser.epilog = textwrap.fill(names, width=78)
     parser.add_argument(
         "location", nargs="?", metavar="DIR_OR_URI", help="a folder, s3://, gs:// or file://"
@@ -88,34 +87,33 @@ def command(arguments: argparse.Namespace) -> int:
     limit = _limit(arguments.limit)
     if (arguments.location is None) == (arguments.address is None):
         raise UserError("give either a folder or URI, or --address of a running service")
-    if arguments.address is not None:
-        from dpfp_ray.serve import client
-        from dpfp_ray.sweeps import access_tokens
+    asked: dict[str, Any] = {"where": arguments.where, "sort": arguments.sort, "limit": limit}
+    if arguments.address is None:
+        from dpfp_ray import find_results
 
-        token = access_tokens.read_token(arguments.token_file)
-        where, sort = arguments.where, arguments.sort
-        found, known, total = client.ask(arguments.address, token, where, sort, limit)
+        found = find_results(arguments.location, **asked)
     else:
-        found, known, total = find_rows(
-            arguments.location, where=arguments.where, sort=arguments.sort, limit=limit
-        )
-    chosen = None if arguments.columns is None else select_columns(arguments.columns, known)
+        from dpfp_ray import ask_service
+
+        found = ask_service(arguments.address, token_file=arguments.token_file, **asked)
+    chosen = None if arguments.columns is None else found.chosen(arguments.columns)
 
     if arguments.json:
-        print(to_json([{name: row.get(name) for name in chosen or known} for row in found]))
+        names = chosen or found.columns
+        print(to_json([{name: row.get(name) for name in names} for row in found.rows]))
     elif arguments.csv:
-        print(results.to_csv(found, chosen or known), end="")
-    elif found:
-        show(found, chosen, wide=arguments.wide)
-    if total == 0:
+        print(found.to_csv(chosen), end="")
+    elif found.rows:
+        show(found.rows, chosen, wide=arguments.wide)
+    if found.total == 0:
         print("no trial matches", file=sys.stderr)
-    elif len(found) < total:
-        print(f"{len(found):,} of {total:,} trials", file=sys.stderr)
+    elif len(found.rows) < found.total:
+        print(f"{len(found.rows):,} of {found.total:,} trials", file=sys.stderr)
     return 0
 
 
 def show(
-    rows: list[results.Row],
+    rows: Sequence[Row],
     chosen: list[str] | None,
     *,
     wide: bool = False,
@@ -137,7 +135,7 @@ def show(
         names = [heads[head] for head in that_fit(texts, may_go, 1, page_width())]
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for name in names:
-        number = results.COLUMNS.get(name, float) is not str
+        number = COLUMNS.get(name, float) is not str
         table.add_column(
             Text(_printable(HEADERS.get(name, name))),
             justify="right" if number else "left",
@@ -157,14 +155,14 @@ def show(
         stdout.print(NOMINAL)
 
 
-def _worth_showing(rows: list[results.Row], name: str) -> bool:
+def _worth_showing(rows: Sequence[Row], name: str) -> bool:
     values = {row.get(name) for row in rows}
     if name in IF_THEY_DIFFER:
         return len(values - {None}) > 1
     return not values <= {None, "finished"}
 
 
-def _cell(row: results.Row, name: str) -> str:
+def _cell(row: Row, name: str) -> str:
     value = row.get(name)
     if value is None:
         return "—"

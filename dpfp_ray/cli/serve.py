@@ -18,10 +18,7 @@ On a cluster, run this where --storage can be read (--detach leaves it running t
 
 import argparse
 import os
-import signal
 import sys
-import threading
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from dpfp_ray.plan.errors import UserError
@@ -69,35 +66,16 @@ def command(arguments: argparse.Namespace) -> int:
     with serve(arguments.storage, **{n: getattr(arguments, n) for n in names}) as place:
         show(place, token=bool(arguments.token_file or os.environ.get("DPFP_TOKEN")))
         if not arguments.detach:
-            wait()
+            place.wait()
     return 0
 
 
 def show(place: "Place", *, token: bool) -> None:
-    from ray._private.worker import get_dashboard_url
-
     from dpfp_ray.data.terminal import stderr, stdout
 
     stdout.print(f"{place.url}/", markup=False)
     sys.stdout.flush()  # whoever started us in the background waits for this line
-    dashboard = get_dashboard_url()
     lines = [f"API: {place.url}/openapi.json" + (" (with the token)" if token else "")]
-    lines += [f"Ray dashboard: http://{dashboard}/#/serve"] if dashboard else []
+    lines += [f"Ray dashboard: {place.dashboard}"] if place.dashboard else []
     for line in lines:
         stderr.print(line, markup=False)
-
-
-def wait() -> None:
-    """For Ctrl-C or SIGTERM."""
-    from dpfp_ray.data.terminal import stderr
-    from dpfp_ray.sweeps.ray_watch import handling
-
-    ended = threading.Event()
-
-    def end(number: int, frame: FrameType | None) -> None:
-        ended.set()
-
-    with handling(signal.SIGINT, end), handling(signal.SIGTERM, end):
-        stderr.print("Ctrl-C ends it")
-        while not ended.wait(1.0):
-            pass

@@ -22,23 +22,19 @@ A cluster with token authentication wants its token: RAY_AUTH_TOKEN, RAY_AUTH_TO
 import argparse
 import os
 import sys
-import tempfile
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpfp_ray.plan.errors import UserError
 
 if TYPE_CHECKING:
-    from dpfp_ray.sweeps.jobs import Cluster
-
-DEFAULT = "http://127.0.0.1:8265"
+    from dpfp_ray.sweeps.submit import Job
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address",
         metavar="http://HEAD:8265",
-        help=f"the cluster's dashboard (default: $RAY_API_SERVER_ADDRESS or {DEFAULT})",
+        help="the cluster's dashboard (default: $RAY_API_SERVER_ADDRESS or http://127.0.0.1:8265)",
     )
     parser.add_argument("--name", help="what the Jobs page calls it")
     parser.add_argument(
@@ -63,9 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(arguments: argparse.Namespace) -> int:
     from dpfp_ray.cli.job_command import describe, variables
-    from dpfp_ray.sweeps import access_tokens
 
-    address = arguments.address or os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT
     words = arguments.job[1:] if arguments.job[:1] == ["--"] else arguments.job
     known = arguments.attach or arguments.stop
     if known and words:
@@ -73,90 +67,61 @@ def command(arguments: argparse.Namespace) -> int:
     described = None if known else describe(words)
     env = variables(arguments.env, dict(os.environ))
 
+    from dpfp_ray import find_job, submit
     from dpfp_ray.data.terminal import stderr
-    from dpfp_ray.sweeps.jobs import Cluster
 
-    def say(line: str) -> None:
-        stderr.print(line, markup=False)
-
-    token = access_tokens.ray_token(access_tokens.check_http(address), arguments.token_file)
-    cluster = Cluster(address, token, say)
-    if arguments.stop:
-        stopped = cluster.stop(arguments.stop)
-        say(f"{arguments.stop} {'is being stopped' if stopped else 'has ended already'}")
-        return 0
-    if arguments.attach:
-        cluster.info(arguments.attach)
-        return follow(cluster, arguments.attach, arguments)
-    assert described is not None
-    identity = send(cluster, words, described, env, arguments, say)
+    where = {"address": arguments.address, "token_file": arguments.token_file}
+    if described is None:
+        job = find_job(known, **where)
+        if arguments.stop:
+            said = "is being stopped" if job.stop() else "has ended already"
+            stderr.print(f"{job.id} {said}", markup=False)
+            return 0
+        return follow(job, arguments)
+    job = submit(
+        words,
+        name=arguments.name or described.name,
+        facts=described.facts,
+        files=described.files,
+        env=env,
+        working_dir=arguments.working_dir,
+        **where,
+    )
     if arguments.no_follow:
-        print(identity)
-        say(how_to("follow it", "--attach", identity, arguments))
+        print(job.id)
+        stderr.print(how_to("follow it", "--attach", job, arguments), markup=False)
         return 0
-    return follow(cluster, identity, arguments)
+    return follow(job, arguments)
 
 
-def send(
-    cluster: "Cluster",
-    words: list[str],
-    described: Any,
-    env: dict[str, str],
-    arguments: argparse.Namespace,
-    say: Any,
-) -> str:
-    from dpfp_ray.cli.job_command import entrypoint, submission_id
-    from dpfp_ray.sweeps.jobs import stage
-
-    name = arguments.name or described.name
-    identity = submission_id(name)
-    runtime_env: dict[str, Any] = {"env_vars": env} if env else {}
-    with tempfile.TemporaryDirectory(prefix="dpfp-job-") as scratch:
-        if arguments.working_dir:
-            if not Path(arguments.working_dir).is_dir():
-                raise UserError(f"working-dir {arguments.working_dir} is no folder")
-            runtime_env["working_dir"] = str(Path(arguments.working_dir).resolve())
-        else:
-            words, sent = stage(words, described.paths, Path(scratch))
-            if sent:
-                runtime_env["working_dir"] = scratch
-                say(f"sent along: {', '.join(sent)}")
-        metadata = {**described.metadata, "job_name": name}
-        cluster.submit(identity, entrypoint(words), metadata, runtime_env)
-    say(f"job {identity} is submitted; see {cluster.address}/#/jobs/{identity}")
-    return identity
-
-
-def follow(cluster: "Cluster", identity: str, arguments: argparse.Namespace) -> int:
+def follow(job: "Job", arguments: argparse.Namespace) -> int:
     from dpfp_ray.data.terminal import KEPT, stderr
-    from dpfp_ray.sweeps.jobs import exit_code
 
     def write(text: str) -> None:
         sys.stdout.write(text.replace(KEPT, " "))
         sys.stdout.flush()
 
     try:
-        info = cluster.follow(identity, write)
+        ended = job.follow(write)
     except (KeyboardInterrupt, UserError) as error:
-        stderr.print(f"job {identity} goes on without us", markup=False)
+        stderr.print(f"job {job.id} goes on without us", markup=False)
         for what, flag in (("follow it", "--attach"), ("stop it", "--stop")):
-            stderr.print(how_to(what, flag, identity, arguments), markup=False)
+            stderr.print(how_to(what, flag, job, arguments), markup=False)
         if isinstance(error, UserError):
             raise
         return 130
-    code = exit_code(info)
-    stderr.print(f"job {identity} {info.status.value.lower()}", markup=False)
-    if code == 127:
+    stderr.print(f"job {job.id} {ended.status}", markup=False)
+    if ended.exit_code == 127:
         stderr.print(
             "the cluster's head has no dpfp on its PATH; install dpfp-ray there, in the "
             "environment that Ray was started from",
             markup=False,
         )
-    elif code and info.message:
-        stderr.print(" ".join(info.message.split())[:500], markup=False)
-    return code
+    elif ended.exit_code and ended.message:
+        stderr.print(ended.message[:500], markup=False)
+    return ended.exit_code
 
 
-def how_to(what: str, flag: str, identity: str, arguments: argparse.Namespace) -> str:
+def how_to(what: str, flag: str, job: "Job", arguments: argparse.Namespace) -> str:
     where = f" --address {arguments.address}" if arguments.address else ""
-    return f"{what}: dpfp submit{where} {flag} {identity}"
+    return f"{what}: dpfp submit{where} {flag} {job.id}"

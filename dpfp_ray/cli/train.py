@@ -11,9 +11,11 @@ weights and the same ε as a run that was never stopped.
 """
 
 import argparse
+import contextlib
+import os
 import sys
-from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpfp_ray.cli.options import (
     add_ledger_flags,
@@ -26,6 +28,9 @@ from dpfp_ray.cli.options import (
     plan_from,
 )
 from dpfp_ray.data.whole_files import to_json
+
+if TYPE_CHECKING:
+    from dpfp_ray.training.train import TrainedRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,47 +64,51 @@ def command(arguments: argparse.Namespace) -> int:
         select=arguments.select,
         **ledger_choices(arguments),
     )
-    show(run.record, arguments.json)
-    if run.model is not None:  # trained by this command, and not found finished
-        from dpfp_ray.training.machine import process_seconds
-
-        if (seconds := process_seconds()) is not None:
-            print(f"{seconds:.1f} s in all, the start of Python included", file=sys.stderr)
+    show(run, arguments.json)
+    # Trained by this command, and not found finished.
+    if run.model is not None and (seconds := process_seconds()) is not None:
+        print(f"{seconds:.1f} s in all, the start of Python included", file=sys.stderr)
     return 0
 
 
-def time_text(cost: Mapping[str, float]) -> str:
-    """Where the time went; of less than a second of training there is no rate."""
-    from dpfp_ray.results.runs import LEAST_SECONDS
+def process_seconds() -> float | None:
+    """How long ago this process was started; None where the system does not tell."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+        up = float(Path("/proc/uptime").read_text().split()[0])
+        return up - int(ticks) / os.sysconf("SC_CLK_TCK")
+    return None
 
+
+def time_text(run: "TrainedRun") -> str:
+    """Where the time went."""
+    cost, rate = run.record["cost"], run.examples_per_second
     said = f"{cost['train_seconds']:.1f} s of training"
-    if cost["train_seconds"] >= LEAST_SECONDS:
-        said += f" ({cost['examples_per_second']:,.0f} examples/s)"
+    said += "" if rate is None else f" ({rate:,.0f} examples/s)"
     if (before := cost.get("prepare_seconds")) is not None:  # older records do not say
         said = f"{before:.1f} s of reading, tokenising and encoding, {said}"
     return f"{said}, {cost['eval_seconds']:.1f} s of evaluation"
 
 
-def show(record: dict[str, Any], as_json: bool) -> None:
+def show(run: "TrainedRun", as_json: bool) -> None:
     if as_json:
-        print(to_json(record))
+        print(to_json(run.record))
         return
     from dpfp_ray.data.terminal import print_prose, stdout
 
-    plan, privacy, cost = record["plan"], record["privacy"], record["cost"]
+    privacy, metrics = run.record["privacy"], run.record["metrics"]
     stdout.print(
-        f"\n[bold]{plan['method']} on {plan['task']}[/bold]: "
-        f"accuracy {record['metrics']['accuracy']:.4f} ({record['metrics']['rule']})"
+        f"\n[bold]{run.plan['method']} on {run.plan['task']}[/bold]: "
+        f"accuracy {run.accuracy:.4f} ({metrics['rule']})"
     )
     if privacy["epsilon"]:
         shown = ", ".join(
             f"{name} {'—' if value is None else format(float(value), '.3f')}"
             for name, value in privacy["epsilon"].items()
         )
-        mark = "nominal ε" if privacy["guarantee"] == "nominal" else "ε"
+        mark = "nominal ε" if run.guarantee == "nominal" else "ε"
         stdout.print(f"{mark} (δ = {privacy['delta']:.3g}): {shown};  σ = {privacy['sigma']:.4f}")
-    stdout.print(f"{time_text(cost)}; peak memory {cost['peak_memory_bytes'] / 2**20:,.0f} MiB")
-    if "statement" in record:
-        from dpfp_ray.privacy.statement_text import brief
-
-        print_prose(brief(record["statement"]))
+    peak = run.record["cost"]["peak_memory_bytes"] / 2**20
+    stdout.print(f"{time_text(run)}; peak memory {peak:,.0f} MiB")
+    if run.statement:
+        print_prose(run.statement)

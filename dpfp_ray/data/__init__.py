@@ -1,6 +1,6 @@
 """Records in, packed tokens out. `tasks` finds and checks the records, `readers` and `streams` read
-rows, `texts` holds them, `demo` is a download, `split` chooses among rows, `persons` groups them,
-`tokens` packs; here is what they pass on.
+rows, `texts` holds them, `demo` is a download, `split` chooses among rows and groups them
+by person, `tokens` packs; here is what they pass on.
 """
 
 import hashlib

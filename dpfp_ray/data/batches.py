@@ -31,7 +31,7 @@ def split_rows(
         return []
     if owners is None:
         order = np.argsort(lengths, kind="stable")
-        return _cut(order, lengths[order], np.arange(len(lengths) + 1), max_rows, part_cost)
+        return _parts_of(order, lengths[order], np.arange(len(lengths) + 1), max_rows, part_cost)
     _, unit, sizes = np.unique(owners, return_inverse=True, return_counts=True)
     longest = np.zeros(len(sizes), np.int64)
     np.maximum.at(longest, unit, lengths)
@@ -40,10 +40,10 @@ def split_rows(
     place[in_order] = np.arange(len(in_order))
     before = np.concatenate([[0], np.cumsum(sizes[in_order])])
     order = np.argsort(place[unit], kind="stable")
-    return _cut(order, longest[in_order], before, max_rows, part_cost)
+    return _parts_of(order, longest[in_order], before, max_rows, part_cost)
 
 
-def _cut(
+def _parts_of(
     order: NDArray[np.int64],
     ordered: NDArray[np.int64],
     before: NDArray[np.int64],

@@ -85,9 +85,9 @@ class EncodedRows:
         order = np.argsort(places, kind="stable")
         in_order = places[order]
         starts = _starts(self.shards)
-        cuts = np.searchsorted(in_order, starts)
-        for number in np.flatnonzero(np.diff(cuts)):
-            here = order[cuts[number] : cuts[number + 1]]
+        bounds = np.searchsorted(in_order, starts)
+        for number in np.flatnonzero(np.diff(bounds)):
+            here = order[bounds[number] : bounds[number + 1]]
             found[here] = kept[number][places[here] - starts[number]]
         return found
 
@@ -112,7 +112,7 @@ def encoded_rows(
     lasts = np.zeros(len(firsts), np.int64)
     lasts[texts[kept:]] = np.arange(len(table))  # of equal places the last counts
     rows = np.sort(lasts[firsts >= kept])
-    # Before cutting into shards: similar lengths together, so that little is padded.
+    # Before they are split into shards: similar lengths together, so that little is padded.
     rows = rows[np.argsort(table.lengths[rows], kind="stable")]
     place_of = firsts  # of each text; those to be encoded follow what is kept
     place_of[texts[kept + rows]] = kept + np.arange(len(rows))

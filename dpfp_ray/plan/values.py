@@ -2,14 +2,22 @@
 words.
 """
 
+import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dpfp_ray.plan.defaults import LEAST_BATCH, SST2_RECORDS
 from dpfp_ray.plan.errors import UserError, unknown
-from dpfp_ray.plan.method_spec import MethodSpec, all_specs
+from dpfp_ray.plan.method_spec import (
+    METHODS,
+    MethodSpec,
+    all_specs,
+    modes_of,
+    scope_kind,
+    scopes_of,
+)
 from dpfp_ray.plan.plan import FIELDS, TYPES, Plan, kinds_of
 
 MOST_VALUES = 100_000  # in one file
@@ -170,3 +178,41 @@ def from_data(asked: Plan, bound: Plan) -> str:
         if before in (None, "auto") and after is not None and name not in bound.spec.unused:
             parts.append(f"{name} {after if isinstance(after, str) else format(after, ',.4g')}")
     return "from the data: " + ", ".join(parts)
+
+
+def variant(name: str) -> dict[str, str]:
+    """The plan fields that `dpfp`, `dpfp:moments`, `dpsgd:head` or `dpsgd:top:2` stand for."""
+    method, colon, kind = name.partition(":")
+    if method not in METHODS:
+        raise UserError(unknown("method", method, METHODS))
+    if not colon:
+        return {"method": method}
+    modes, scopes = modes_of(method), scopes_of(method)
+    kinds = (*(modes if len(modes) > 1 else ()), *scopes[1:])
+    if not kinds:
+        raise UserError(f"{method} has no variants, so no {kind!r}; write {method} alone")
+    if scope_kind(kind) not in kinds or kind == "top:K":
+        raise UserError(unknown(f"variant of {method}", kind, kinds))
+    return {"method": method, "mode" if kind in modes else "scope": kind}
+
+
+def check_methods(names: Iterable[str]) -> list[str]:
+    """Each method or variant once, all of them known."""
+    methods = list(dict.fromkeys(names))
+    for name in methods:
+        variant(name)
+    if not methods:
+        raise UserError("methods is empty; give a list such as non_private,dpfp,dpsgd")
+    return methods
+
+
+def check_budgets(values: Iterable[float]) -> list[float]:
+    """Each ε once, all of them budgets."""
+    budgets = []
+    for value in values:
+        if math.isinf(value):
+            raise UserError("epsilon inf is training without privacy; use --methods non_private")
+        if not value > 0:
+            raise UserError(f"epsilon is {value:g}; give numbers above 0")
+        budgets.append(float(value))
+    return list(dict.fromkeys(budgets))

@@ -17,7 +17,7 @@ turns. A total that is lowered later does not stop what was admitted under the o
 
 **Non-private uses** have ε = ∞ and the guarantee "none". The sum then says so, and beside it what
 the private uses alone would cost. A total bounds that private part: a non-private use is refused
-once a total is set, and one from before leaves the guarantee at "none" for good.
+once a total is set, and one from before leaves the guarantee at "none" for ever.
 """
 
 import dataclasses

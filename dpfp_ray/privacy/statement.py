@@ -134,7 +134,7 @@ def _assumption(plan: Plan, accountant: str) -> dict[str, Any]:
 
 
 def _amplification(plan: Plan, mech: accounting.Mechanism) -> dict[str, Any]:
-    """ε if nobody counts on draws being hidden: see `participation`."""
+    """ε if nobody counts on draws being hidden: see `spending.shown_epsilon`."""
     assert plan.delta is not None
     if plan.p == 1:
         same = accounting.epsilon(mech, plan.delta, "pld")

@@ -27,7 +27,8 @@ from dpfp_ray.report.sweep_figures import heat_maps, held_fixed, held_text, swee
 from dpfp_ray.results.cells import Cell
 from dpfp_ray.results.contests import Contest, contests_of
 from dpfp_ray.results.rows import scalar, section
-from dpfp_ray.results.runs import ACCOUNTANT_NAMES, LEAST_SECONDS, NOMINAL, Budget, Run
+from dpfp_ray.results.runs import ACCOUNTANT_NAMES, NOMINAL, Budget, Run
+from dpfp_ray.training import LEAST_SECONDS
 
 
 def all_figures(

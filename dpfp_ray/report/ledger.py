@@ -71,6 +71,11 @@ class LedgerView:
         """Bound what each group may ever pay: what would pass it is refused."""
         return self.ledger.set_total(epsilon, delta, force=force)
 
+    @property
+    def uses(self) -> Table | None:
+        """Every entry of `spent`, oldest first."""
+        return None if self.spent is None else uses_table(self.spent)
+
     def to_json(self) -> dict[str, Any]:
         total = self.total
         nothing: dict[str, Any] = {

@@ -66,6 +66,13 @@ class Bundled:
         n = len(self.accuracy)
         return f"{n} runs" if n > 1 else "one run: over dev rows, the spread over seeds is unknown"
 
+    def as_json(self) -> dict[str, Any]:
+        return {"cell": self.name, "runs": len(self.accuracy), "expected": list(self.interval)}
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.name}  expected {low:.4f} to {high:.4f} (from {self.basis})"
+
 
 @dataclass(frozen=True)
 class Reproduced:
@@ -150,6 +157,11 @@ class Bundle:
             if name not in known:
                 raise UserError(unknown("cell", name, tuple(known)))
         return [known[name] for name in only] if only else self.cells
+
+
+def bundle_cells(bundle: str | Path, only: Sequence[str] = ()) -> list[Bundled]:
+    """The cells of a bundle (those named, else all), with the scores that they had."""
+    return Bundle(bundle).chosen(only)
 
 
 def reproduce(

@@ -14,7 +14,6 @@ from statistics import mean, stdev
 from typing import Any, Literal
 
 from dpfp_ray.results.runs import (
-    LEAST_SECONDS,
     REFUTED,
     Budget,
     Key,
@@ -23,6 +22,7 @@ from dpfp_ray.results.runs import (
     finite,
     order,
 )
+from dpfp_ray.training import LEAST_SECONDS
 
 Tuning = Literal["", "retrained", "picked"]
 

@@ -65,6 +65,29 @@ class Evaluation:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def __str__(self) -> str:
+        """For people: the scores, one line for each class, and the confusion matrix."""
+        names = [score.label for score in self.classes]
+        kind = f"F1 of {names[1]}" if len(names) == 2 else "mean F1"
+        lines = [
+            f"{self.rows:,} rows; intervals at {100 * self.confidence:g}% (Wilson, over rows)",
+            f"accuracy  {_shown(self.accuracy, self.accuracy_interval)}",
+            f"{kind}  {_shown(self.f1, self.f1_interval)}",
+        ]
+        wide = max(5, *(len(name) for name in names))
+        lines.append(f"\n{'class':<{wide}}  {'rows':>7}  {'recall':<23}  precision")
+        for score in self.classes:
+            recall = _shown(score.recall, score.recall_interval)
+            precision = _shown(score.precision, score.precision_interval)
+            lines.append(f"{score.label:<{wide}}  {score.rows:>7,}  {recall:<23}  {precision}")
+        columns = [max(7, len(name)) for name in names]
+        heads = "  ".join(f"{name:>{size}}" for name, size in zip(names, columns, strict=True))
+        lines.append(f"\nrows: the right class; columns: the answer\n{'':<{wide}}  {heads}")
+        for name, counts in zip(names, self.confusion, strict=True):
+            cells = "  ".join(f"{c:>{size},}" for c, size in zip(counts, columns, strict=True))
+            lines.append(f"{name:<{wide}}  {cells}")
+        return "\n".join(lines)
+
 
 def wilson(right: int, rows: int) -> Interval | None:
     """The interval of a share; None of no rows."""
@@ -114,30 +137,6 @@ def _class_score(table: NDArray[np.int64], i: int, name: str) -> ClassScore:
 
 def _f1(jaccard: float) -> float:
     return 2 * jaccard / (1 + jaccard)
-
-
-def evaluation_text(found: Evaluation) -> str:
-    """For people: the scores, one line for each class, and the confusion matrix."""
-    names = [score.label for score in found.classes]
-    kind = f"F1 of {names[1]}" if len(names) == 2 else "mean F1"
-    lines = [
-        f"{found.rows:,} rows; intervals at {100 * found.confidence:g}% (Wilson, over rows)",
-        f"accuracy  {_shown(found.accuracy, found.accuracy_interval)}",
-        f"{kind}  {_shown(found.f1, found.f1_interval)}",
-    ]
-    wide = max(5, *(len(name) for name in names))
-    lines.append(f"\n{'class':<{wide}}  {'rows':>7}  {'recall':<23}  precision")
-    for score in found.classes:
-        recall = _shown(score.recall, score.recall_interval)
-        precision = _shown(score.precision, score.precision_interval)
-        lines.append(f"{score.label:<{wide}}  {score.rows:>7,}  {recall:<23}  {precision}")
-    columns = [max(7, len(name)) for name in names]
-    heads = "  ".join(f"{name:>{size}}" for name, size in zip(names, columns, strict=True))
-    lines.append(f"\nrows: the right class; columns: the answer\n{'':<{wide}}  {heads}")
-    for name, counts in zip(names, found.confusion, strict=True):
-        cells = "  ".join(f"{c:>{size},}" for c, size in zip(counts, columns, strict=True))
-        lines.append(f"{name:<{wide}}  {cells}")
-    return "\n".join(lines)
 
 
 def _shown(value: float | None, interval: Interval | None) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import FIRST_MODE, METHODS, is_private
 from dpfp_ray.results.rows import flatten, quoted_metrics, section
+from dpfp_ray.training import LEAST_SECONDS
 from dpfp_ray.training.dev_scores import Select
 from dpfp_ray.training.predictions import DevPredictions
 
@@ -21,8 +22,6 @@ TASK_NAMES = {"mnli": "MNLI", "qqp": "QQP", "qnli": "QNLI", "sst2": "SST-2"}
 SPLIT_NAMES = {("mnli", "matched"): "MNLI-m", ("mnli", "mismatched"): "MNLI-mm"}
 ACCOUNTANT_NAMES = {"gdp": "GDP + CLT", "rdp": "RDP", "pld": "PLD"}
 NOMINAL, REFUTED = "†", "‡"
-# Rates of less training than this are the timer's noise and the first step's start-up.
-LEAST_SECONDS = 1.0
 
 
 def label(plan: Mapping[str, Any]) -> str:

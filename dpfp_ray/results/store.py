@@ -14,6 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,14 +200,30 @@ def _freshness(record: Record, file: Found) -> tuple[float, bool, float]:
     )
 
 
-def find_rows(
+@dataclass(frozen=True)
+class FoundRows:
+    """Flat rows of runs or trials, all columns that they may have, and how many match in all."""
+
+    rows: list[Row]
+    columns: list[str]
+    total: int
+
+    def chosen(self, names: str) -> list[str]:
+        """The columns that `names` asks for, such as id,accuracy,lr."""
+        return select_columns(names, self.columns)
+
+    def to_csv(self, columns: list[str] | None = None) -> str:
+        return to_csv(self.rows, columns or self.columns)
+
+
+def find_results(
     *places: str | Path, where: str | None = None, sort: str | None = None, limit: int | None = None
-) -> tuple[list[Row], list[str], int]:
-    """Flat rows (`results.rows.COLUMNS`), all columns, and how many rows match in all."""
+) -> FoundRows:
+    """As `load_results`, in plain Python; `COLUMNS` has the columns that every row has."""
     rows = [flatten(record) for record in load_records(*places)]
     known = columns_of(rows)
     found = sort_rows(filter_rows(rows, where, known), sort, known)
-    return found[:limit], known, len(found)
+    return FoundRows(found[:limit], known, len(found))
 
 
 def load_results(
@@ -222,11 +239,9 @@ def load_results(
 
     >>> load_results("runs", where="method == 'dpsgd' and epsilon <= 3")  # doctest: +SKIP
     """
-    rows, known, _ = find_rows(*places, where=where, sort=sort, limit=limit)
-    frame = as_frame(rows)
-    if columns is not None:
-        frame = frame[select_columns(columns, known)]
-    return frame
+    found = find_results(*places, where=where, sort=sort, limit=limit)
+    frame = as_frame(found.rows)
+    return frame if columns is None else frame[found.chosen(columns)]
 
 
 def as_frame(rows: list[Row]) -> "pandas.DataFrame":

@@ -7,6 +7,7 @@ import requests
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.rows import COLUMNS, SPLIT, Row
+from dpfp_ray.results.store import FoundRows
 from dpfp_ray.serve import SERVICE
 from dpfp_ray.sweeps import access_tokens
 from dpfp_ray.sweeps.access_tokens import LOOPBACK
@@ -37,10 +38,19 @@ def find_service(address: str) -> str:
     return address
 
 
-def ask(
-    address: str, token: str | None, where: str | None, sort: str | None, limit: int | None
-) -> tuple[list[Row], list[str], int]:
-    """Rows, all columns, and how many rows match in all."""
+def ask_service(
+    address: str,
+    *,
+    where: str | None = None,
+    sort: str | None = None,
+    limit: int | None = None,
+    token_file: str | None = None,
+) -> FoundRows:
+    """What `find_results` gives, from the service at `address` (http://HEAD:8265).
+
+    token_file   holds the service's token (default: $DPFP_TOKEN, if it is set)
+    """
+    token = access_tokens.read_token(token_file)
     service = find_service(address)
     for _ in range(TRIES):
         pages: list[dict[str, Any]] = []
@@ -55,7 +65,8 @@ def ask(
         if len({page["version"] for page in pages}) == 1:  # else a record came in between
             break
     rows = [_typed(row) for page in pages for row in page["rows"]]
-    return rows, [str(name) for name in pages[-1]["columns"]], int(pages[-1]["total"])
+    known = [str(name) for name in pages[-1]["columns"]]
+    return FoundRows(rows, known, int(pages[-1]["total"]))
 
 
 def get(url: str, token: str | None, question: dict[str, Any] | None = None) -> Any:

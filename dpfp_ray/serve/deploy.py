@@ -7,13 +7,16 @@ with dpfp_ray.serve("runs") as place:
 
 import logging
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from dpfp_ray.data.terminal import stderr
@@ -24,7 +27,7 @@ from dpfp_ray.serve import SERVICE
 from dpfp_ray.sweeps import access_tokens
 from dpfp_ray.sweeps.access_tokens import LOOPBACK
 from dpfp_ray.sweeps.cluster import connected, default_address, settings
-from dpfp_ray.sweeps.ray_watch import ignoring_ctrl_c
+from dpfp_ray.sweeps.ray_watch import handling, ignoring_ctrl_c
 from dpfp_ray.sweeps.state import resolve_storage
 
 START_SECONDS = 120.0
@@ -45,6 +48,26 @@ class Place:
         host = "127.0.0.1" if self.host in ("0.0.0.0", "") else self.host
         host = f"[{host}]" if ":" in host else host
         return f"http://{host}:{self.port}{self.prefix.rstrip('/')}"
+
+    @property
+    def dashboard(self) -> str | None:
+        """The Serve page of the connected Ray's dashboard, if it has one."""
+        from ray._private.worker import get_dashboard_url
+
+        found = get_dashboard_url()
+        return f"http://{found}/#/serve" if found else None
+
+    def wait(self) -> None:
+        """For Ctrl-C or SIGTERM."""
+        ended = threading.Event()
+
+        def end(number: int, frame: FrameType | None) -> None:
+            ended.set()
+
+        with handling(signal.SIGINT, end), handling(signal.SIGTERM, end):
+            stderr.print("Ctrl-C ends it")
+            while not ended.wait(1.0):
+                pass
 
 
 def check_exposure(host: str, digest: str | None) -> None:

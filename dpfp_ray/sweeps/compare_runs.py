@@ -2,7 +2,6 @@
 beforehand if asked for; and before they run, the smallest difference that they can show.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,18 +9,15 @@ from typing import Any
 from dpfp_ray.data import Task
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.terminal import stderr
-from dpfp_ray.plan.errors import UserError, unknown
+from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import (
     LORA_FIELDS,
     METHODS,
     find_spec,
-    modes_of,
-    scope_kind,
-    scopes_of,
     spec_file,
 )
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.plan.values import make_plan
+from dpfp_ray.plan.values import check_budgets, check_methods, make_plan, variant
 from dpfp_ray.privacy.sampling import keyed_generator
 from dpfp_ray.results.power import MAX_SEEDS, seeds_needed, smallest_difference
 from dpfp_ray.results.runs import label
@@ -35,22 +31,6 @@ from dpfp_ray.sweeps.trial import Trial
 from dpfp_ray.training.prepare import Inputs
 
 Settings = Mapping[str, Mapping[str, Any]]  # plan fields of one method or variant only
-
-
-def variant(name: str) -> dict[str, str]:
-    """The plan fields that `dpfp`, `dpfp:moments`, `dpsgd:head` or `dpsgd:top:2` stand for."""
-    method, colon, kind = name.partition(":")
-    if method not in METHODS:
-        raise UserError(unknown("method", method, METHODS))
-    if not colon:
-        return {"method": method}
-    modes, scopes = modes_of(method), scopes_of(method)
-    kinds = (*(modes if len(modes) > 1 else ()), *scopes[1:])
-    if not kinds:
-        raise UserError(f"{method} has no variants, so no {kind!r}; write {method} alone")
-    if scope_kind(kind) not in kinds or kind == "top:K":
-        raise UserError(unknown(f"variant of {method}", kind, kinds))
-    return {"method": method, "mode" if kind in modes else "scope": kind}
 
 
 def cells_of(
@@ -93,28 +73,6 @@ def plan_cells(
             values.pop(key, None)
         cells += [{**values, "epsilon": budget} for budget in budgets] if spec.private else [values]
     return cells
-
-
-def check_methods(names: Iterable[str]) -> list[str]:
-    """Each method or variant once, all of them known."""
-    methods = list(dict.fromkeys(names))
-    for name in methods:
-        variant(name)
-    if not methods:
-        raise UserError("methods is empty; give a list such as non_private,dpfp,dpsgd")
-    return methods
-
-
-def check_budgets(values: Iterable[float]) -> list[float]:
-    """Each ε once, all of them budgets."""
-    budgets = []
-    for value in values:
-        if math.isinf(value):
-            raise UserError("epsilon inf is training without privacy; use --methods non_private")
-        if not value > 0:
-            raise UserError(f"epsilon is {value:g}; give numbers above 0")
-        budgets.append(float(value))
-    return list(dict.fromkeys(budgets))
 
 
 def preview(

@@ -34,7 +34,7 @@ from dpfp_ray.sweeps.compare_runs import (
     differing,
     tuned_cells,
 )
-from dpfp_ray.sweeps.compare_table import markdown
+from dpfp_ray.sweeps.compare_table import markdown, print_comparison
 from dpfp_ray.sweeps.resources import RayChoices, ray_options
 from dpfp_ray.sweeps.run_sweep import close, refuse_encoder, stopped
 from dpfp_ray.sweeps.runner import Runner
@@ -64,6 +64,10 @@ class Comparison:
     def report(self, folder: str | Path, *, title: str | None = None) -> Any:
         """Tables, figures and a page about it, see `dpfp_ray.report`."""
         return dpfp_ray.report(self.storage, output=folder, title=title)
+
+    def show(self, *, wide: bool = False) -> None:
+        """Print the table, what its marks mean, and each method's privacy in a line or two."""
+        print_comparison(self.rows, self.records, wide=wide)
 
     def __repr__(self) -> str:
         return markdown(self.rows)
@@ -106,7 +110,7 @@ def compare(
     ledger, total_epsilon, total_delta   as in `train`; all runs and audits are entered as one list
 
     Any other keyword is a plan field that all methods share (task, model, epochs, …), or one of
-    `ray_options.RayChoices`.
+    `resources.RayChoices`.
     """
     refuse_encoder(encoder)
     ray: Any = {name: fields.pop(name) for name in RayChoices.__annotations__ if name in fields}

@@ -20,6 +20,7 @@ parameter may also be mappings of several plan fields at once, for settings that
 import itertools
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from hashlib import blake2b
 from typing import Any
@@ -28,6 +29,7 @@ import numpy as np
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import DEFAULT_METHOD, is_private, uses
+from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
 
 BUDGET_KEYS = ("epsilon", "delta", "accountant", "adjacency")
@@ -156,3 +158,12 @@ class SearchSpace:
         else:
             for _ in range(self.samples):
                 yield {parameter.name: parameter.draw(rng) for parameter in self.parameters}
+
+    def some_plans(self, most: int = 200) -> list[Plan]:
+        """Plans of some trials, to see what they are about; values that are no plan, which a sweep
+        refuses, are left out."""
+        plans = []
+        for chosen in itertools.islice(self.choices(np.random.default_rng(0)), most):
+            with suppress(UserError):
+                plans.append(make_plan(self.plan_values(chosen)))
+        return plans

@@ -221,8 +221,7 @@ def refuse_changed_files(plan: Plan, written: Path) -> None:
     """A plan names its files, not what is in them: what was `written` before they last changed is
     of other data.
 
-    Times are compared and no hash is kept: a hash of private records in a result would be a release
-    of its own.
+    Times are compared, not hashes: a hash of private records would be a release of its own.
     """
     named = [file for name in (plan.train_file, plan.dev_file) if name for file in files_of(name)]
     data = Path(plan.data_dir).glob("*") if plan.data_dir else ()

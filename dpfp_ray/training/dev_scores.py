@@ -155,7 +155,7 @@ def calibration_error(
     from sklearn.calibration import calibration_curve
 
     shares, truth = np.asarray(probabilities, dtype=float), np.asarray(labels)
-    # Sums of float32 probabilities may end a hair above 1, which scikit-learn refuses.
+    # Sums of float32 probabilities may end slightly above 1, which scikit-learn refuses.
     confidence = np.clip(shares.max(axis=1), 0.0, 1.0)
     right = shares.argmax(axis=1) == truth
     true, stated = calibration_curve(right, confidence, n_bins=bins, pos_label=True)

@@ -37,15 +37,6 @@ def use_threads(count: int | None) -> None:
     torch.set_num_threads(count or available_cores())
 
 
-def process_seconds() -> float | None:
-    """How long ago this process was started; None where the system does not tell."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-        up = float(Path("/proc/uptime").read_text().split()[0])
-        return up - int(ticks) / os.sysconf("SC_CLK_TCK")
-    return None
-
-
 @functools.cache
 def leave_modules_out_of_collections() -> None:
     """Once a process: searching modules for garbage takes longer than a closed-form trial."""

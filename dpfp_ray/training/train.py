@@ -20,7 +20,7 @@ from dpfp_ray.plan.values import from_data
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.sampling import fresh_seed
 from dpfp_ray.privacy.statement_text import brief
-from dpfp_ray.training import run, run_folder
+from dpfp_ray.training import LEAST_SECONDS, run, run_folder
 from dpfp_ray.training.charged import charged, enter_past, register
 from dpfp_ray.training.checkpoints import ask_for_room, keep_seed, load_seed, load_state
 from dpfp_ray.training.console import SilentReporter, choose_reporter
@@ -60,14 +60,21 @@ class TrainedRun:
         return None if spent is None else float(spent)  # JSON has an infinite ε as "inf"
 
     @property
+    def examples_per_second(self) -> float | None:
+        """None if the training was too short to tell."""
+        cost = self.record["cost"]
+        long = cost["train_seconds"] >= LEAST_SECONDS
+        return float(cost["examples_per_second"]) if long else None
+
+    @property
     def guarantee(self) -> str:
         """proved, nominal or none."""
         return str(self.record["privacy"]["guarantee"])
 
     @property
     def statement(self) -> str:
-        """What may be said about the run's privacy, in a few lines."""
-        return brief(self.record["statement"])
+        """What may be said about the run's privacy, in a few lines; "" in records without it."""
+        return brief(self.record["statement"]) if "statement" in self.record else ""
 
     def __repr__(self) -> str:
         name = self.plan["method"] + (

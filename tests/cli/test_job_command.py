@@ -1,12 +1,11 @@
 """Commands as jobs: checked before they travel, described for the Jobs page."""
 
-import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dpfp_ray.cli.job_command import describe, entrypoint, submission_id, variables
+from dpfp_ray.cli.job_command import describe, variables
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps.space_files import space_path
 
@@ -16,7 +15,7 @@ DEMO = str(space_path("demo"))
 def test_a_sweep_is_described_by_its_space() -> None:
     found = describe(["sweep", DEMO, "--storage", "/shared/runs", "--set", "epsilon=1"])
     assert found.name == "sweep demo-sweep"
-    assert found.metadata == {
+    assert found.facts == {
         "verb": "sweep",
         "sweep": "demo-sweep",
         "task": "demo",
@@ -29,7 +28,7 @@ def test_a_comparison_is_described_by_its_flags() -> None:
     words = ["compare", "--task", "sst2", "--methods", "dpfp,rgp", "--epsilon", "3,8"]
     found = describe([*words, "--output", "s3://bucket/night"])
     assert found.name == "compare sst2"
-    assert found.metadata == {
+    assert found.facts == {
         "verb": "compare",
         "sweep": "night",
         "task": "sst2",
@@ -41,9 +40,9 @@ def test_a_comparison_is_described_by_its_flags() -> None:
 def test_one_run_is_described_by_its_plan_and_names_its_files() -> None:
     words = ["train", "--train-file", "my.csv", "--method", "dpsgd", "--output", "/shared/one"]
     found = describe(words)
-    assert found.metadata["methods"] == "dpsgd"
-    assert found.metadata["task"] == "custom"
-    assert found.paths == ("my.csv",)
+    assert found.facts["methods"] == "dpsgd"
+    assert found.facts["task"] == "custom"
+    assert found.files == ("my.csv",)
 
 
 @pytest.mark.parametrize(
@@ -83,19 +82,6 @@ def test_a_misspelt_flag_shows_before_it_travels(capsys: pytest.CaptureFixture[s
     assert "--sampels" in capsys.readouterr().err
 
 
-def test_no_word_of_a_command_is_read_by_the_jobs_shell() -> None:
-    words = ["results", "/runs", "--where", "id == '$(rm -rf ~)'; `x` && \"y\"\n* | z"]
-    assert shlex.split(entrypoint(words)) == ["dpfp", *words]
-
-
-@pytest.mark.parametrize("name", ["sweep my-space", "Nächtlicher Lauf /../ <x>", "", "x" * 500])
-def test_a_submission_id_is_safe_and_never_the_same(name: str) -> None:
-    first, second = submission_id(name), submission_id(name)
-    assert first != second
-    assert set(first) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
-    assert len(first) < 80
-
-
 def test_variables_are_given_or_copied() -> None:
     here: dict[str, Any] = {"HF_TOKEN": "secret"}
     assert variables(["A=1=2", "HF_TOKEN", "B="], here) == {
@@ -114,4 +100,4 @@ def test_a_variable_that_is_none_is_refused(text: str) -> None:
 def test_a_relative_space_is_read_from_here(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "mine.yaml").write_text(Path(DEMO).read_text())
     monkeypatch.chdir(tmp_path)
-    assert describe(["sweep", "mine.yaml", "--storage", "/r"]).metadata["task"] == "demo"
+    assert describe(["sweep", "mine.yaml", "--storage", "/r"]).facts["task"] == "demo"

@@ -1,5 +1,8 @@
 """`dpfp train`: plans from files and flags, and refusals before anything is loaded."""
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ from dpfp_ray.cli.options import plan_from
 from dpfp_ray.cli.train import show, time_text
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import FIELDS, Plan
+from dpfp_ray.training.train import TrainedRun
 from tests.cli.test_main import fails
 
 
@@ -126,8 +130,8 @@ def test_an_output_that_is_a_file_is_refused(
     assert "cannot write to" in fails(["train", "--output", str(tmp_path / "file")], capsys)
 
 
-def a_result(**privacy: Any) -> dict[str, Any]:
-    return {
+def a_result(cost: dict[str, float] | None = None, **privacy: Any) -> TrainedRun:
+    record = {
         "plan": {"method": "dpfp", "task": "demo"},
         "metrics": {"accuracy": 0.75, "rule": "last epoch"},
         "privacy": {"guarantee": "nominal", "delta": 1e-5, "sigma": 0.4, **privacy},
@@ -136,8 +140,10 @@ def a_result(**privacy: Any) -> dict[str, Any]:
             "train_seconds": 1.0,
             "eval_seconds": 0.5,
             "peak_memory_bytes": 2**20,
+            **(cost or {}),
         },
     }
+    return TrainedRun(record)
 
 
 def test_a_result_is_shown_with_all_its_epsilons(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,13 +162,17 @@ def test_a_result_without_a_budget_is_shown_without_epsilon(
 
 
 def test_time_says_what_came_before_training_and_no_rate_of_a_moment() -> None:
-    cost = {
-        "prepare_seconds": 598.0,
-        "train_seconds": 0.4,
-        "eval_seconds": 1.0,
-        "examples_per_second": 9e5,
-    }
-    assert time_text(cost) == (
+    cost = {"prepare_seconds": 598.0, "eval_seconds": 1.0, "examples_per_second": 9e5}
+    assert time_text(a_result({**cost, "train_seconds": 0.4})) == (
         "598.0 s of reading, tokenising and encoding, 0.4 s of training, 1.0 s of evaluation"
     )
-    assert "2.3 s of training (900,000 examples/s)" in time_text({**cost, "train_seconds": 2.3})
+    longer = time_text(a_result({**cost, "train_seconds": 2.3}))
+    assert "2.3 s of training (900,000 examples/s)" in longer
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_the_age_of_a_process_counts_from_its_start() -> None:
+    code = "from dpfp_ray.cli.train import process_seconds; print(process_seconds())"
+    began = time.monotonic()
+    age = float(subprocess.check_output([sys.executable, "-c", code]))
+    assert 0 < age <= time.monotonic() - began + 0.1

@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import confusion_matrix, f1_score, precision_recall_fscore_support
 
 from dpfp_ray.results.paired import accuracy_interval
-from dpfp_ray.results.predict import evaluate_answers, evaluation_text, wilson
+from dpfp_ray.results.predict import evaluate_answers, wilson
 
 RNG = np.random.default_rng(3)
 TRUTH = RNG.integers(0, 3, 200)
@@ -50,4 +50,4 @@ def test_the_interval_of_f1_holds_it_as_often_as_it_says() -> None:
 def test_a_class_without_rows_has_no_recall() -> None:
     found = evaluate_answers([0, 0], [0, 0], ("no", "yes"))
     assert found.classes[1].recall is None
-    assert "—" in evaluation_text(found)
+    assert "—" in str(found)

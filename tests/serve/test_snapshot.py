@@ -11,7 +11,7 @@ import pytest
 from dpfp_ray.results.runs import read_runs
 from dpfp_ray.results.store import Store
 from dpfp_ray.serve import snapshot
-from dpfp_ray.serve.api import Query, matching, picks_by_score
+from dpfp_ray.serve.api import Wanted, matching, picks_by_score
 from dpfp_ray.serve.snapshot import (
     BY_SCORE,
     IN_PART,
@@ -177,7 +177,7 @@ def filtered(folder: Path, where: str) -> list[str]:
     for record in comparison(budgets=(3.0,)):
         store.put(record)
     now = LiveRecords(str(folder)).now()
-    found = matching(now, Query(where))
+    found = matching(now, Wanted(where))
     shown = now.only(found.all, picks_by_score(where, now.columns))
     return [contest.why_not for contest in shown.contests]
 
@@ -200,8 +200,8 @@ def test_the_page_shows_what_is_at_work_first_and_the_api_keeps_its_order() -> N
     records = [sample(name) for name in ("a", "b", "c")]
     records[1]["trial"]["status"] = "running"
     now = Snapshot("v", read_runs(records), [])
-    on_page = matching(now, Query(), {})
+    on_page = matching(now, Wanted(), {})
     assert [run.row["id"] for run in on_page.all] == ["b-0", "a-0", "c-0"]
-    assert [run.row["id"] for run in matching(now, Query()).all] == ["a-0", "b-0", "c-0"]
-    sorted_by_hand = matching(now, Query(sort="id"), {})
+    assert [run.row["id"] for run in matching(now, Wanted()).all] == ["a-0", "b-0", "c-0"]
+    sorted_by_hand = matching(now, Wanted(sort="id"), {})
     assert [run.row["id"] for run in sorted_by_hand.all] == ["a-0", "b-0", "c-0"]

@@ -13,10 +13,9 @@ import pytest
 import requests
 
 from dpfp_ray.cli.main import main
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps import access_tokens, jobs
-from dpfp_ray.sweeps.jobs import Cluster, stage
+from dpfp_ray.sweeps import access_tokens
+from dpfp_ray.sweeps.jobs import Cluster
 from tests.support.flaky_link import Link
 from tests.support.ports import free_ports
 from tests.support.ray_head import Head, ray_head
@@ -265,57 +264,3 @@ def test_results_finds_the_service_through_the_dashboard(
     assert stopped.returncode == 0
     assert main(arguments) == 2
     assert "does not run on the cluster" in capsys.readouterr().err
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "here"
-    (folder / "spaces").mkdir(parents=True)
-    (folder / "spaces" / "mine.yaml").write_text("space")
-    (folder / "train.csv").write_text("text,label\n")
-    (folder / "secret.txt").write_text("not named")
-    (tmp_path / "above.yaml").write_text("above")
-    monkeypatch.chdir(folder)
-    return folder
-
-
-def sent(folder: Path) -> dict[str, str]:
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): path.read_text() for path in files}
-
-
-def test_relative_files_keep_their_places(here: Path, tmp_path: Path) -> None:
-    words = ["sweep", "spaces/mine.yaml", "--set=train_file=train.csv", "--plan=train.csv"]
-    command, named = stage(words, [], tmp_path / "job")
-    assert command == words
-    assert named == ["spaces/mine.yaml", "train.csv"]
-    assert sent(tmp_path / "job") == {"spaces/mine.yaml": "space", "train.csv": "text,label\n"}
-
-
-def test_files_that_a_plan_names_travel_too(here: Path, tmp_path: Path) -> None:
-    _, named = stage(["sweep", "spaces/mine.yaml"], ["train.csv"], tmp_path / "job")
-    assert named == ["spaces/mine.yaml", "train.csv"]
-
-
-def test_a_file_above_is_sent_under_a_name_inside(here: Path, tmp_path: Path) -> None:
-    command, _ = stage(["sweep", "../above.yaml"], [], tmp_path / "job")
-    assert sent(tmp_path / "job") == {command[1]: "above"}
-    assert ".." not in command[1]
-
-
-def test_absolute_paths_uris_and_words_mean_the_cluster(here: Path, tmp_path: Path) -> None:
-    words = ["train", "--train-file", str(here / "train.csv"), "--model", "s3://b/m", "x" * 5000]
-    assert stage(words, [], tmp_path / "job") == (words, [])
-    assert not (tmp_path / "job").exists()
-
-
-def test_a_folder_must_be_sent_on_purpose(here: Path, tmp_path: Path) -> None:
-    (here / "glue" / "SST-2").mkdir(parents=True)
-    with pytest.raises(UserError, match="--working-dir"):
-        stage(["train", "--data-dir", "glue/SST-2"], [], tmp_path / "job")
-
-
-def test_too_much_is_refused(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "LARGEST", 3)
-    with pytest.raises(UserError, match="too much to send"):
-        stage(["sweep", "spaces/mine.yaml"], [], tmp_path / "job")

@@ -22,7 +22,6 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 Floats = NDArray[np.float64]
 # A class whose count is not larger than this many standard deviations of its noise is unknown.
@@ -271,6 +270,8 @@ def accuracy(head: LinearHead, classes: Classes) -> float:
     the variance of that lead. s² is taken half a standard deviation of its noise above its estimate
     (wᵀEw has the variance 2τ²‖w‖⁴): of two ridges that look alike, the smoother head is the safer.
     """
+    from scipy.special import ndtr  # here: help texts read the methods, and must not wait for it
+
     total = weights = 0.0
     for c in range(len(classes.priors)):
         for d in range(len(classes.priors)):
