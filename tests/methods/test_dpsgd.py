@@ -25,7 +25,7 @@ from dpfp_ray.methods.parts.unsplittable import unsplittable
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy import accounting, sampling
+from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.sampling import add_noise
 from dpfp_ray.training.evaluate import evaluate
 from dpfp_ray.training.loop import Data, State, take, train
@@ -373,7 +373,7 @@ def test_noise_depends_on_step_and_seed_and_on_nothing_else(
     plan = make_plan(tiny("bert"))
     model = build(plan)
     first = finished(DpSgd(plan, model, SIGMA, SEED), 3, None)
-    monkeypatch.setattr(sampling.torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     again = finished(DpSgd(plan, model, SIGMA, SEED), 3, None)
     assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
     for other in (

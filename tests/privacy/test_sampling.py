@@ -10,7 +10,6 @@ from scipy import stats
 from torch import Tensor
 
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy import sampling
 from dpfp_ray.privacy.sampling import (
     BLOCK,
     PoissonSampler,
@@ -333,7 +332,7 @@ def test_does_not_depend_on_the_number_of_threads(
     threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = noised((3 * BLOCK + 1,), (17, 3))
-    monkeypatch.setattr(sampling.torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     for one, two in zip(expected, noised((3 * BLOCK + 1,), (17, 3)), strict=True):
         assert torch.equal(one, two)
 
