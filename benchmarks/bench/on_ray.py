@@ -55,7 +55,7 @@ def sweep(values: list[dict[str, Any]]) -> dict[str, float]:
     """Run the trials and say where the time went."""
     from dpfp_ray.privacy.ledger import Ledger
     from dpfp_ray.results.store import Store
-    from dpfp_ray.sweeps.ray_options import RayOptions
+    from dpfp_ray.sweeps.resources import RayOptions
     from dpfp_ray.sweeps.runner import Runner
     from dpfp_ray.sweeps.sweep_trials import InputsOnce, bind_trial
 
@@ -187,9 +187,8 @@ def loops_in_turn(config: dict[str, Any]) -> None:
 
     from dpfp_ray.plan.values import make_plan
     from dpfp_ray.sweeps.train_workers import GroupComm
-    from dpfp_ray.training.machine import Comm, SoloComm
     from dpfp_ray.training.loop import train
-    from dpfp_ray.training.machine import use_threads
+    from dpfp_ray.training.machine import Comm, SoloComm, use_threads
     from dpfp_ray.training.prepare import build_model, prepare
 
     use_threads(2)

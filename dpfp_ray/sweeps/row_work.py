@@ -25,7 +25,7 @@ from dpfp_ray.data.tokens import (
 )
 from dpfp_ray.models.row_store import Encoder, Shard, Work, encode_here, frozen_encoder
 from dpfp_ray.sweeps.cluster import connected, settings
-from dpfp_ray.sweeps.ray_options import RayOptions
+from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.training.machine import use_threads
 from dpfp_ray.training.prepare import Hands
 
