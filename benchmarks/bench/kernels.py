@@ -15,6 +15,7 @@ from bench.bars import Bar, number_bar, ratio_bar
 from bench.contestants import Ours, Where
 from bench.race import Limits, race, ratio_of
 from dpfp_ray.data.batches import split_rows
+from dpfp_ray.data.packing import ROW, arrange
 from dpfp_ray.methods.parts.base import Rows
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy import calibration, pld
@@ -39,15 +40,21 @@ class ForwardBackward(Ours):
         spent = time.perf_counter() - started
         with FlopCounterMode(display=False) as counter:
             self.pass_over(batches)
-        masks = [rows.inputs["attention_mask"] for rows in batches]
-        useful = sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks)
-        self.flops.append(counter.get_total_flops() * useful)
+        # Of layers only: attention among packed rows looks at more than it needs.
+        counts = counter.get_flop_counts()["Global"]
+        layers = sum(done for op, done in counts.items() if "attention" not in str(op))
+        rows = [rows.inputs[ROW] for rows in batches]
+        useful = sum(int((row >= 0).sum()) for row in rows) / sum(row.numel() for row in rows)
+        self.flops.append(layers * useful)
         return spent
 
     def batches(self, number: int) -> list[Rows]:
         records = self.steps.sampler.draw(number % self.plan.steps)
-        parts = split_rows(self.table.lengths[records], self.method.max_rows)
-        return [take(self.table, records, part, self.method.device) for part in parts]
+        every = np.arange(len(records))
+        return [
+            take(self.table, records, part, self.method.device, packs=True)
+            for part in self.steps.parts(records, None, every)
+        ]
 
     def pass_over(self, batches: list[Rows]) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -118,24 +125,34 @@ def padding(where: Where) -> list[Bar]:
     del values["max_train"], values["max_dev"]
     plan = make_plan(values)
     lengths = load_inputs(plan).data.train.lengths
-    rng = np.random.default_rng(1)
     bars = []
     for batch_size in (32, 1024):
-        tokens = padded = parts = 0
-        for _ in range(200):
-            drawn = lengths[rng.integers(0, len(lengths), batch_size)]
-            for part in split_rows(drawn, plan.max_physical_batch):
-                tokens += int(drawn[part].sum())
-                padded += len(part) * int(drawn[part].max())
-                parts += 1
-        share = 1 - tokens / padded
-        how = f"{where.rows}, all {len(lengths):,} rows, 200 draws, {parts / 200:.1f} parts a step"
-        bars.append(
-            number_bar(
-                f"tokens that are padding, B = {batch_size:,}", "≤ 5%", share, f"{share:.1%}", how
+        for name, sizes in (("non-private, DP-FP", packed_sizes), ("DP-SGD", padded_sizes)):
+            rng = np.random.default_rng(1)
+            draws = [lengths[rng.integers(0, len(lengths), batch_size)] for _ in range(200)]
+            padded = sum(sizes(drawn, plan.max_physical_batch) for drawn in draws)
+            share = 1 - sum(int(drawn.sum()) for drawn in draws) / padded
+            bars.append(
+                number_bar(
+                    f"tokens that are padding, B = {batch_size:,}, {name}",
+                    "≤ 5%",
+                    share,
+                    f"{share:.1%}",
+                    f"{where.rows}, all {len(lengths):,} rows, 200 draws",
+                )
             )
-        )
     return bars
+
+
+def packed_sizes(lengths: Any, most: int) -> int:
+    """Tokens with padding, where rows are packed."""
+    parts = [lengths[start : start + most] for start in range(0, len(lengths), most)]
+    return sum(count * longest for _, _, count, longest in map(arrange, parts))
+
+
+def padded_sizes(lengths: Any, most: int) -> int:
+    """The same where each row is a sequence, as per-example gradients need it."""
+    return sum(len(part) * int(lengths[part].max()) for part in split_rows(lengths, most))
 
 
 def noise(where: Where) -> list[Bar]:

@@ -11,7 +11,7 @@ from bench.bars import Bar, missing_bar, number_bar, ratio_bar
 from bench.contestants import CPU, Ours, Where
 from bench.race import Limits, Turn, race, ratio_of
 from bench.rivals import plain_opacus
-from dpfp_ray.training import machine
+from dpfp_ray.training import machine, step
 
 # Bu et al. 2023, abstract (PMLR 202:3192-3218): GPT-2 with book-keeping has 0.83 of the speed of
 # training without privacy. The package (awslabs/fast-differential-privacy) is on no index.
@@ -130,7 +130,6 @@ class Split(Ours):
         self._count(self.method, "begin")
         self._count(self.method, "finish")
         self._count(self.steps.sampler, "draw")
-        self._count(self.table, "collate")
 
     def _count(self, owner: Any, name: str, inside: bool = False) -> None:
         plain = getattr(owner, name)
@@ -146,11 +145,14 @@ class Split(Ours):
                 else:
                     self.parts[name] = self.parts.get(name, 0.0) + spent
 
-        object.__setattr__(owner, name, counted)  # tables are frozen
+        setattr(owner, name, counted)
 
     def __call__(self, number: int) -> None:
+        plain = step.take
+        self._count(step, "take")  # makes batches
         self.inside, started = 0.0, time.perf_counter()
         super().__call__(number)
+        step.take = plain
         self.whole.append(time.perf_counter() - started)
         self.outside.append(self.whole[-1] - self.inside)
 
