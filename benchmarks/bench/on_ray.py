@@ -162,16 +162,14 @@ def ray_train(where: Where) -> list[Bar]:
     from dpfp_ray.sweeps.cluster import connected, settings
 
     limits = Limits(2, 30) if where.quick else Limits(12, 100)
+    # Ray's processes inherit it, and find this folder.
+    os.environ["PYTHONPATH"] = f"{ROOT}/benchmarks{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     with tempfile.TemporaryDirectory() as folder, settings(), connected("local"):
-        # Workers do not have this folder in their path.
-        path = f"{ROOT}/benchmarks{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         trainer = TorchTrainer(
             loops_in_turn,
             train_loop_config={"where": where, "limits": limits, "result": f"{folder}/seconds.pt"},
             scaling_config=ray.train.ScalingConfig(num_workers=1, resources_per_worker={"CPU": 2}),
-            run_config=ray.train.RunConfig(
-                storage_path=folder, worker_runtime_env={"env_vars": {"PYTHONPATH": path}}
-            ),
+            run_config=ray.train.RunConfig(storage_path=folder),
         )
         trainer.fit()
         seconds = torch.load(f"{folder}/seconds.pt")
