@@ -6,21 +6,25 @@ STAMP := .venv/.installed
 # Three at a time on two cores: one of them has all tests that use Ray, which mostly wait; of the
 # others, a file's tests share fixtures, so they stay together (tests/support/one_ray.py).
 PARALLEL ?= -n 3 --no-loadscope-reorder
+DEMO ?= runs/demo
 
-.PHONY: demo study check quick-tests test all-tests test-cluster lint install clean
+.PHONY: demo study bench check quick-tests test all-tests test-cluster lint install clean
 
 demo: install  ## a sweep, a comparison at equal ε with audits, and a report, on real reviews
-	$(BIN)/dpfp sweep search_spaces/demo.yaml --storage runs/demo/sweep --ledger runs/demo/ledger
+	$(BIN)/dpfp sweep search_spaces/demo.yaml --storage $(DEMO)/sweep --ledger $(DEMO)/ledger
 	$(BIN)/dpfp compare --task demo --max-train 700 --max-dev 400 --epsilon 3 --delta 1e-5 \
 	  --methods non_private,dpfp,dpfp:release_once,dpfp:moments,dpsgd:head --audit 350 \
 	  --set non_private.lr=2e-4 --set non_private.epochs=2 --set dpfp.lr=2e-4 --set dpfp.epochs=2 \
-	  --output runs/demo/compare --ledger runs/demo/ledger
-	$(BIN)/dpfp report runs/demo --output runs/demo/report --ledger runs/demo/ledger
-	$(BIN)/dpfp ledger show --ledger runs/demo/ledger
+	  --output $(DEMO)/compare --ledger $(DEMO)/ledger
+	$(BIN)/dpfp report $(DEMO) --output $(DEMO)/report --ledger $(DEMO)/ledger
+	$(BIN)/dpfp ledger show --ledger $(DEMO)/ledger
 
 study: install  ## benchmarks/study: hours or days on 2 cores; stopped, it goes on where it was
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/study/run.py --workers 2 --threads 1
 	$(BIN)/python benchmarks/study/write_report.py
+
+bench: install  ## benchmarks/RESULTS.md, 20 minutes on two quiet cores; SST2=FOLDER for SST-2's rows
+	$(BIN)/python benchmarks/bench.py $(if $(SST2),--data-dir $(SST2))
 
 check: install  ## style, types, and the tests without Ray, a browser or much time; two minutes
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint quick-tests

@@ -6,7 +6,7 @@
 For each D: Parquet shards of a few words a row are written, then one process (the measured one)
 calibrates, reads, tokenises, encodes with a tiny BERT made on the spot, runs `moments`, and then
 one epoch of DP-SGD on the head, both entered in a ledger. D = 10⁸ is for the accountant and the
-sampler alone. Writes docs/scale.json, docs/scale.png and the table to stdout.
+sampler alone. Writes docs/scale.json, docs/images/scale.png and the table to stdout.
 """
 
 import argparse
@@ -250,7 +250,9 @@ def main() -> None:
     if arguments.largest:
         print(json.dumps(accountant_and_sampler()))
         return
-    found = []
+    with tempfile.TemporaryDirectory(prefix="dpfp-scale-") as scratch:
+        largest = in_a_process(Path(scratch), "--largest")
+    found: list[dict[str, Any]] = []
     for rows in arguments.rows:
         with tempfile.TemporaryDirectory(prefix="dpfp-scale-") as scratch:
             folder = Path(scratch)
@@ -258,12 +260,11 @@ def main() -> None:
             write_rows(folder, rows, seed=1)
             write_rows(folder, DEV_ROWS, seed=2, name="dev")
             found.append(in_a_process(folder, "--measure", scratch, str(rows)))
-            print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(prefix="dpfp-scale-") as scratch:
-        largest = in_a_process(Path(scratch), "--largest")
-    facts = {"load": os.getloadavg()[0], "sizes": found, "largest": largest}
-    (arguments.output / "scale.json").write_text(json.dumps(facts, indent=1) + "\n")
-    draw(found, arguments.output / "scale.png")
+        # After each size: what is killed later leaves the figure of the smaller ones.
+        facts = {"load": os.getloadavg()[0], "sizes": found, "largest": largest}
+        (arguments.output / "scale.json").write_text(json.dumps(facts, indent=1) + "\n")
+        draw(found, arguments.output / "images" / "scale.png")
+        print(table(found[-1:]), flush=True)
     print(table(found))
     print(json.dumps(largest))
 

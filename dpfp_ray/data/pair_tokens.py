@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfp_ray.data import Split, content_hash
-from dpfp_ray.data.tokens import TokenTable, tokenise, tokenise_once
+from dpfp_ray.data.tokens import Tokenise, TokenTable, tokenise, tokenise_here, tokenise_once
 from dpfp_ray.plan.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,7 +46,13 @@ class PairTable:
 
 
 def tokenise_sides(
-    split: Split, tokenizer: Any, max_length: int, name: str = "", *, keep: bool = True
+    split: Split,
+    tokenizer: Any,
+    max_length: int,
+    name: str = "",
+    work: Tokenise = tokenise_here,
+    *,
+    keep: bool = True,
 ) -> PairTable:
     """Each text of each pair by itself, at most `max_length`; without `keep` nothing is cached."""
     if split.pairs is None:
@@ -55,5 +61,5 @@ def tokenise_sides(
     if not keep:
         one, other = (tokenise_once(side, tokenizer, max_length) for side in (first, second))
     else:
-        one, other = (tokenise(side, tokenizer, max_length, name) for side in (first, second))
+        one, other = (tokenise(side, tokenizer, max_length, name, work) for side in (first, second))
     return PairTable(one, other)

@@ -8,12 +8,12 @@ shorter than `max_length`, and the encoder's cost is the padded size.
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,20 @@ DTYPES = {"input_ids": np.int32, "token_type_ids": np.int8}
 LENGTHS = "lengths"
 CHUNK = 2_000
 PROGRESS_ABOVE = 20_000
-Encoded = dict[str, npt.NDArray[Any]]
+Chunk = tuple[Sequence[str], Sequence[str] | None]  # texts of some rows, and their second texts
+Encoded = dict[str, npt.NDArray[Any]]  # of a chunk: each column flat, and the rows' lengths
+
+
+class Tokenise(Protocol):
+    """Who turns texts into tokens, chunk by chunk and in order. Here `tokenise_here` does."""
+
+    def __call__(
+        self, chunks: Iterator[Chunk], tokenizer: Any, limit: int
+    ) -> Iterator[Encoded]: ...
+
+
+def tokenise_here(chunks: Iterator[Chunk], tokenizer: Any, limit: int) -> Iterator[Encoded]:
+    return (encode_chunk(chunk, tokenizer, limit) for chunk in chunks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,11 +109,13 @@ class TokenTable:
         return content_hash(grouped(_arrays(self), self.persons), f"tokens {self.pad_token_id}")
 
 
-def tokenise(split: Split, tokenizer: Any, max_length: int, name: str = "") -> TokenTable:
+def tokenise(
+    split: Split, tokenizer: Any, max_length: int, name: str = "", work: Tokenise = tokenise_here
+) -> TokenTable:
     """The split's tokens, from the cache if these very records were encoded this way before.
 
     Rows are truncated to `max_length` (or the tokenizer's own limit, if that is smaller); of a pair
-    the longer text is truncated first. `name` is only for the progress bar.
+    the longer text is truncated first. `name` is only for the progress bar; `work` is who does it.
     """
     limit = token_limit(tokenizer, max_length, paired=split.pairs is not None)
     if not len(split):
@@ -112,7 +127,7 @@ def tokenise(split: Split, tokenizer: Any, max_length: int, name: str = "") -> T
     if stored is not None:
         return stored
     try:
-        _store(_encoded(split, tokenizer, limit, name), split.labels, entry, pad)
+        _store(_encoded(split, tokenizer, limit, name, work), split.labels, entry, pad)
         stored = _load(entry, pad)
     except OSError as error:
         # The cache saves time; a full or read-only disk is no reason not to train.
@@ -163,35 +178,45 @@ def _encode(split: Split, tokenizer: Any, limit: int, name: str) -> TokenTable:
     return TokenTable(columns, offsets, split.labels, _pad_id(tokenizer))
 
 
-def _encoded(split: Split, tokenizer: Any, limit: int, name: str) -> Iterator[Encoded]:
-    """The tokens of `CHUNK` rows after the other: each column flat, and the rows' lengths."""
-    pad = _pad_id(tokenizer)
-    for start in _progress(range(0, len(split), CHUNK), len(split), name):
-        rows = slice(start, start + CHUNK)
-        encoded = tokenizer(
-            split.texts[rows],
-            split.pairs[rows] if split.pairs is not None else None,
-            truncation="longest_first",
-            max_length=limit,
-            padding=False,
-            return_attention_mask=False,
-        )
-        found: Encoded = {}
-        for column in DTYPES:
-            if column in encoded:
-                # Without special tokens a text may have no token at all; attention needs one.
-                empty = pad if column == "input_ids" else 0
-                ids = [row or [empty] for row in encoded[column]]
-                found[column] = np.fromiter(chain.from_iterable(ids), DTYPES[column])
-        found[LENGTHS] = np.array([len(row) or 1 for row in encoded["input_ids"]], np.int64)
-        yield found
+def _encoded(
+    split: Split, tokenizer: Any, limit: int, name: str, work: Tokenise = tokenise_here
+) -> Iterator[Encoded]:
+    """The tokens of `CHUNK` rows after the other."""
 
+    def chunks() -> Iterator[Chunk]:
+        for start in range(0, len(split), CHUNK):
+            rows = slice(start, start + CHUNK)
+            yield split.texts[rows], None if split.pairs is None else split.pairs[rows]
 
-def _progress(steps: range, rows: int, name: str) -> Iterator[int]:
-    label = f"tokenising {name}".rstrip()
     yield from counted(
-        steps, lambda start: min(CHUNK, rows - start), label, rows, bar=rows > PROGRESS_ABOVE
+        work(chunks(), tokenizer, limit),
+        lambda part: len(part[LENGTHS]),
+        f"tokenising {name}".rstrip(),
+        len(split),
+        bar=len(split) > PROGRESS_ABOVE,
     )
+
+
+def encode_chunk(chunk: Chunk, tokenizer: Any, limit: int) -> Encoded:
+    texts, pairs = chunk
+    pad = _pad_id(tokenizer)
+    encoded = tokenizer(
+        texts,
+        pairs,
+        truncation="longest_first",
+        max_length=limit,
+        padding=False,
+        return_attention_mask=False,
+    )
+    found: Encoded = {}
+    for column in DTYPES:
+        if column in encoded:
+            # Without special tokens a text may have no token at all; attention needs one.
+            empty = pad if column == "input_ids" else 0
+            ids = [row or [empty] for row in encoded[column]]
+            found[column] = np.fromiter(chain.from_iterable(ids), DTYPES[column])
+    found[LENGTHS] = np.array([len(row) or 1 for row in encoded["input_ids"]], np.int64)
+    return found
 
 
 # The cache: one folder per key, which appears in one rename and is checked when it is opened. ----
@@ -257,8 +282,10 @@ def _store(
         writers: dict[str, FlatArray] = {}
         with ExitStack() as open_files:
             for part in parts:
-                lengths.append(part.pop(LENGTHS))
+                lengths.append(part[LENGTHS])
                 for name, flat in part.items():
+                    if name == LENGTHS:
+                        continue
                     if name not in writers:
                         writers[name] = FlatArray(built / f"{name}.npy", flat.dtype)
                         open_files.enter_context(writers[name])

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 class DpFp(Method):
+    takes_packed = True
+
     @property
     def noise_coordinates(self) -> int:
         """k, the representation's width: a release is one noisy row."""

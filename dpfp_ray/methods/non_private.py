@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 
 class NonPrivate(Method):
+    takes_packed = True
+
     @property
     def noise_coordinates(self) -> int:
         return 0

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Embedding, Linear, Module, Parameter
 
+from dpfp_ray.data.packing import PLACE, ROW
 from dpfp_ray.models.modeling_dpfp import (
     PAIR,
     chosen_layers,
@@ -27,7 +28,9 @@ from dpfp_ray.models.shortcut import Shortcut
 from dpfp_ray.plan.errors import UserError
 
 HEAD_STD = 0.02  # BERT's own initializer_range
+MASKED = torch.finfo(torch.float32).min  # what eager attention adds where it must not look
 PROBE_TOKENS = 3  # in the shorter of two made-up rows
+PROBE_COPIES = 30  # of both, packed: 300 tokens
 _POSITION_TABLES = ("position_embeddings", "position_embedding", "embed_positions", "wpe")
 
 
@@ -71,6 +74,7 @@ class Classifier(Module):
         if representation != "pooler" and isinstance(pooler, Module):
             pooler.requires_grad_(False)  # an architecture that always builds one: h ignores it
 
+    packs = False  # whether it takes packed batches (`data/packing.py`)
     # (scaling, C) where the head was made for bounded rows: inference then bounds them too.
     bounded: tuple[str, float] | None = None
     # Past frozen layers, for batches that hold what those give (`activations.py`).
@@ -103,7 +107,7 @@ class Classifier(Module):
             if reads_layers(self.representation):
                 means = self.layer_means(batch)
                 return join(chosen_layers(means, self.representation), self.centre)
-            h = self._vector(batch)
+            h = self._packed_vector(batch) if ROW in batch else self._vector(batch)
             return h if self.centre is None else h - self.centre
 
     def layer_means(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -133,6 +137,24 @@ class Classifier(Module):
             else mean_of_tokens(hidden, _mask(batch))
         )
 
+    def _packed_vector(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """`_vector` of rows that lie side by side: a token sees those of its own row."""
+        row, place = batch[ROW], batch[PLACE]
+        inputs = self._inputs(batch)
+        own = row[:, None, :, None] == row[:, None, None, :]
+        if self.encoder.config._attn_implementation != "sdpa":  # type: ignore[union-attr]
+            own = torch.zeros(own.shape, device=own.device).masked_fill_(~own, MASKED)
+        inputs["attention_mask"] = own
+        hidden: Tensor = self.encoder(**inputs).last_hidden_state.float().flatten(0, 1)
+        real = (row >= 0).flatten()
+        rows, places, hidden = row.flatten()[real], place.flatten()[real], hidden[real]
+        if self.representation == "cls":
+            first = places == 0
+            return hidden[first][rows[first].argsort()]
+        counts = rows.bincount()
+        sums = hidden.new_zeros(len(counts), hidden.shape[1]).index_add(0, rows, hidden)
+        return sums / counts[:, None]
+
     def _inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the encoder's forward takes, with what it would fill in by itself spelt out.
 
@@ -142,14 +164,19 @@ class Classifier(Module):
         """
         inputs = {key: value for key, value in batch.items() if key in self._accepted}
         ids = inputs["input_ids"]
-        if self._longest is not None and (length := ids.shape[1]) > self._longest:
+        place = batch.get(PLACE)  # of each token in its row, where rows are packed
+        length = ids.shape[1] if place is None else int(place.max()) + 1
+        if self._longest is not None and length > self._longest:
             raise UserError(f"rows of {length} tokens; this encoder reads at most {self._longest}")
         if "token_type_ids" in self._accepted and self._token_types is not None:
             if self._token_types == 0:
                 inputs.pop("token_type_ids", None)
             elif self._token_types == 1 or "token_type_ids" not in inputs:
                 inputs["token_type_ids"] = torch.zeros_like(ids)
-        if self._position_rule == "count":
+        if place is not None:
+            first = 0 if self._position_rule == "count" else (self._position_padding or 0) + 1
+            inputs["position_ids"] = place + first
+        elif self._position_rule == "count":
             positions = torch.arange(ids.shape[1], device=ids.device)
             inputs["position_ids"] = positions.repeat(ids.shape[0], 1)
         elif self._position_rule == "skip_padding":
@@ -185,6 +212,21 @@ class Classifier(Module):
                 f"{type(self.encoder).__name__}: what it gives for a row depends on the other rows "
                 f"of the batch, or on padding; nothing is proved for such encoders: use another"
             )
+        self.packs = self._can_pack(batch, together)
+
+    def _can_pack(self, batch: Mapping[str, Tensor], together: Tensor) -> bool:
+        """Asked of the encoder itself: packed many times, rows must come out as they do alone."""
+        if self.representation not in ("mean", "cls") or self._position_rule is None:
+            return False
+        real = batch["attention_mask"].repeat(PROBE_COPIES, 1).bool()
+        number, place = (real.nonzero()[:, side][None] for side in (0, 1))
+        ids = batch["input_ids"].repeat(PROBE_COPIES, 1)[real][None]
+        try:
+            found = self._packed_vector({"input_ids": ids, ROW: number, PLACE: place})
+        except Exception:  # each architecture refuses such masks in its own way
+            return False
+        together = together.repeat(PROBE_COPIES, 1)
+        return torch.allclose(found, together, rtol=1e-4, atol=1e-5 * float(together.abs().max()))
 
     def probe_batch(self) -> dict[str, Tensor]:
         """Two made-up rows, one of them padded; of odd lengths, which some encoders round up."""

@@ -109,20 +109,16 @@ def represent(
     what to take off (`public_centre`); `encode` is who runs the encoder (not for `cls`, `pooler`).
     """
     key = _key(table, model, representation, precision, centre)
-    entry = cache_dir() / "representations" / f"{key}.npy"
-    joined = is_joined(representation)
-    kind = np.float16 if joined else np.float32
-    known = _load(entry, len(table), kind)
+    kind = np.dtype(np.float16 if is_joined(representation) else np.float32)
+    known = kept(key, len(table), kind)
     if known is None:
         try:
-            with whole_file(entry, PRIVATE) as file:
-                parts = _parts(table, model, representation, precision, name, centre, encode)
-                _write(ChecksumWriter(file), parts, len(table))
-            known = _load(entry, len(table), kind)
+            parts = _parts(table, model, representation, precision, name, centre, encode)
+            known = keep(key, parts, len(table), kind)
         except OSError as error:
             # The cache saves time; a full or read-only disk is no reason not to train.
             warnings.warn(
-                f"representations are not cached in {entry.parent}: {error}", stacklevel=2
+                f"representations are not cached in {entry_of(key).parent}: {error}", stacklevel=2
             )
     if known is None:
         parts = _parts(table, model, representation, precision, name, centre, encode)
@@ -234,11 +230,22 @@ def _key(
     return digest.hexdigest()
 
 
-def _load(entry: Path, rows: int, kind: type[np.floating[Any]]) -> Rows | None:
+def entry_of(key: str) -> Path:
+    return cache_dir() / "representations" / f"{key}.npy"
+
+
+def keep(key: str, parts: Iterator[Rows], rows: int, kind: np.dtype[Any]) -> Rows | None:
+    """Write rows as they come to this machine's cache; they are mapped from there."""
+    with whole_file(entry_of(key), PRIVATE) as file:
+        _write(ChecksumWriter(file), parts, rows)
+    return kept(key, rows, kind)
+
+
+def kept(key: str, rows: int, kind: np.dtype[Any]) -> Rows | None:
     """The entry if it is whole, else None: a damaged cache costs time, never a run."""
     try:
-        check_file(entry)
-        h = np.load(entry, mmap_mode="r")
+        check_file(entry_of(key))
+        h = np.load(entry_of(key), mmap_mode="r")
     except (OSError, ValueError, EOFError):
         return None
     if h.shape[:1] != (rows,) or h.ndim != 2 or h.dtype != kind:

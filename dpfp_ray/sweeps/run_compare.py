@@ -36,6 +36,7 @@ from dpfp_ray.sweeps.compare_runs import (
 )
 from dpfp_ray.sweeps.compare_table import markdown, print_comparison
 from dpfp_ray.sweeps.resources import RayChoices, ray_options
+from dpfp_ray.sweeps.row_work import hands_of
 from dpfp_ray.sweeps.run_sweep import close, refuse_encoder, stopped
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.state import resolve_storage
@@ -125,7 +126,7 @@ def compare(
     canaries = 1000 if audit is True else audit or None
 
     storage, options = resolve_storage(str(output)), ray_options(ray)
-    inputs_of = InputsOnce(partial(load_inputs, task=task))
+    inputs_of = InputsOnce(partial(load_inputs, task=task, hands=hands_of(options)))
     trials = bind_cells(cells, seeds, inputs_of)
     book = open_ledger(ledger, total_epsilon, total_delta)
     announce(trials, seeds, inputs_of)

@@ -5,6 +5,7 @@ continues and repeats no finished trial.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -17,6 +18,7 @@ from dpfp_ray.results.query import sort_rows
 from dpfp_ray.results.rows import Row, flatten
 from dpfp_ray.results.store import Record, Store, as_frame
 from dpfp_ray.sweeps.resources import RayChoices, ray_options
+from dpfp_ray.sweeps.row_work import hands_of
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.search_space import SearchSpace
 from dpfp_ray.sweeps.selection import run_selection
@@ -25,6 +27,7 @@ from dpfp_ray.sweeps.space_files import read_search_space
 from dpfp_ray.sweeps.state import resolve_storage
 from dpfp_ray.sweeps.sweep_trials import InputsOnce, run_sweep
 from dpfp_ray.training.console import Interrupted
+from dpfp_ray.training.prepare import load_inputs
 
 if TYPE_CHECKING:
     import pandas
@@ -101,7 +104,8 @@ def sweep(
     elif samples is not None:
         space = dataclasses.replace(space, samples=samples)
     place = resolve_storage(str(storage or f"runs/{space.name}"))
-    options, inputs_of = ray_options(ray), InputsOnce()
+    options = ray_options(ray)
+    inputs_of = InputsOnce(partial(load_inputs, hands=hands_of(options)))
     book = open_ledger(ledger, total_epsilon, total_delta)
     if selection:
         chosen = parse_selection(selection)

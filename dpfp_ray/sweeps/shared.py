@@ -22,6 +22,7 @@ from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.scopes import initialise
 from dpfp_ray.plan.method_spec import LORA_FIELDS
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.sweeps.published import Published, opened, publish, shared_cache
 from dpfp_ray.training.loop import Data
 from dpfp_ray.training.prepare import Inputs, Prepared, build_model
 
@@ -89,8 +90,9 @@ class SharedInputs:
 
     def inputs(self) -> Inputs:
         """What `run.prepare` takes; the model is rebuilt for each trial."""
+        dev = {name: opened(table) for name, table in self.data.dev.items()}
         return Inputs(
-            self.data,
+            Data(opened(self.data.train), dev),
             self.label_names,
             self.representation,
             self.model.build,
@@ -114,7 +116,8 @@ def share_inputs(plan: Plan, inputs: Inputs) -> "ray.ObjectRef[SharedInputs]":
         classes=len(inputs.label_names),
     )
     model = build_model(Prepared(bound, inputs, 0.0), seed=0, device=torch.device("cpu"))
-    data = Data(_loaded(inputs.data.train), {k: _loaded(t) for k, t in inputs.data.dev.items()})
+    dev = {name: _handed_out(table) for name, table in inputs.data.dev.items()}
+    data = Data(_handed_out(inputs.data.train), dev)
     shared = SharedInputs(
         data,
         inputs.label_names,
@@ -125,6 +128,15 @@ def share_inputs(plan: Plan, inputs: Inputs) -> "ray.ObjectRef[SharedInputs]":
         inputs.seconds,
     )
     return ray.put(shared)
+
+
+def _handed_out(table: Any) -> Any:
+    """By name, where there is a cache that all machines reach; else the arrays themselves."""
+    place = shared_cache()
+    given = publish(table, place) if place else table
+    if isinstance(given, Published):
+        return dataclasses.replace(given, rest=_loaded(given.rest))
+    return _loaded(given)
 
 
 def _loaded(table: Any) -> Any:

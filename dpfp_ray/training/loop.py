@@ -14,18 +14,17 @@ import torch
 from torch import Tensor
 
 from dpfp_ray.data import Table, content_hash
-from dpfp_ray.data.batches import PART_COST, split_rows
-from dpfp_ray.data.split import Units
-from dpfp_ray.methods.parts.base import Rows, make_method
+from dpfp_ray.methods.parts.base import make_method
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.sampling import keyed_integer, make_sampler, run_seed
+from dpfp_ray.privacy.sampling import make_sampler, run_seed
 from dpfp_ray.privacy.spending import Spending
 from dpfp_ray.training.dev_scores import Select, best_epoch
 from dpfp_ray.training.evaluate import evaluate
 from dpfp_ray.training.learning_checks import LEAST_RATE, PROBE_ROWS, Still, check_all_learn
-from dpfp_ray.training.machine import Comm, share
+from dpfp_ray.training.machine import Comm
+from dpfp_ray.training.step import Steps, make_optimizer, take
 
 State = dict[str, Any]
 # What a run's draws and noise are keyed by: 2 is `run_seed` of plan and records, 3 of the initial
@@ -99,13 +98,9 @@ def train(
         seed = run_seed(seed, plan, noise_multiplier, content)
     sampler = make_sampler(plan, seed)
     method = make_method(plan, model, noise_multiplier * plan.C, seed)
-    assert plan.learning_rate is not None
-    assert plan.weight_decay is not None
-    optimizer = torch.optim.AdamW(
-        method.parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay, fused=True
-    )
+    optimizer = make_optimizer(plan, method)
+    steps = Steps(plan, method, optimizer, data.train, sampler, comm, seed)
     spending = Spending(plan, noise_multiplier)
-    lengths, units = data.train.lengths, Units(data.train)
     progress = Progress()
     epoch_ends = plan.epoch_ends()
     best: dict[str, Tensor] = {}  # the weights of the best epoch so far, if they are asked for
@@ -138,41 +133,21 @@ def train(
     def mean_loss() -> float | None:
         return loss_sum.item() / loss_rows if shows_loss and loss_rows else None
 
-    still = Still(model) if progress.step == 0 and plan.learning_rate > LEAST_RATE else None
+    fast = (plan.learning_rate or 0.0) > LEAST_RATE
+    still = Still(model) if progress.step == 0 and fast else None
     if progress.step == 0 and (public := [table for table in data.dev.values() if len(table)]):
         rows = np.arange(min(PROBE_ROWS, len(public[0])))
         check_all_learn(method, take(public[0], rows, rows, device))
     model.train()
     while progress.step < plan.steps:
         started = time.perf_counter()
-        step = progress.step
-        drawn = sampler.draw(step)
-        records, owners = units.expand(drawn)
-        method.begin(step, len(records))
-        mine = np.arange(len(records))[whole_units(share(len(drawn), comm), owners)]
-        optimizer.zero_grad(set_to_none=True)
-        step_loss = torch.zeros((), dtype=torch.float64, device=device)
-        for number, part in enumerate(
-            split_rows(
-                lengths[records[mine]],
-                method.max_rows,
-                PART_COST[device.type],
-                None if owners is None else owners[mine],
-            )
-        ):
-            if plan.dropout:
-                torch.manual_seed(keyed_integer(seed, f"dropout {comm.rank} {number}", step))
-            step_loss += method.backward(take(data.train, records, mine[part], device, owners))
-        comm.sum_([*method.gradients(), step_loss])
-        method.finish(step)
-        set_learning_rate(optimizer, plan, step)
-        optimizer.step()
-        if still and len(records) and still.all_moved():
+        taken = steps.take(progress.step)
+        if still and taken.rows and still.all_moved():
             still = None
 
-        loss_sum += step_loss
-        loss_rows += len(drawn)
-        progress.rows += len(records)
+        loss_sum += taken.loss
+        loss_rows += taken.units
+        progress.rows += taken.rows
         progress.step += 1
         progress.train_seconds += time.perf_counter() - started
         if progress.step in epoch_ends:
@@ -207,41 +182,6 @@ def weights_hash(model: Classifier) -> str:
     return content_hash({name: p.view(torch.uint8).numpy() for name, p in weights.items()})
 
 
-def take(
-    table: Table,
-    records: "np.ndarray[Any, Any]",
-    positions: "np.ndarray[Any, Any]",
-    device: torch.device,
-    owners: "np.ndarray[Any, Any] | None" = None,
-) -> Rows:
-    """The rows at `positions` of a step's `records`, padded together, on `device`."""
-    chosen = records[positions]
-    example = None
-    if owners is not None:
-        numbers = np.unique(owners[positions], return_inverse=True)[1]
-        example = move(torch.from_numpy(numbers.astype(np.int64)), device)
-    return Rows(
-        positions,
-        {name: move(tensor, device) for name, tensor in table.collate(chosen).items()},
-        move(torch.from_numpy(np.asarray(table.labels[chosen])), device),
-        example,
-    )
-
-
-def whole_units(part: slice, owners: "np.ndarray[Any, Any] | None") -> slice:
-    """The rows of the units in `part`: those of a unit lie side by side."""
-    if owners is None:
-        return part
-    return slice(*np.searchsorted(owners, [part.start, part.stop]))
-
-
-def move(tensor: Tensor, device: torch.device) -> Tensor:
-    """To a GPU through pinned memory, so that the copy overlaps with the previous part's work."""
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
-
-
 def refuse_other_weights(state: State, model: Classifier) -> None:
     """A state that leaves some weights as they were would train another model without a word."""
     saved = {name: tensor.shape for name, tensor in state["model"].items()}
@@ -252,9 +192,3 @@ def refuse_other_weights(state: State, model: Classifier) -> None:
             f"the saved state does not fit the model at {wrong!r}; is the encoder still the one "
             f"that the run began with? --overwrite starts again"
         )
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, plan: Plan, step: int) -> None:
-    left = 1 - step / plan.steps if plan.schedule == "linear" else 1.0
-    for group in optimizer.param_groups:
-        group["lr"] = (plan.learning_rate or 0.0) * left

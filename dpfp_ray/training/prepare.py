@@ -20,7 +20,7 @@ from dpfp_ray.data import Split, Table, Task
 from dpfp_ray.data.pair_tokens import PairTable, tokenise_sides
 from dpfp_ray.data.split import count_units, number_persons
 from dpfp_ray.data.tasks import load_task
-from dpfp_ray.data.tokens import TokenTable, tokenise
+from dpfp_ray.data.tokens import Tokenise, TokenTable, tokenise, tokenise_here
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.own_encoder import CUSTOM, OwnEncoder
 from dpfp_ray.models.pretrained import (
@@ -117,16 +117,23 @@ class Prepared:
         return self.inputs.data
 
 
+@dataclass(frozen=True)
+class Hands:
+    """Who works on rows that no cache holds: this process, or others (`sweeps/row_work.py`)."""
+
+    tokenise: Tokenise = tokenise_here
+    encode: Encode = encode_here
+
+
 def load_inputs(
     plan: Plan,
     task: Task | None = None,
     own: OwnEncoder | None = None,
-    encode: Encode = encode_here,
+    hands: Hands = Hands(),  # noqa: B008 - frozen
 ) -> Inputs:
     """Load and tokenise; with a frozen encoder, also encode (`representations.py`).
 
-    `task` and `own` are what the caller holds in memory, in place of what the plan would load;
-    `encode` is who runs a frozen encoder, if not this process.
+    `task` and `own` are what the caller holds in memory, in place of what the plan would load.
     Nothing here depends on method, budget or seed, but for what `representation: auto` becomes.
     """
     started = time.perf_counter()
@@ -141,11 +148,12 @@ def load_inputs(
 
     def table(split: Split, name: str, centre: Floats | None = None) -> Table:
         if plan.scope != "head":
-            return tokenise(split, tokenizer, plan.max_length, name)
-        tokens = tokens_for(representation, split, tokenizer, plan.max_length, name)
+            return tokenise(split, tokenizer, plan.max_length, name, hands.tokenise)
+        tokens = tokens_for(representation, split, tokenizer, plan.max_length, name, hands.tokenise)
         if own:
             return own.represent(tokens, representation, plan.precision, centre)
-        return represent(tokens, plan.model, representation, plan.precision, name, centre, encode)
+        made = (tokens, plan.model, representation, plan.precision, name, centre)
+        return represent(*made, hands.encode)
 
     centre: Floats | None = None
     if plan.centring == "dev":
@@ -178,11 +186,11 @@ def facts_of(task: Task) -> TaskFacts:
 
 
 def tokens_for(
-    representation: str, split: Split, tokenizer: Any, max_length: int, name: str
+    representation: str, split: Split, tokenizer: Any, max_length: int, name: str, work: Tokenise
 ) -> TokenTable | PairTable:
     """As the representation reads them: the two texts of a pair by themselves, or jointly."""
     tokens = tokenise_sides if representation == "pair" else tokenise
-    return tokens(split, tokenizer, max_length, name)
+    return tokens(split, tokenizer, max_length, name, work)
 
 
 def rows_of(split: Split) -> Sequence[str] | list[tuple[str, str]]:

@@ -28,8 +28,9 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.sampling import add_noise
 from dpfp_ray.training.evaluate import evaluate
-from dpfp_ray.training.loop import Data, State, take, train
+from dpfp_ray.training.loop import Data, State, train
 from dpfp_ray.training.machine import SoloComm
+from dpfp_ray.training.step import take
 from tests.support.tiny_models import ENCODERS, NO_POOLER, TEXTS, build_tiny
 
 CLIPPINGS = ("ghost", "hooks")

@@ -19,7 +19,7 @@ from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.pretrained import build_classifier
 from dpfp_ray.models.scopes import Lora
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.training.loop import take
+from dpfp_ray.training.step import take
 from tests.methods.test_dpsgd import table
 from tests.methods.test_rgp import carriers, naive_rows
 from tests.support.tiny_models import TEXTS, build_tiny

@@ -20,8 +20,9 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.training.evaluate import evaluate
 from dpfp_ray.training.learning_checks import check_all_learn
-from dpfp_ray.training.loop import Data, take, train
+from dpfp_ray.training.loop import Data, train
 from dpfp_ray.training.machine import Comm, SoloComm
+from dpfp_ray.training.step import take
 from tests.methods.test_dpsgd import (
     CLIPPINGS,
     SEED,

@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import requests
 
 from tests.support.ports import free_ports
@@ -31,15 +32,18 @@ class Head:
 
 
 @contextmanager
-def ray_head(token: str, cpus: int = 2) -> Iterator[Head]:
-    head = start_patiently(lambda: start(token, cpus))
+def ray_head(
+    token: str, cpus: int = 2, growing: Callable[[str], Path] | None = None
+) -> Iterator[Head]:
+    """`growing` writes the autoscaler's settings for a head at an address."""
+    head = start_patiently(lambda: start(token, cpus, growing))
     try:
         yield head
     finally:
         end(head)
 
 
-def start(token: str, cpus: int) -> Head:
+def start(token: str, cpus: int, growing: Callable[[str], Path] | None = None) -> Head:
     """A head that has run a job: its node is alive, and the agent that starts jobs too."""
     folder = Path(tempfile.mkdtemp(prefix="ray-"))
     port, dashboard, client, agent, agent_grpc, metrics = free_ports(6)
@@ -54,6 +58,10 @@ def start(token: str, cpus: int) -> Head:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",  # else workers wait for whatever else the machine does
     }
+    options = []
+    if growing:
+        environment |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+        options = [f"--autoscaling-config={growing(f'127.0.0.1:{port}')}"]
     environment.pop("RAY_ADDRESS", None)
     arguments = [
         *("ray", "start", "--head", "--block", f"--temp-dir={folder}", f"--port={port}"),
@@ -62,6 +70,7 @@ def start(token: str, cpus: int) -> Head:
         *(f"--dashboard-agent-grpc-port={agent_grpc}", f"--metrics-export-port={metrics}"),
         *(f"--num-cpus={cpus}", f"--object-store-memory={100 * 2**20}", "--node-ip-address"),
         "127.0.0.1",
+        *options,
     ]
     with open(folder / "head.log", "wb") as log:
         process = subprocess.Popen(
@@ -99,10 +108,14 @@ def ask(head: Head, verb: str, path: str, **options: Any) -> requests.Response:
 
 def end(head: Head) -> None:
     """Ask it to end, kill it after a while, and leave nothing behind."""
+    below = psutil.Process(head.process.pid).children(recursive=True)  # nodes that it started, too
     head.process.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         head.process.wait(5)
     with suppress(ProcessLookupError):
         os.killpg(head.process.pid, signal.SIGKILL)
     head.process.wait(10)
+    for process in below:
+        with suppress(psutil.Error):
+            process.kill()
     shutil.rmtree(head.folder, ignore_errors=True)

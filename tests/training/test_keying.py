@@ -21,6 +21,7 @@ from dpfp_ray.training.loop import Data, State
 from dpfp_ray.training.machine import SoloComm
 from dpfp_ray.training.prepare import Inputs, Prepared, build_model, prepare
 from dpfp_ray.training.run import run
+from dpfp_ray.training.step import set_learning_rate, take
 from tests.support.one_release import make_table
 from tests.support.tiny_runs import (
     Killed,
@@ -72,7 +73,7 @@ def clipped_sum(plan: Plan, table: RepresentationTable, start: int = 1) -> Tenso
     method = make_method(bound, model, 0.0, seed=0)
     records = np.arange(len(table))
     method.begin(0, len(table))
-    method.backward(loop.take(table, records, records, torch.device("cpu")))
+    method.backward(take(table, records, records, torch.device("cpu")))
     method.finish(0)
     return gradient(model) * bound.B
 
@@ -194,9 +195,9 @@ def old_steps(plan: Plan, steps: int) -> tuple[HeadClassifier, torch.optim.Optim
         optimizer.zero_grad(set_to_none=True)
         if len(records):
             rows = np.arange(len(records))
-            method.backward(loop.take(table, records, rows, torch.device("cpu")))
+            method.backward(take(table, records, rows, torch.device("cpu")))
         method.finish(step)
-        loop.set_learning_rate(optimizer, plan, step)
+        set_learning_rate(optimizer, plan, step)
         optimizer.step()
     return model, optimizer
 

@@ -14,9 +14,10 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import Sampler, make_sampler, run_seed
 from dpfp_ray.privacy.spending import Spending
-from dpfp_ray.training.loop import Progress, State, set_learning_rate, train, weights_hash
+from dpfp_ray.training.loop import Progress, State, train, weights_hash
 from dpfp_ray.training.machine import Comm, SoloComm, TorchComm
 from dpfp_ray.training.prepare import freeze_unreached
+from dpfp_ray.training.step import set_learning_rate
 from tests.support.gloo import run_workers
 from tests.support.tiny_runs import (
     Killed,

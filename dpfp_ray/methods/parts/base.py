@@ -39,8 +39,11 @@ class Rows:
     example: Tensor | None = None
 
     def only(self, kept: Tensor) -> Rows:
-        """Those rows of which the mask `kept` says True."""
-        inputs = {name: tensor[kept] for name, tensor in self.inputs.items()}
+        """Those rows of which the mask `kept` says True; padded, if they were packed."""
+        from dpfp_ray.data.packing import ROW, unpacked
+
+        plain = unpacked(self.inputs) if ROW in self.inputs else self.inputs
+        inputs = {name: tensor[kept] for name, tensor in plain.items()}
         example = self.example
         if example is not None:
             example = example[kept].unique(return_inverse=True)[1]
@@ -65,6 +68,9 @@ class Rows:
 
 class Method(ABC):
     """How one step's gradient comes about. Subclasses say what they add to plain training."""
+
+    # Whether it needs nothing of a row but h(x), so that rows may be packed.
+    takes_packed = False
 
     def __init__(self, plan: Plan, model: Classifier, sigma: float, seed: int) -> None:
         """`sigma` is the noise's standard deviation; `seed` is secret."""

@@ -1,0 +1,141 @@
+"""One step of training: draw, forward and backward part by part, sum, noise, optimizer."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpfp_ray.data import Table
+from dpfp_ray.data.batches import PART_COST, split_rows
+from dpfp_ray.data.packing import packed
+from dpfp_ray.data.split import Units
+from dpfp_ray.data.tokens import TokenTable
+from dpfp_ray.methods.parts.base import Method, Rows
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.sampling import Sampler, keyed_integer
+from dpfp_ray.training.machine import Comm, share
+
+Indices = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What one step did, over all workers."""
+
+    loss: Tensor  # the sum over its rows, in fp64 on the device
+    units: int  # records that were drawn, or persons
+    rows: int
+
+
+class Steps:
+    """Takes the steps of a plan; the method's model and the optimizer change in place."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        method: Method,
+        optimizer: torch.optim.Optimizer,
+        table: Table,
+        sampler: Sampler,
+        comm: Comm,
+        seed: int,
+    ) -> None:
+        self.plan, self.method, self.optimizer = plan, method, optimizer
+        self.table, self.sampler, self.comm, self.seed = table, sampler, comm, seed
+        self.lengths, self.units = table.lengths, Units(table)
+        # On a GPU the mask of packed rows would keep attention from its fastest way.
+        self.packs = (
+            method.takes_packed
+            and method.model.packs
+            and method.device.type == "cpu"
+            and isinstance(table, TokenTable)
+            and table.persons is None
+        )
+
+    def take(self, step: int) -> Taken:
+        method, comm, device = self.method, self.comm, self.method.device
+        drawn = self.sampler.draw(step)
+        records, owners = self.units.expand(drawn)
+        method.begin(step, len(records))
+        mine = np.arange(len(records))[whole_units(share(len(drawn), comm), owners)]
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = torch.zeros((), dtype=torch.float64, device=device)
+        for number, part in enumerate(self.parts(records[mine], owners, mine)):
+            if self.plan.dropout:
+                torch.manual_seed(keyed_integer(self.seed, f"dropout {comm.rank} {number}", step))
+            rows = take(self.table, records, mine[part], device, owners, self.packs)
+            loss += method.backward(rows)
+        comm.sum_([*method.gradients(), loss])
+        method.finish(step)
+        set_learning_rate(self.optimizer, self.plan, step)
+        self.optimizer.step()
+        return Taken(loss, len(drawn), len(records))
+
+    def parts(self, records: Indices, owners: Indices | None, mine: Indices) -> list[Indices]:
+        """Positions of rows that go through the model together."""
+        most = self.method.max_rows
+        if self.packs:
+            return [
+                np.arange(start, min(start + most, len(records)))
+                for start in range(0, len(records), most)
+            ]
+        return split_rows(
+            self.lengths[records],
+            most,
+            PART_COST[self.method.device.type],
+            None if owners is None else owners[mine],
+        )
+
+
+def make_optimizer(plan: Plan, method: Method) -> torch.optim.Optimizer:
+    assert plan.learning_rate is not None
+    assert plan.weight_decay is not None
+    return torch.optim.AdamW(
+        method.parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay, fused=True
+    )
+
+
+def take(
+    table: Table,
+    records: Indices,
+    positions: Indices,
+    device: torch.device,
+    owners: Indices | None = None,
+    packs: bool = False,
+) -> Rows:
+    """The rows at `positions` of a step's `records`, padded together or packed, on `device`."""
+    chosen = records[positions]
+    batch = packed(cast(TokenTable, table), chosen) if packs else table.collate(chosen)
+    example = None
+    if owners is not None:
+        numbers = np.unique(owners[positions], return_inverse=True)[1]
+        example = move(torch.from_numpy(numbers.astype(np.int64)), device)
+    return Rows(
+        positions,
+        {name: move(tensor, device) for name, tensor in batch.items()},
+        move(torch.from_numpy(np.asarray(table.labels[chosen])), device),
+        example,
+    )
+
+
+def whole_units(part: slice, owners: Indices | None) -> slice:
+    """The rows of the units in `part`: those of a unit lie side by side."""
+    if owners is None:
+        return part
+    return slice(*np.searchsorted(owners, [part.start, part.stop]))
+
+
+def move(tensor: Tensor, device: torch.device) -> Tensor:
+    """To a GPU through pinned memory, so that the copy overlaps with the previous part's work."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, plan: Plan, step: int) -> None:
+    left = 1 - step / plan.steps if plan.schedule == "linear" else 1.0
+    for group in optimizer.param_groups:
+        group["lr"] = (plan.learning_rate or 0.0) * left
