@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.bars import Bar, missing_bar, number_bar, ratio_bar
+from bench.bars import Bar, missing_bar, number_bar, ratio_bar, verdict
 from bench.contestants import CPU, Ours, Where
 from bench.race import Limits, Turn, race, ratio_of
 from bench.rivals import plain_opacus
@@ -104,15 +104,10 @@ def shares(where: Where) -> list[Bar]:
         total = sum(split.whole)
         told = ", ".join(f"{part} {seconds / total:.1%}" for part, seconds in slowest)
         how = f"{name}, MiniLM, {where.rows}, B = 32; the largest: {told}"
-        bars.append(
-            number_bar(
-                f"share of a step outside forward, backward, optimizer: {name}",
-                "≤ 2%",
-                ratio.value,
-                f"{ratio.value:.2%}",
-                f"{how}; {ratio.rounds} rounds, 95% interval {ratio.low:.2%} to {ratio.high:.2%}",
-            )
-        )
+        known = f"{ratio.rounds} rounds, 95% interval {ratio.low:.2%} to {ratio.high:.2%}"
+        title = f"share of a step outside forward, backward, optimizer: {name}"
+        outcome = verdict("≤ 2%", ratio.low, ratio.high)
+        bars.append(Bar(title, "≤ 2%", f"**{ratio.value:.2%}**", outcome, f"{how}; {known}"))
     return bars
 
 
