@@ -2,15 +2,16 @@
 
     .venv/bin/python benchmarks/chaos.py --minutes 30 --seed 1 --output benchmarks/chaos.md
     .venv/bin/python benchmarks/chaos.py --faults 20 --verbs train       # a minute, without Ray
+    .venv/bin/python benchmarks/chaos.py --minutes 4 --kept FILE         # a piece; see pieces.py
 
 One round is one command (train, audit, sweep, compare; tiny model, tiny data) that is disturbed one
 to four times and run again until it ends. Then all must be as in the twin: records without their
 times, weights to the last bit, the names of all files, and the ledger's sum. Of a run that was told
 no seed, the seed is read from its files, and the twin is given it.
 
-All choices follow from the seed; what a choice meets depends on the clock. One command runs at a
-time (two, where the fault is a second driver). Exit code 1 if anything was lost. Ctrl-C ends the
-round that runs, and prints the table.
+All choices of a round follow from the seed and its number; what a choice meets depends on the
+clock. One command runs at a time (two, where the fault is a second driver). Exit code 1 if anything
+was lost. Ctrl-C ends the round that runs, and prints the table.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,9 +34,11 @@ from disturb import faults
 from disturb.faults import Fault, Scene
 from disturb.process import Hangs, Process
 from disturb.works import ROOT, SEED, SEED_KNOWN, Work, all_works, differences, essence, without
+from pieces import MORE, Kept
 
 VERBS = {"train": 12.0, "audit": 6.0, "sweep": 2.0, "compare": 1.0}  # how often, against others
 LINE_SECONDS = 60.0
+ENDED = "had ended"
 TRIES = 6  # clean runs that a round may need: after damage, one restores what was damaged
 
 
@@ -48,6 +51,11 @@ class Done:
     detail: str
     code: int | None
     lost: list[str] = field(default_factory=list)
+
+    @property
+    def missed(self) -> bool:
+        """It came when there was nothing left to disturb."""
+        return self.detail in (ENDED, faults.NOT_THERE)
 
 
 @dataclass
@@ -64,13 +72,20 @@ class Lost(Exception):
 class Chaos:
     """The rounds so far; `world` is a folder for all that they write."""
 
-    def __init__(self, world: Path, seed: int, verbs: Sequence[str], unseeded: float) -> None:
-        self.world, self.rng, self.unseeded = world, Random(seed), unseeded
+    def __init__(
+        self,
+        world: Path,
+        seed: int,
+        verbs: Sequence[str],
+        unseeded: float,
+        before: Mapping[str, Any],
+    ) -> None:
+        self.world, self.seed, self.unseeded = world, seed, unseeded
         self.works = all_works(world, verbs)
-        self.done: list[Done] = []
-        self.rounds: Counter[str] = Counter()
+        self.done = [Done(**one) for one in before.get("done", [])]
+        self.rounds: Counter[str] = Counter(before.get("rounds", {}))
         self.twins: dict[tuple[Work, int], Twin] = {}
-        self.number = 0
+        self.number = self.rounds.total()
         # What a run reads of others' work must be there before the first, or twins would differ.
         self.environment = {
             "DPFP_CACHE": str(world / "cache"),
@@ -90,11 +105,15 @@ class Chaos:
 
     # --- one round ---
 
+    def facts(self) -> dict[str, Any]:
+        return {"done": [asdict(one) for one in self.done], "rounds": dict(self.rounds)}
+
     def round(self) -> None:
+        self.number += 1
+        self.rng = Random(f"{self.seed} {self.number}")
         weights = [VERBS[w.verb] / sum(o.verb == w.verb for o in self.works) for w in self.works]
         [work] = self.rng.choices(self.works, weights)
         known = self.rng.random() >= self.unseeded
-        self.number += 1
         place = self.world / f"round-{self.number}"
         folder, ledger = place / "work", place / "ledger"
         place.mkdir()
@@ -145,7 +164,7 @@ class Chaos:
         if scene.wait():
             self.done[-1].detail = fault.do(scene)
         else:
-            self.done[-1].detail = "had ended"
+            self.done[-1].detail = ENDED
         self.see_seed(work, folder)
         self.check_end(process, fault)
 
@@ -248,6 +267,10 @@ class Chaos:
         self.done.append(done)
 
     @property
+    def faults(self) -> int:
+        return sum(not done.missed for done in self.done)
+
+    @property
     def lost(self) -> list[str]:
         return [line for done in self.done for line in done.lost]
 
@@ -258,16 +281,19 @@ def table(chaos: Chaos) -> str:
     order = [*(f.name for f in faults.RUNNING), *sorted(faults.AT_REST), faults.OTHER_SEED]
     for done in chaos.done:
         groups.setdefault((done.verb, done.fault), []).append(done)
-    lines = ["| command | fault | times | ended with | lost |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| command | fault | times | too late | ended with | lost |"]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
     for verb in VERBS:
         for name in [*order, "none"]:
             if found := groups.get((verb, name)):
-                codes = Counter(str(done.code) for done in found)
+                met = [done for done in found if not done.missed]
+                codes = Counter(str(done.code) for done in met)
                 ends = ", ".join(f"{code} ({n})" for code, n in sorted(codes.items()))
                 lost = sum(len(done.lost) for done in found)
-                lines.append(f"| {verb} | {name} | {len(found)} | {ends} | {lost} |")
+                late = len(found) - len(met)
+                lines.append(f"| {verb} | {name} | {len(met)} | {late} | {ends} | {lost} |")
     rounds = ", ".join(f"{n} {verb}" for verb, n in chaos.rounds.items())
-    lines += ["", f"{len(chaos.done)} faults in {sum(chaos.rounds.values())} rounds ({rounds}); "]
+    lines += ["", f"{chaos.faults} faults in {chaos.rounds.total()} rounds ({rounds}); "]
     lines[-1] += f"lost: {len(chaos.lost) or 'nothing'}."
     return "\n".join([*lines, *(f"- {line}" for line in chaos.lost)])
 
@@ -280,6 +306,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--unseeded", type=float, default=0.3, help="share of rounds without --seed"
     )
+    parser.add_argument("--kept", help="a file: go on where the piece before stopped")
     parser.add_argument("--verbs", default=",".join(VERBS), help="some of: %(default)s")
     parser.add_argument("--json", action="store_true", help="every fault as a JSON object")
     parser.add_argument("--output", help="also write the table to this file")
@@ -287,17 +314,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     began, said = time.monotonic(), 0.0
     world = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))  # short: Ray's sockets lie below
-    chaos = Chaos(world, arguments.seed, arguments.verbs.split(","), arguments.unseeded)
+    verbs = arguments.verbs.split(",")
+    kept = Kept(
+        arguments.kept, seed=arguments.seed, verbs=verbs, unseeded=arguments.unseeded
+    )
+    chaos = Chaos(world, arguments.seed, verbs, arguments.unseeded, kept.facts)
     try:
         while (time.monotonic() - began) / 60 < arguments.minutes and (
-            arguments.faults is None or len(chaos.done) < arguments.faults
+            arguments.faults is None or chaos.faults < arguments.faults
         ):
             chaos.round()
+            kept.write(**chaos.facts())
             if time.monotonic() - said > LINE_SECONDS:
                 said = time.monotonic()
                 print(
-                    f"{(said - began) / 60:.0f} min: {len(chaos.done)} faults, "
-                    f"{sum(chaos.rounds.values())} rounds, {len(chaos.lost)} lost",
+                    f"{(said - began) / 60:.0f} min: {chaos.faults} faults, "
+                    f"{chaos.rounds.total()} rounds, {len(chaos.lost)} lost",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -306,27 +338,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         if not chaos.lost:
             shutil.rmtree(world, ignore_errors=True)
-    minutes = (time.monotonic() - began) / 60
     if arguments.json:
         print(json.dumps([asdict(done) for done in chaos.done], indent=1))
     else:
         print(table(chaos))
     if arguments.output:
-        words = f"benchmarks/chaos.py --minutes {arguments.minutes:g} --seed {arguments.seed}"
-        Path(arguments.output).write_text(report(table(chaos), words, minutes))
-    return 1 if chaos.lost else 0
+        Path(arguments.output).write_text(report(table(chaos), arguments, kept.words))
+    if chaos.lost:
+        return 1
+    return MORE if arguments.faults and chaos.faults < arguments.faults else 0
 
 
-def report(found: str, words: str, minutes: float) -> str:
+def report(found: str, arguments: argparse.Namespace, how: str) -> str:
+    words = f"benchmarks/chaos.py --seed {arguments.seed} --minutes {arguments.minutes:g}"
+    if arguments.faults:
+        words += f" --faults {arguments.faults}"
+    if arguments.kept:
+        words += " --kept FILE"
+    if arguments.verbs != ",".join(VERBS):
+        words += f" --verbs {arguments.verbs}"
     now = datetime.now(UTC).strftime("%Y-%m-%d")
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     return (
         "# Chaos: kills, faults and resumes, against undisturbed twins\n\n"
-        f"`{words}` on {now}, {minutes:.0f} minutes; {machine}, shared (load at the end {load}).\n"
+        f"`{words}` on {now}, {how}; {machine}, shared (load at the end {load}).\n"
         "What is done and compared: the program's first lines. An exit code below 0 is a signal; 2 "
         "is one line\nthat says what is wrong, 130 an interrupted command, 0 a command that ended "
-        "as if nothing had been.\n\n"
+        "as if nothing had been. *Too late*: the command had ended, or what was to be killed was "
+        "not\nthere; these are not counted as faults.\n\n"
         f"{found}\n"
     )
 

@@ -19,6 +19,7 @@ from disturb.works import Work
 KILLED, INTERRUPTED, REFUSED = -signal.SIGKILL, 130, 2
 ENDED = -signal.SIGTERM  # told to end before there was anything to save
 LIMITS = (0, 1_000, 20_000, 60_000, 150_000)  # bytes
+NOT_THERE = "not there"
 ALONE = ("train", "audit")
 ON_RAY = ("sweep", "compare")
 
@@ -97,7 +98,7 @@ def killing(title: str) -> Callable[[Scene], str]:
         found = [pid for pid in scene.process.members(title) if pid != scene.process.pid]
         if found:
             os.kill(scene.rng.choice(found), signal.SIGKILL)
-        return "" if found else "not there"
+        return "" if found else NOT_THERE
 
     return do
 
