@@ -140,7 +140,7 @@ def smallest(inputs: Inputs, area: str, seed: int, number: int, kind: str) -> Ca
 
     def signature(payload: object) -> tuple[str, str]:
         kind, details, _ = run_case(lambda folder: case.run(payload, folder), allowed(inputs))
-        return kind, place(details)
+        return kind, place(details) or details.partition(":")[0]
 
     first = signature(case.payload)
     found = minimise(case.payload, lambda payload: signature(payload) == first)
@@ -170,9 +170,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "DPFP_LEDGER": str(world / "ledger"),
         "MPLCONFIGDIR": str(world / "matplotlib"),
         "HF_HUB_OFFLINE": "1",
+        "PIP_NO_INDEX": "1",  # nothing is loaded from anywhere
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    tempfile.tempdir = str(world)
     areas = [arguments.only] if arguments.only else list(AREAS)
     kept = Kept(arguments.kept, cases=arguments.cases, seed=arguments.seed, areas=areas)
     found = Found.of(kept.facts)

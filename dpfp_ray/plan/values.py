@@ -125,6 +125,8 @@ def _text(name: str, value: Any) -> str:
         raise UserError(f"{name} is the boolean {value} in YAML; put the word in quotes")
     if not isinstance(value, (str, int, float)):
         raise UserError(f"{name} is {value!r}; give one word or path")
+    if not str(value).strip():  # of an empty variable of a shell; the default is another thing
+        raise UserError(f"{name} is empty; give one word or path, or leave it out")
     return str(value)
 
 
@@ -210,6 +212,8 @@ def check_budgets(values: Iterable[float]) -> list[float]:
     """Each ε once, all of them budgets."""
     budgets = []
     for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UserError(f"epsilon is {value!r}; give numbers above 0")
         if math.isinf(value):
             raise UserError("epsilon inf is training without privacy; use --methods non_private")
         if not value > 0:
