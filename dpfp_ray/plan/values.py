@@ -21,6 +21,7 @@ from dpfp_ray.plan.method_spec import (
 from dpfp_ray.plan.plan import FIELDS, TYPES, Plan, kinds_of
 
 MOST_VALUES = 100_000  # in one file
+MOST_BITS = 1_024  # of a whole number; more is no number of anything, and Python refuses to show it
 ALIASES = {
     "B": "batch_size",
     "M": "micro_batches",
@@ -64,7 +65,10 @@ def read_plan_file(path: str | Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError) as error:  # also of bytes, dates and endless numbers
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not unfolds(content):
-        raise UserError(f"{path} holds more than {MOST_VALUES:,} values, aliases (*) unfolded")
+        raise UserError(
+            f"{path} holds more than {MOST_VALUES:,} values, aliases (*) unfolded, or a number of "
+            "more than 300 digits"
+        )
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -79,6 +83,8 @@ def unfolds(content: Any, most: int = MOST_VALUES) -> bool:
         if not left:
             return True
         value = left.pop()
+        if isinstance(value, int) and value.bit_length() > MOST_BITS:
+            return False
         if isinstance(value, Mapping):
             left += [*value, *value.values()]
         elif isinstance(value, list | tuple | set):
@@ -219,4 +225,6 @@ def check_budgets(values: Iterable[float]) -> list[float]:
         if not value > 0:
             raise UserError(f"epsilon is {value:g}; give numbers above 0")
         budgets.append(float(value))
+    if not budgets:
+        raise UserError("epsilon is empty; give numbers above 0")
     return list(dict.fromkeys(budgets))

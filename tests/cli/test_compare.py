@@ -212,6 +212,8 @@ def test_a_wrong_setting_is_refused_in_one_line(text: str) -> None:
     [
         ("epsilon: [[[]]]", "epsilon [[[]]] is not a list of numbers; give 3 or 3,8"),
         ("epsilon: [1, x]", "epsilon [1, 'x'] is not a list of numbers; give 3 or 3,8"),
+        ("epsilon: []", "epsilon is empty"),
+        ("epsilon: 0b" + "1" * 60_000, "a number of more than 300 digits"),
         ("null:", "unknown key 'None'"),
         ("difference: 3", "unknown key 'difference'"),
         ("train_file: ''", "train_file is empty; give one word or path, or leave it out"),
