@@ -315,9 +315,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     began, said = time.monotonic(), 0.0
     world = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))  # short: Ray's sockets lie below
     verbs = arguments.verbs.split(",")
-    kept = Kept(
-        arguments.kept, seed=arguments.seed, verbs=verbs, unseeded=arguments.unseeded
-    )
+    kept = Kept(arguments.kept, seed=arguments.seed, verbs=verbs, unseeded=arguments.unseeded)
     chaos = Chaos(world, arguments.seed, verbs, arguments.unseeded, kept.facts)
     try:
         while (time.monotonic() - began) / 60 < arguments.minutes and (

@@ -4,6 +4,7 @@
     .venv/bin/python benchmarks/fuzz.py --only states --cases 500
     .venv/bin/python benchmarks/fuzz.py --only plans --seed 1 --case 123     # one case again
     .venv/bin/python benchmarks/fuzz.py --seed 1 --minutes 4 --kept FILE     # a piece; see pieces.py
+    .venv/bin/python benchmarks/fuzz.py --join FILE FILE --output benchmarks/fuzz.md
 
 Cases are of six kinds (plans, search spaces, data files, records, states, HTTP requests); case
 number n of a kind follows from the seed alone. They run in this process' children, a few hundred in
@@ -160,9 +161,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--case", type=int, help="with --only: this number alone, in this process")
     parser.add_argument("--minutes", type=float, help="begin no further cases after so many")
     parser.add_argument("--kept", help="a file: go on where the piece before stopped")
+    parser.add_argument("--join", nargs="+", help="run nothing: one table of these --kept files")
     parser.add_argument("--json", action="store_true", help="what went wrong, as a JSON list")
     parser.add_argument("--output", help="also write the table to this file")
     arguments = parser.parse_args(argv)
+    if arguments.join:
+        return join(arguments.join, arguments.output)
     world = Path(tempfile.mkdtemp(prefix="fuzz-"))
     sys.path[:0] = [str(ROOT)]  # for the tests' tiny models
     os.environ |= {
@@ -199,6 +203,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     if found.wrong:
         return 1
     return 0 if found.counts.total() == arguments.cases else MORE
+
+
+def join(files: Sequence[str], output: str | None) -> int:
+    """The table of several runs of single kinds, side by side."""
+    all_of_them = [json.loads(Path(file).read_text()) for file in files]
+    found = Found(Counter(), {})
+    words, how = [], []
+    for one in all_of_them:
+        part, settings = Found.of(one["facts"]), one["settings"]
+        found.counts += part.counts
+        found.wrong |= part.wrong
+        words.append(f"--only {','.join(settings['areas'])} --cases {settings['cases']}")
+        words[-1] += f" --seed {settings['seed']}"
+        how.append(f"{one['seconds'] / 60:.0f}")
+    commits = dict.fromkeys(commit for one in all_of_them for commit in one["commits"])
+    areas = [area for area in AREAS if any(where == area for where, _ in found.counts)]
+    shown = table(found, areas)
+    print(shown)
+    if output:
+        how_long = f"{' + '.join(how)} minutes, in pieces, commit {', '.join(commits)}"
+        text = report(shown, "benchmarks/fuzz.py " + "`, `".join(words), how_long)
+        Path(output).write_text(text)
+    return 1 if found.wrong else 0
 
 
 def run_all(

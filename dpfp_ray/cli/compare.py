@@ -40,9 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--methods", default=",".join(METHODS), metavar="A,B,…", help="default: all of them"
     )
-    group.add_argument(
-        "--epsilon", dest="budgets", metavar="E1,E2,…", help="budgets (default: 3)"
-    )
+    group.add_argument("--epsilon", dest="budgets", metavar="E1,E2,…", help="budgets (default: 3)")
     group.add_argument("--seeds", type=positive, default=1, metavar="N", help="repetitions of each")
     group.add_argument(
         "--match", choices=["batch"], help="batch: every method gets the same B (default 32)"
