@@ -3,6 +3,7 @@
     .venv/bin/python benchmarks/chaos.py --minutes 30 --seed 1 --output benchmarks/chaos.md
     .venv/bin/python benchmarks/chaos.py --faults 20 --verbs train       # a minute, without Ray
     .venv/bin/python benchmarks/chaos.py --minutes 4 --kept FILE         # a piece; see pieces.py
+    .venv/bin/python benchmarks/chaos.py --join FILE FILE --output benchmarks/chaos.md
 
 One round is one command (train, audit, sweep, compare; tiny model, tiny data) that is disturbed one
 to four times and run again until it ends. Then all must be as in the twin: records without their
@@ -69,6 +70,30 @@ class Lost(Exception):
     """Something was lost, or said in the wrong way."""
 
 
+@dataclass
+class Story:
+    """What was done so far, and in how many rounds of each verb."""
+
+    done: list[Done]
+    rounds: Counter[str]
+
+    @staticmethod
+    def of(facts: Mapping[str, Any]) -> "Story":
+        done = [Done(**one) for one in facts.get("done", [])]
+        return Story(done, Counter(facts.get("rounds", {})))
+
+    def facts(self) -> dict[str, Any]:
+        return {"done": [asdict(one) for one in self.done], "rounds": dict(self.rounds)}
+
+    @property
+    def faults(self) -> int:
+        return sum(not done.missed for done in self.done)
+
+    @property
+    def lost(self) -> list[str]:
+        return [line for done in self.done for line in done.lost]
+
+
 class Chaos:
     """The rounds so far; `world` is a folder for all that they write."""
 
@@ -78,12 +103,11 @@ class Chaos:
         seed: int,
         verbs: Sequence[str],
         unseeded: float,
-        before: Mapping[str, Any],
+        story: Story,
     ) -> None:
         self.world, self.seed, self.unseeded = world, seed, unseeded
         self.works = all_works(world, verbs)
-        self.done = [Done(**one) for one in before.get("done", [])]
-        self.rounds: Counter[str] = Counter(before.get("rounds", {}))
+        self.done, self.rounds = story.done, story.rounds
         self.twins: dict[tuple[Work, int], Twin] = {}
         self.number = self.rounds.total()
         # What a run reads of others' work must be there before the first, or twins would differ.
@@ -104,9 +128,6 @@ class Chaos:
             import dpfp_ray.training.train  # noqa: F401  (forked commands need not import it)
 
     # --- one round ---
-
-    def facts(self) -> dict[str, Any]:
-        return {"done": [asdict(one) for one in self.done], "rounds": dict(self.rounds)}
 
     def round(self) -> None:
         self.number += 1
@@ -266,20 +287,12 @@ class Chaos:
     def note(self, done: Done) -> None:
         self.done.append(done)
 
-    @property
-    def faults(self) -> int:
-        return sum(not done.missed for done in self.done)
 
-    @property
-    def lost(self) -> list[str]:
-        return [line for done in self.done for line in done.lost]
-
-
-def table(chaos: Chaos) -> str:
+def table(story: Story) -> str:
     """What was done to what, how the disturbed commands ended, and what was lost."""
     groups: dict[tuple[str, str], list[Done]] = {}
     order = [*(f.name for f in faults.RUNNING), *sorted(faults.AT_REST), faults.OTHER_SEED]
-    for done in chaos.done:
+    for done in story.done:
         groups.setdefault((done.verb, done.fault), []).append(done)
     lines = ["| command | fault | times | too late | ended with | lost |"]
     lines.append("| --- | --- | --- | --- | --- | --- |")
@@ -292,10 +305,10 @@ def table(chaos: Chaos) -> str:
                 lost = sum(len(done.lost) for done in found)
                 late = len(found) - len(met)
                 lines.append(f"| {verb} | {name} | {len(met)} | {late} | {ends} | {lost} |")
-    rounds = ", ".join(f"{n} {verb}" for verb, n in chaos.rounds.items())
-    lines += ["", f"{chaos.faults} faults in {chaos.rounds.total()} rounds ({rounds}); "]
-    lines[-1] += f"lost: {len(chaos.lost) or 'nothing'}."
-    return "\n".join([*lines, *(f"- {line}" for line in chaos.lost)])
+    rounds = ", ".join(f"{n} {verb}" for verb, n in story.rounds.items())
+    lines += ["", f"{story.faults} faults in {story.rounds.total()} rounds ({rounds}); "]
+    lines[-1] += f"lost: {len(story.lost) or 'nothing'}."
+    return "\n".join([*lines, *(f"- {line}" for line in story.lost)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -310,44 +323,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--verbs", default=",".join(VERBS), help="some of: %(default)s")
     parser.add_argument("--json", action="store_true", help="every fault as a JSON object")
     parser.add_argument("--output", help="also write the table to this file")
+    parser.add_argument("--join", nargs="+", help="run nothing: one table of these --kept files")
     arguments = parser.parse_args(argv)
+    if arguments.join:
+        return join(arguments.join, arguments.output)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     began, said = time.monotonic(), 0.0
     world = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))  # short: Ray's sockets lie below
     verbs = arguments.verbs.split(",")
     kept = Kept(arguments.kept, seed=arguments.seed, verbs=verbs, unseeded=arguments.unseeded)
-    chaos = Chaos(world, arguments.seed, verbs, arguments.unseeded, kept.facts)
+    story = Story.of(kept.facts)
+    chaos = Chaos(world, arguments.seed, verbs, arguments.unseeded, story)
     try:
         while (time.monotonic() - began) / 60 < arguments.minutes and (
-            arguments.faults is None or chaos.faults < arguments.faults
+            arguments.faults is None or story.faults < arguments.faults
         ):
             chaos.round()
-            kept.write(**chaos.facts())
+            kept.write(**story.facts())
             if time.monotonic() - said > LINE_SECONDS:
                 said = time.monotonic()
                 print(
-                    f"{(said - began) / 60:.0f} min: {chaos.faults} faults, "
-                    f"{chaos.rounds.total()} rounds, {len(chaos.lost)} lost",
+                    f"{(said - began) / 60:.0f} min: {story.faults} faults, "
+                    f"{story.rounds.total()} rounds, {len(story.lost)} lost",
                     file=sys.stderr,
                     flush=True,
                 )
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
     finally:
-        if not chaos.lost:
+        if not story.lost:
             shutil.rmtree(world, ignore_errors=True)
     if arguments.json:
-        print(json.dumps([asdict(done) for done in chaos.done], indent=1))
+        print(json.dumps([asdict(done) for done in story.done], indent=1))
     else:
-        print(table(chaos))
+        print(table(story))
     if arguments.output:
-        Path(arguments.output).write_text(report(table(chaos), arguments, kept.words))
-    if chaos.lost:
+        Path(arguments.output).write_text(report(table(story), words_of(arguments), kept.words))
+    if story.lost:
         return 1
-    return MORE if arguments.faults and chaos.faults < arguments.faults else 0
+    return MORE if arguments.faults and story.faults < arguments.faults else 0
 
 
-def report(found: str, arguments: argparse.Namespace, how: str) -> str:
+def words_of(arguments: argparse.Namespace) -> str:
     words = f"benchmarks/chaos.py --seed {arguments.seed} --minutes {arguments.minutes:g}"
     if arguments.faults:
         words += f" --faults {arguments.faults}"
@@ -355,6 +372,28 @@ def report(found: str, arguments: argparse.Namespace, how: str) -> str:
         words += " --kept FILE"
     if arguments.verbs != ",".join(VERBS):
         words += f" --verbs {arguments.verbs}"
+    return words
+
+
+def join(files: Sequence[str], output: str | None) -> int:
+    """The table of several runs, such as one without Ray and one with it."""
+    story, words, minutes, commits = Story([], Counter()), [], [], []
+    for file in files:
+        one = json.loads(Path(file).read_text())
+        part, settings = Story.of(one["facts"]), one["settings"]
+        story = Story(story.done + part.done, story.rounds + part.rounds)
+        words.append(f"--seed {settings['seed']} --verbs {','.join(settings['verbs'])}")
+        minutes.append(f"{one['seconds'] / 60:.0f}")
+        commits += [commit for commit in one["commits"] if commit not in commits]
+    print(table(story))
+    if output:
+        how = f"{' + '.join(minutes)} minutes in pieces, commit {', '.join(commits)}"
+        text = report(table(story), "benchmarks/chaos.py " + "`, `".join(words), how)
+        Path(output).write_text(text)
+    return 1 if story.lost else 0
+
+
+def report(found: str, words: str, how: str) -> str:
     now = datetime.now(UTC).strftime("%Y-%m-%d")
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())

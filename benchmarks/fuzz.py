@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/fuzz.py --cases 10000 --seed 1 --output benchmarks/fuzz.md
     .venv/bin/python benchmarks/fuzz.py --only states --cases 500
     .venv/bin/python benchmarks/fuzz.py --only plans --seed 1 --case 123     # one case again
-    .venv/bin/python benchmarks/fuzz.py --seed 1 --minutes 4 --kept FILE     # a piece; see pieces.py
+    .venv/bin/python benchmarks/fuzz.py --seed 1 --minutes 4 --kept FILE     # a piece (pieces.py)
     .venv/bin/python benchmarks/fuzz.py --join FILE FILE --output benchmarks/fuzz.md
 
 Cases are of six kinds (plans, search spaces, data files, records, states, HTTP requests); case
