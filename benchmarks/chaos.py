@@ -180,6 +180,7 @@ class Chaos:
             process,
             self.rng,
             seconds,
+            lambda: self.see_seed(work, folder),
         )
         self.note(Done(work.verb, fault.name, "", None))
         if scene.wait():

@@ -34,17 +34,19 @@ class Scene:
     process: Process
     rng: Random
     twin_seconds: float
+    look: Callable[[], object]  # while nothing happens
 
     def wait(self) -> bool:
         """Until the moment that was drawn; False if the command has ended by then."""
         if self.rng.random() < 0.5:
             at = self.twin_seconds * self.rng.uniform(0.02, 1.05)
-            return self.process.until(lambda: self.process.seconds > at)
+            return self.process.until(lambda: bool(self.look()) or self.process.seconds > at)
         wanted, seen = self.rng.randint(1, 6), -1
         before: list[tuple[str, int]] = []
 
         def changed() -> bool:
             nonlocal seen, before
+            self.look()
             now = []
             for path in self.work.states(self.folder):
                 try:

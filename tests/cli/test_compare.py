@@ -236,6 +236,8 @@ def test_a_flag_wins_over_the_plan_file_s_epsilon(
     (tmp_path / "plan.yaml").write_text(lines)
     words = ["compare", "--plan", str(tmp_path / "plan.yaml"), "--methods", "dpsgd", "--dry-run"]
     assert main(words) == 0
-    assert "ε = 2" in (said := capsys.readouterr().out) and "ε = 4" in said
+    assert "ε = 2" in (said := capsys.readouterr().out)
+    assert "ε = 4" in said
     assert main([*words, "--epsilon", "7"]) == 0
-    assert "ε = 7" in (said := capsys.readouterr().out) and "ε = 2" not in said
+    assert "ε = 7" in (said := capsys.readouterr().out)
+    assert "ε = 2" not in said
