@@ -119,6 +119,7 @@ class Chaos:
             "RAY_AUTH_MODE": "disabled",
             "RAY_TMPDIR": str(world),
             "RAY_object_store_memory": str(100 * 2**20),
+            "RAY_worker_niceness": "0",  # at Ray's own 15, trials starve beside other work
             "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
         }
         if any(work.forked for work in self.works):
