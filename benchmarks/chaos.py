@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -330,6 +331,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.join:
         return join(arguments.join, arguments.output)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
     began, said = time.monotonic(), 0.0
     world = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))  # short: Ray's sockets lie below
     verbs = arguments.verbs.split(",")

@@ -20,6 +20,7 @@ import pickle
 import platform
 import resource
 import shutil
+import signal
 import struct
 import sys
 import tempfile
@@ -179,6 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "TOKENIZERS_PARALLELISM": "false",
     }
     tempfile.tempdir = str(world)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
     areas = [arguments.only] if arguments.only else list(AREAS)
     kept = Kept(arguments.kept, cases=arguments.cases, seed=arguments.seed, areas=areas)
     found = Found.of(kept.facts)

@@ -172,6 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.client:
         client(arguments.port, arguments.client, arguments.clients, arguments.seconds)
         return 0
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is ended in any case
     world = Path(tempfile.mkdtemp(prefix="service-", dir="/tmp"))
     make_records(world / "store", arguments.records)
