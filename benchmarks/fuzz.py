@@ -40,6 +40,9 @@ from fuzzing.minimise import minimise
 from fuzzing.states import states
 from pieces import MORE, Kept
 
+from dpfp_ray.data import demo
+from dpfp_ray.plan.errors import UserError
+
 ROOT = Path(__file__).resolve().parent.parent
 AREAS: dict[str, Callable[[Inputs, Random], Case]] = {
     "plans": plans,
@@ -175,7 +178,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "DPFP_LEDGER": str(world / "ledger"),
         "MPLCONFIGDIR": str(world / "matplotlib"),
         "HF_HUB_OFFLINE": "1",
-        "PIP_NO_INDEX": "1",  # nothing is loaded from anywhere
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
@@ -184,6 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     areas = [arguments.only] if arguments.only else list(AREAS)
     kept = Kept(arguments.kept, cases=arguments.cases, seed=arguments.seed, areas=areas)
     found = Found.of(kept.facts)
+    demo._download = no_download
     try:
         inputs = Inputs(world)
         if arguments.case is not None:
@@ -205,6 +208,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if found.wrong:
         return 1
     return 0 if found.counts.total() == arguments.cases else MORE
+
+
+def no_download(folder: Path) -> Path:
+    """The demo's data, which is what a plan without any data means."""
+    raise UserError("nothing is loaded from anywhere here")
 
 
 def join(files: Sequence[str], output: str | None) -> int:
