@@ -33,7 +33,7 @@ from random import Random
 from typing import Any
 
 from disturb import faults
-from disturb.faults import Fault, Scene
+from disturb.faults import Scene
 from disturb.process import Hangs, Process
 from disturb.works import ROOT, SEED, SEED_KNOWN, Work, all_works, differences, essence, without
 from pieces import MORE, Kept
@@ -105,12 +105,13 @@ class Chaos:
         verbs: Sequence[str],
         unseeded: float,
         story: Story,
+        first: int = 0,
     ) -> None:
         self.world, self.seed, self.unseeded = world, seed, unseeded
         self.works = all_works(world, verbs)
         self.done, self.rounds = story.done, story.rounds
         self.twins: dict[tuple[Work, int], Twin] = {}
-        self.number = self.rounds.total()
+        self.number = first or self.rounds.total()
         # What a run reads of others' work must be there before the first, or twins would differ.
         self.environment = {
             "DPFP_CACHE": str(world / "cache"),
@@ -185,16 +186,18 @@ class Chaos:
             lambda: self.see_seed(work, folder),
         )
         self.note(Done(work.verb, fault.name, "", None))
+        codes: tuple[int, ...] = ()
         if scene.wait():
             self.done[-1].detail = fault.do(scene)
+            codes = fault.codes
         else:
             self.done[-1].detail = ENDED
         self.see_seed(work, folder)
-        self.check_end(process, fault)
+        self.check_end(process, codes)
 
-    def check_end(self, process: Process, fault: Fault) -> None:
+    def check_end(self, process: Process, codes: tuple[int, ...]) -> None:
         code = self.done[-1].code = process.end()
-        if code not in (0, *fault.codes):
+        if code not in (0, *codes):
             raise Lost(f"ended with {code}: {process.said[-1500:]}")
         if "Traceback" in process.said:
             raise Lost(f"traceback: {process.said[-1500:]}")
@@ -322,6 +325,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--unseeded", type=float, default=0.3, help="share of rounds without --seed"
     )
+    parser.add_argument("--round", type=int, help="with the --seed: this round alone")
     parser.add_argument("--kept", help="a file: go on where the piece before stopped")
     parser.add_argument("--verbs", default=",".join(VERBS), help="some of: %(default)s")
     parser.add_argument("--json", action="store_true", help="every fault as a JSON object")
@@ -337,13 +341,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     verbs = arguments.verbs.split(",")
     kept = Kept(arguments.kept, seed=arguments.seed, verbs=verbs, unseeded=arguments.unseeded)
     story = Story.of(kept.facts)
-    chaos = Chaos(world, arguments.seed, verbs, arguments.unseeded, story)
+    first = (arguments.round or 1) - 1
+    chaos = Chaos(world, arguments.seed, verbs, arguments.unseeded, story, first)
     try:
         while (time.monotonic() - began) / 60 < arguments.minutes and (
             arguments.faults is None or story.faults < arguments.faults
         ):
             chaos.round()
             kept.write(**story.facts())
+            if arguments.round:
+                break
             if time.monotonic() - said > LINE_SECONDS:
                 said = time.monotonic()
                 print(

@@ -175,7 +175,15 @@ def entry_from_json(opening: Mapping[str, Any], ends: Iterable[Mapping[str, Any]
     )
 
 
-WORDS = ("purpose", "plan_hash", "method", "people", "adjacency", "guarantee", "unit")
+WORDS: tuple[str, ...] = (
+    "purpose",
+    "plan_hash",
+    "method",
+    "people",
+    "adjacency",
+    "guarantee",
+    "unit",
+)
 WORDS += ("id", "opened_at", "who", "release", "fixed_list", "found")
 MAY_MISS = ("release", "fixed_list", "found", "delta")
 
