@@ -203,9 +203,9 @@ class Chaos:
             raise Lost(f"traceback: {process.said[-1500:]}")
         # Half of the time the next command starts while the remains of this one still run.
         if self.rng.random() < 0.5 and not process.gone():
-            left = process.members()
+            left = [f"{pid} {process.title(pid)}" for pid in process.members()]
             process.kill_all()
-            raise Lost(f"processes {left} were left running")
+            raise Lost(f"processes were left running: {'; '.join(left)}")
 
     def damage(
         self, work: Work, folder: Path, ledger: Path, seed: int | None, states: list[Path]

@@ -143,7 +143,14 @@ class Process:
                         found.append(int(entry.name))
         return found
 
-    def gone(self, seconds: float = 60.0) -> bool:
+    @staticmethod
+    def title(pid: int) -> str:
+        try:
+            return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:100]
+        except OSError:
+            return "(ended)"
+
+    def gone(self, seconds: float = 180.0) -> bool:
         """Whether all of its session has ended, at the latest after `seconds`."""
         end = time.monotonic() + seconds
         while self.members() and time.monotonic() < end:
