@@ -2,15 +2,17 @@
 
     .venv/bin/python benchmarks/chaos.py --minutes 30 --seed 1 --output benchmarks/chaos.md
     .venv/bin/python benchmarks/chaos.py --faults 20 --verbs train       # a minute, without Ray
+    .venv/bin/python benchmarks/chaos.py --minutes 4 --kept FILE         # a piece; see pieces.py
+    .venv/bin/python benchmarks/chaos.py --join FILE FILE --output benchmarks/chaos.md
 
 One round is one command (train, audit, sweep, compare; tiny model, tiny data) that is disturbed one
 to four times and run again until it ends. Then all must be as in the twin: records without their
 times, weights to the last bit, the names of all files, and the ledger's sum. Of a run that was told
 no seed, the seed is read from its files, and the twin is given it.
 
-All choices follow from the seed; what a choice meets depends on the clock. One command runs at a
-time (two, where the fault is a second driver). Exit code 1 if anything was lost. Ctrl-C ends the
-round that runs, and prints the table.
+All choices of a round follow from the seed and its number; what a choice meets depends on the
+clock. One command runs at a time (two, where the fault is a second driver). Exit code 1 if anything
+was lost. Ctrl-C ends the round that runs, and prints the table.
 """
 
 import argparse
@@ -18,11 +20,12 @@ import json
 import os
 import platform
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,12 +33,14 @@ from random import Random
 from typing import Any
 
 from disturb import faults
-from disturb.faults import Fault, Scene
+from disturb.faults import Scene
 from disturb.process import Hangs, Process
 from disturb.works import ROOT, SEED, SEED_KNOWN, Work, all_works, differences, essence, without
+from pieces import MORE, Kept
 
 VERBS = {"train": 12.0, "audit": 6.0, "sweep": 2.0, "compare": 1.0}  # how often, against others
 LINE_SECONDS = 60.0
+ENDED = "had ended"
 TRIES = 6  # clean runs that a round may need: after damage, one restores what was damaged
 
 
@@ -49,6 +54,11 @@ class Done:
     code: int | None
     lost: list[str] = field(default_factory=list)
 
+    @property
+    def missed(self) -> bool:
+        """It came when there was nothing left to disturb."""
+        return self.detail in (ENDED, faults.NOT_THERE)
+
 
 @dataclass
 class Twin:
@@ -61,16 +71,47 @@ class Lost(Exception):
     """Something was lost, or said in the wrong way."""
 
 
+@dataclass
+class Story:
+    """What was done so far, and in how many rounds of each verb."""
+
+    done: list[Done]
+    rounds: Counter[str]
+
+    @staticmethod
+    def of(facts: Mapping[str, Any]) -> "Story":
+        done = [Done(**one) for one in facts.get("done", [])]
+        return Story(done, Counter(facts.get("rounds", {})))
+
+    def facts(self) -> dict[str, Any]:
+        return {"done": [asdict(one) for one in self.done], "rounds": dict(self.rounds)}
+
+    @property
+    def faults(self) -> int:
+        return sum(not done.missed for done in self.done)
+
+    @property
+    def lost(self) -> list[str]:
+        return [line for done in self.done for line in done.lost]
+
+
 class Chaos:
     """The rounds so far; `world` is a folder for all that they write."""
 
-    def __init__(self, world: Path, seed: int, verbs: Sequence[str], unseeded: float) -> None:
-        self.world, self.rng, self.unseeded = world, Random(seed), unseeded
+    def __init__(
+        self,
+        world: Path,
+        seed: int,
+        verbs: Sequence[str],
+        unseeded: float,
+        story: Story,
+        first: int = 0,
+    ) -> None:
+        self.world, self.seed, self.unseeded = world, seed, unseeded
         self.works = all_works(world, verbs)
-        self.done: list[Done] = []
-        self.rounds: Counter[str] = Counter()
+        self.done, self.rounds = story.done, story.rounds
         self.twins: dict[tuple[Work, int], Twin] = {}
-        self.number = 0
+        self.number = first or self.rounds.total()
         # What a run reads of others' work must be there before the first, or twins would differ.
         self.environment = {
             "DPFP_CACHE": str(world / "cache"),
@@ -80,6 +121,7 @@ class Chaos:
             "RAY_AUTH_MODE": "disabled",
             "RAY_TMPDIR": str(world),
             "RAY_object_store_memory": str(100 * 2**20),
+            "RAY_worker_niceness": "0",  # at Ray's own 15, trials starve beside other work
             "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
         }
         if any(work.forked for work in self.works):
@@ -91,10 +133,11 @@ class Chaos:
     # --- one round ---
 
     def round(self) -> None:
+        self.number += 1
+        self.rng = Random(f"{self.seed} {self.number}")
         weights = [VERBS[w.verb] / sum(o.verb == w.verb for o in self.works) for w in self.works]
         [work] = self.rng.choices(self.works, weights)
         known = self.rng.random() >= self.unseeded
-        self.number += 1
         place = self.world / f"round-{self.number}"
         folder, ledger = place / "work", place / "ledger"
         place.mkdir()
@@ -140,26 +183,29 @@ class Chaos:
             process,
             self.rng,
             seconds,
+            lambda: self.see_seed(work, folder),
         )
         self.note(Done(work.verb, fault.name, "", None))
+        codes: tuple[int, ...] = ()
         if scene.wait():
             self.done[-1].detail = fault.do(scene)
+            codes = fault.codes
         else:
-            self.done[-1].detail = "had ended"
+            self.done[-1].detail = ENDED
         self.see_seed(work, folder)
-        self.check_end(process, fault)
+        self.check_end(process, codes)
 
-    def check_end(self, process: Process, fault: Fault) -> None:
+    def check_end(self, process: Process, codes: tuple[int, ...]) -> None:
         code = self.done[-1].code = process.end()
-        if code not in (0, *fault.codes):
+        if code not in (0, *codes):
             raise Lost(f"ended with {code}: {process.said[-1500:]}")
         if "Traceback" in process.said:
             raise Lost(f"traceback: {process.said[-1500:]}")
         # Half of the time the next command starts while the remains of this one still run.
         if self.rng.random() < 0.5 and not process.gone():
-            left = process.members()
+            left = [f"{pid} {process.title(pid)}" for pid in process.members()]
             process.kill_all()
-            raise Lost(f"processes {left} were left running")
+            raise Lost(f"processes were left running: {'; '.join(left)}")
 
     def damage(
         self, work: Work, folder: Path, ledger: Path, seed: int | None, states: list[Path]
@@ -247,29 +293,28 @@ class Chaos:
     def note(self, done: Done) -> None:
         self.done.append(done)
 
-    @property
-    def lost(self) -> list[str]:
-        return [line for done in self.done for line in done.lost]
 
-
-def table(chaos: Chaos) -> str:
+def table(story: Story) -> str:
     """What was done to what, how the disturbed commands ended, and what was lost."""
     groups: dict[tuple[str, str], list[Done]] = {}
     order = [*(f.name for f in faults.RUNNING), *sorted(faults.AT_REST), faults.OTHER_SEED]
-    for done in chaos.done:
+    for done in story.done:
         groups.setdefault((done.verb, done.fault), []).append(done)
-    lines = ["| command | fault | times | ended with | lost |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| command | fault | times | too late | ended with | lost |"]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
     for verb in VERBS:
         for name in [*order, "none"]:
             if found := groups.get((verb, name)):
-                codes = Counter(str(done.code) for done in found)
+                met = [done for done in found if not done.missed]
+                codes = Counter(str(done.code) for done in met)
                 ends = ", ".join(f"{code} ({n})" for code, n in sorted(codes.items()))
                 lost = sum(len(done.lost) for done in found)
-                lines.append(f"| {verb} | {name} | {len(found)} | {ends} | {lost} |")
-    rounds = ", ".join(f"{n} {verb}" for verb, n in chaos.rounds.items())
-    lines += ["", f"{len(chaos.done)} faults in {sum(chaos.rounds.values())} rounds ({rounds}); "]
-    lines[-1] += f"lost: {len(chaos.lost) or 'nothing'}."
-    return "\n".join([*lines, *(f"- {line}" for line in chaos.lost)])
+                late = len(found) - len(met)
+                lines.append(f"| {verb} | {name} | {len(met)} | {late} | {ends} | {lost} |")
+    rounds = ", ".join(f"{n} {verb}" for verb, n in story.rounds.items())
+    lines += ["", f"{story.faults} faults in {story.rounds.total()} rounds ({rounds}); "]
+    lines[-1] += f"lost: {len(story.lost) or 'nothing'}."
+    return "\n".join([*lines, *(f"- {line}" for line in story.lost)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -280,53 +325,96 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--unseeded", type=float, default=0.3, help="share of rounds without --seed"
     )
+    parser.add_argument("--round", type=int, help="with the --seed: this round alone")
+    parser.add_argument("--kept", help="a file: go on where the piece before stopped")
     parser.add_argument("--verbs", default=",".join(VERBS), help="some of: %(default)s")
     parser.add_argument("--json", action="store_true", help="every fault as a JSON object")
     parser.add_argument("--output", help="also write the table to this file")
+    parser.add_argument("--join", nargs="+", help="run nothing: one table of these --kept files")
     arguments = parser.parse_args(argv)
+    if arguments.join:
+        return join(arguments.join, arguments.output)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
     began, said = time.monotonic(), 0.0
     world = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))  # short: Ray's sockets lie below
-    chaos = Chaos(world, arguments.seed, arguments.verbs.split(","), arguments.unseeded)
+    verbs = arguments.verbs.split(",")
+    kept = Kept(arguments.kept, seed=arguments.seed, verbs=verbs, unseeded=arguments.unseeded)
+    story = Story.of(kept.facts)
+    first = (arguments.round or 1) - 1
+    chaos = Chaos(world, arguments.seed, verbs, arguments.unseeded, story, first)
     try:
         while (time.monotonic() - began) / 60 < arguments.minutes and (
-            arguments.faults is None or len(chaos.done) < arguments.faults
+            arguments.faults is None or story.faults < arguments.faults
         ):
             chaos.round()
+            kept.write(**story.facts())
+            if arguments.round:
+                break
             if time.monotonic() - said > LINE_SECONDS:
                 said = time.monotonic()
                 print(
-                    f"{(said - began) / 60:.0f} min: {len(chaos.done)} faults, "
-                    f"{sum(chaos.rounds.values())} rounds, {len(chaos.lost)} lost",
+                    f"{(said - began) / 60:.0f} min: {story.faults} faults, "
+                    f"{story.rounds.total()} rounds, {len(story.lost)} lost",
                     file=sys.stderr,
                     flush=True,
                 )
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
     finally:
-        if not chaos.lost:
+        if not story.lost:
             shutil.rmtree(world, ignore_errors=True)
-    minutes = (time.monotonic() - began) / 60
     if arguments.json:
-        print(json.dumps([asdict(done) for done in chaos.done], indent=1))
+        print(json.dumps([asdict(done) for done in story.done], indent=1))
     else:
-        print(table(chaos))
+        print(table(story))
     if arguments.output:
-        words = f"benchmarks/chaos.py --minutes {arguments.minutes:g} --seed {arguments.seed}"
-        Path(arguments.output).write_text(report(table(chaos), words, minutes))
-    return 1 if chaos.lost else 0
+        Path(arguments.output).write_text(report(table(story), words_of(arguments), kept.words))
+    if story.lost:
+        return 1
+    return MORE if arguments.faults and story.faults < arguments.faults else 0
 
 
-def report(found: str, words: str, minutes: float) -> str:
+def words_of(arguments: argparse.Namespace) -> str:
+    words = f"benchmarks/chaos.py --seed {arguments.seed} --minutes {arguments.minutes:g}"
+    if arguments.faults:
+        words += f" --faults {arguments.faults}"
+    if arguments.kept:
+        words += " --kept FILE"
+    if arguments.verbs != ",".join(VERBS):
+        words += f" --verbs {arguments.verbs}"
+    return words
+
+
+def join(files: Sequence[str], output: str | None) -> int:
+    """The table of several runs, such as one without Ray and one with it."""
+    story, words, minutes, commits = Story([], Counter()), [], [], []
+    for file in files:
+        one = json.loads(Path(file).read_text())
+        part, settings = Story.of(one["facts"]), one["settings"]
+        story = Story(story.done + part.done, story.rounds + part.rounds)
+        words.append(f"--seed {settings['seed']} --verbs {','.join(settings['verbs'])}")
+        minutes.append(f"{one['seconds'] / 60:.0f}")
+        commits += [commit for commit in one["commits"] if commit not in commits]
+    print(table(story))
+    if output:
+        how = f"{' + '.join(minutes)} minutes in pieces, commit {', '.join(commits)}"
+        text = report(table(story), "benchmarks/chaos.py " + "`, `".join(words), how)
+        Path(output).write_text(text)
+    return 1 if story.lost else 0
+
+
+def report(found: str, words: str, how: str) -> str:
     now = datetime.now(UTC).strftime("%Y-%m-%d")
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     return (
         "# Chaos: kills, faults and resumes, against undisturbed twins\n\n"
-        f"`{words}` on {now}, {minutes:.0f} minutes; {machine}, shared (load at the end {load}).\n"
+        f"`{words}` on {now}, {how}; {machine}, shared (load at the end {load}).\n"
         "What is done and compared: the program's first lines. An exit code below 0 is a signal; 2 "
         "is one line\nthat says what is wrong, 130 an interrupted command, 0 a command that ended "
-        "as if nothing had been.\n\n"
+        "as if nothing had been. *Too late*: the command had ended, or what was to be killed was "
+        "not\nthere; these are not counted as faults.\n\n"
         f"{found}\n"
     )
 

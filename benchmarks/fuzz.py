@@ -3,11 +3,14 @@
     .venv/bin/python benchmarks/fuzz.py --cases 10000 --seed 1 --output benchmarks/fuzz.md
     .venv/bin/python benchmarks/fuzz.py --only states --cases 500
     .venv/bin/python benchmarks/fuzz.py --only plans --seed 1 --case 123     # one case again
+    .venv/bin/python benchmarks/fuzz.py --seed 1 --minutes 4 --kept FILE     # a piece (pieces.py)
+    .venv/bin/python benchmarks/fuzz.py --join FILE FILE --output benchmarks/fuzz.md
 
 Cases are of six kinds (plans, search spaces, data files, records, states, HTTP requests); case
 number n of a kind follows from the seed alone. They run in this process' children, a few hundred in
 each, so that a crash costs one case. What goes wrong is told once for each place in the code, with
-the smallest input that still does it. Exit code 1 if anything went wrong.
+the smallest input that still does it. Exit code 1 if anything went wrong, 3 if time was up before
+the last case.
 """
 
 import argparse
@@ -17,6 +20,7 @@ import pickle
 import platform
 import resource
 import shutil
+import signal
 import struct
 import sys
 import tempfile
@@ -27,12 +31,17 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from fuzzing.cases import Case, Inputs, data, plans, records, spaces
 from fuzzing.http_requests import http
 from fuzzing.judge import run_case
 from fuzzing.minimise import minimise
 from fuzzing.states import states
+from pieces import MORE, Kept
+
+from dpfp_ray.data import demo
+from dpfp_ray.plan.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 AREAS: dict[str, Callable[[Inputs, Random], Case]] = {
@@ -43,7 +52,7 @@ AREAS: dict[str, Callable[[Inputs, Random], Case]] = {
     "states": states,
     "http": http,
 }
-BATCH = 250  # cases in one process
+BATCH = 100  # cases in one process
 MEMORY = 6 * 2**30  # bytes that a process may allocate
 LINE_SECONDS = 60.0
 
@@ -59,6 +68,28 @@ class Wrong:
     shown: str
     payload: str
     times: int = 1
+
+
+@dataclass
+class Found:
+    """What came out so far; a `kind` of "" is a case that ended well."""
+
+    counts: Counter[tuple[str, str]]  # by area and kind
+    wrong: dict[tuple[str, str, str], Wrong]  # by area, kind and place
+
+    @staticmethod
+    def of(facts: dict[str, Any]) -> "Found":
+        wrong = [Wrong(**one) for one in facts.get("wrong", [])]
+        return Found(
+            Counter({(area, kind): n for area, kind, n in facts.get("counts", [])}),
+            {(one.area, one.kind, place(one.details)): one for one in wrong},
+        )
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "counts": [[area, kind, n] for (area, kind), n in self.counts.items()],
+            "wrong": [asdict(one) for one in self.wrong.values()],
+        }
 
 
 def case_of(inputs: Inputs, area: str, seed: int, number: int) -> Case:
@@ -86,6 +117,7 @@ def run_batch(
         child = os.fork()
         if child == 0:
             os.close(reading)
+            inputs.app = None  # one of the parent's would have the locks of its threads
             resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
             with os.fdopen(writing, "wb") as out:
                 for number in left:
@@ -113,7 +145,7 @@ def smallest(inputs: Inputs, area: str, seed: int, number: int, kind: str) -> Ca
 
     def signature(payload: object) -> tuple[str, str]:
         kind, details, _ = run_case(lambda folder: case.run(payload, folder), allowed(inputs))
-        return kind, place(details)
+        return kind, place(details) or details.partition(":")[0]
 
     first = signature(case.payload)
     found = minimise(case.payload, lambda payload: signature(payload) == first)
@@ -131,9 +163,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=AREAS, help="one kind")
     parser.add_argument("--case", type=int, help="with --only: this number alone, in this process")
+    parser.add_argument("--minutes", type=float, help="begin no further cases after so many")
+    parser.add_argument("--kept", help="a file: go on where the piece before stopped")
+    parser.add_argument("--join", nargs="+", help="run nothing: one table of these --kept files")
     parser.add_argument("--json", action="store_true", help="what went wrong, as a JSON list")
     parser.add_argument("--output", help="also write the table to this file")
     arguments = parser.parse_args(argv)
+    if arguments.join:
+        return join(arguments.join, arguments.output)
     world = Path(tempfile.mkdtemp(prefix="fuzz-"))
     sys.path[:0] = [str(ROOT)]  # for the tests' tiny models
     os.environ |= {
@@ -144,7 +181,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    began = time.monotonic()
+    tempfile.tempdir = str(world)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
+    areas = [arguments.only] if arguments.only else list(AREAS)
+    kept = Kept(arguments.kept, cases=arguments.cases, seed=arguments.seed, areas=areas)
+    found = Found.of(kept.facts)
+    demo._download = no_download
     try:
         inputs = Inputs(world)
         if arguments.case is not None:
@@ -153,29 +195,63 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             print(f"{case.shown}\n{case.payload!r}\n{kind or 'nothing wrong'} {details}")
             return 1 if kind else 0
-        areas = [arguments.only] if arguments.only else list(AREAS)
-        counts, wrong = run_all(inputs, areas, arguments.cases, arguments.seed, began)
+        minutes = float("inf") if arguments.minutes is None else arguments.minutes
+        run_all(inputs, areas, arguments.cases, arguments.seed, 60 * minutes, found)
     finally:
         shutil.rmtree(world, ignore_errors=True)
-    found = table(counts, wrong, areas)
-    print(json.dumps([asdict(one) for one in wrong], indent=1) if arguments.json else found)
+    kept.write(**found.facts())
+    shown = table(found, areas)
+    print(json.dumps(found.facts()["wrong"], indent=1) if arguments.json else shown)
     if arguments.output:
         words = f"benchmarks/fuzz.py --cases {arguments.cases} --seed {arguments.seed}"
-        Path(arguments.output).write_text(report(found, words, (time.monotonic() - began) / 60))
-    return 1 if wrong else 0
+        Path(arguments.output).write_text(report(shown, words, kept.words))
+    if found.wrong:
+        return 1
+    return 0 if found.counts.total() == arguments.cases else MORE
+
+
+def no_download(folder: Path) -> Path:
+    """The demo's data, which is what a plan without any data means."""
+    raise UserError("nothing is loaded from anywhere here")
+
+
+def join(files: Sequence[str], output: str | None) -> int:
+    """The table of several runs of single kinds, side by side."""
+    all_of_them = [json.loads(Path(file).read_text()) for file in files]
+    found = Found(Counter(), {})
+    words, how = [], []
+    for one in all_of_them:
+        part, settings = Found.of(one["facts"]), one["settings"]
+        found.counts += part.counts
+        found.wrong |= part.wrong
+        words.append(f"--only {','.join(settings['areas'])} --cases {settings['cases']}")
+        words[-1] += f" --seed {settings['seed']}"
+        how.append(f"{one['seconds'] / 60:.0f}")
+    commits = dict.fromkeys(commit for one in all_of_them for commit in one["commits"])
+    areas = [area for area in AREAS if any(where == area for where, _ in found.counts)]
+    shown = table(found, areas)
+    print(shown)
+    if output:
+        how_long = f"{' + '.join(how)} minutes, in pieces, commit {', '.join(commits)}"
+        text = report(shown, "benchmarks/fuzz.py " + "`, `".join(words), how_long)
+        Path(output).write_text(text)
+    return 1 if found.wrong else 0
 
 
 def run_all(
-    inputs: Inputs, areas: Sequence[str], cases: int, seed: int, began: float
-) -> tuple[Counter[tuple[str, str]], list[Wrong]]:
-    counts: Counter[tuple[str, str]] = Counter()
-    wrong: dict[tuple[str, str, str], Wrong] = {}
-    said = time.monotonic()
+    inputs: Inputs, areas: Sequence[str], cases: int, seed: int, seconds: float, found: Found
+) -> None:
+    """All cases that `found` does not have yet, as far as the `seconds` allow."""
+    counts, wrong = found.counts, found.wrong
+    began = said = time.monotonic()
     if {"data", "records"} & set(areas):
         inputs.result  # noqa: B018  (before the first fork: all children use the same run)
     for area in areas:
-        numbers = range(cases // len(areas) + (areas.index(area) < cases % len(areas)))
+        done = sum(n for (where, _), n in counts.items() if where == area)
+        numbers = range(done, cases // len(areas) + (areas.index(area) < cases % len(areas)))
         for start in range(0, len(numbers), BATCH):
+            if time.monotonic() - began > seconds:
+                return
             for number, kind, details in run_batch(
                 inputs, area, seed, numbers[start : start + BATCH]
             ):
@@ -190,16 +266,19 @@ def run_all(
                     print(f"{asdict(wrong[key])}", file=sys.stderr, flush=True)
                 if time.monotonic() - said > LINE_SECONDS:
                     said = time.monotonic()
-                    done = sum(counts.values())
-                    print(f"{(said - began) / 60:.0f} min: {done:,} cases, {len(wrong)} ways to "
-                          "fail", file=sys.stderr, flush=True)  # fmt: skip
-    return counts, list(wrong.values())
+                    print(
+                        f"{(said - began) / 60:.0f} min: {counts.total():,} cases, {len(wrong)} "
+                        "ways to fail",
+                        file=sys.stderr,
+                        flush=True,
+                    )
 
 
 KINDS = ("traceback", "hang", "crash", "half-written", "outside")
 
 
-def table(counts: Counter[tuple[str, str]], wrong: Sequence[Wrong], areas: Sequence[str]) -> str:
+def table(found: Found, areas: Sequence[str]) -> str:
+    counts, wrong = found.counts, list(found.wrong.values())
     lines = [f"| cases of | number | {' | '.join(KINDS)} | other |"]
     lines.append("| --- " * (3 + len(KINDS)) + "|")
     for area in areas:
@@ -214,12 +293,12 @@ def table(counts: Counter[tuple[str, str]], wrong: Sequence[Wrong], areas: Seque
     return "\n".join(lines)
 
 
-def report(found: str, words: str, minutes: float) -> str:
+def report(found: str, words: str, how: str) -> str:
     now = datetime.now(UTC).strftime("%Y-%m-%d")
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     return (
         "# Fuzz: spoilt inputs\n\n"
-        f"`{words}` on {now}, {minutes:.0f} minutes; {machine}, shared.\n"
+        f"`{words}` on {now}, {how}; {machine}, shared.\n"
         "*other*: no reason, several lines or control codes after exit code 2; another exit code; a"
         "\nstate that was read and is not what was written; an answer of the service that is no "
         "answer.\n\n"

@@ -2,9 +2,10 @@
 
     .venv/bin/python benchmarks/service.py --output benchmarks/service.md
 
-Made-up records, the real command, client threads in a process of their own, three kinds of load:
-*pages* (each client looks every two seconds, as an open page does), *mixed* (no pauses: `/`, then
-three times `/api/version`, then a page of rows), *version* (no pauses, only `/api/version`).
+Made-up records, the real command, client threads in a process of their own, four kinds of load:
+*alone* (one client, no pauses: what a request takes when nothing waits for anything), *pages* (each
+client looks every two seconds, as an open page does), *mixed* (no pauses: `/`, then three times
+`/api/version`, then a page of rows), *version* (no pauses, only `/api/version`).
 Without pauses the service is always busy, and a client waits for the others' turns: then
 latency = clients × time of one request. The CPU time of a request is told too, because on a machine
 with other work it is what can be compared.
@@ -32,10 +33,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = "/api/results?where=method+%3D%3D+%27dpfp%27&sort=accuracy&limit=50"
-LOADS = {
-    "pages": (("/api/version",), 2.0),
-    "mixed": (("/", "/api/version", "/api/version", "/api/version", ROWS), 0.0),
-    "version": (("/api/version",), 0.0),
+LOADS = {  # paths, seconds of pause, whether by one client only
+    "alone": (("/", "/api/version", "/api/version", "/api/version", ROWS), 0.0, True),
+    "pages": (("/api/version",), 2.0, False),
+    "mixed": (("/", "/api/version", "/api/version", "/api/version", ROWS), 0.0, False),
+    "version": (("/api/version",), 0.0, False),
 }
 PATIENCE = 300.0  # seconds
 
@@ -63,7 +65,8 @@ def make_records(folder: Path, count: int) -> None:
 
 def client(port: int, load: str, clients: int, seconds: float) -> None:
     """Runs in a process of its own; prints {path: [seconds, …]}."""
-    paths, pause = LOADS[load]
+    paths, pause, alone = LOADS[load]
+    clients = 1 if alone else clients
     times: dict[str, list[float]] = {path: [] for path in paths}
     end = time.monotonic() + seconds
 
@@ -169,6 +172,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.client:
         client(arguments.port, arguments.client, arguments.clients, arguments.seconds)
         return 0
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is ended in any case
     world = Path(tempfile.mkdtemp(prefix="service-", dir="/tmp"))
     make_records(world / "store", arguments.records)
     server = subprocess.Popen(

@@ -19,6 +19,7 @@ from disturb.works import Work
 KILLED, INTERRUPTED, REFUSED = -signal.SIGKILL, 130, 2
 ENDED = -signal.SIGTERM  # told to end before there was anything to save
 LIMITS = (0, 1_000, 20_000, 60_000, 150_000)  # bytes
+NOT_THERE = "not there"
 ALONE = ("train", "audit")
 ON_RAY = ("sweep", "compare")
 
@@ -33,17 +34,19 @@ class Scene:
     process: Process
     rng: Random
     twin_seconds: float
+    look: Callable[[], object]  # while nothing happens
 
     def wait(self) -> bool:
         """Until the moment that was drawn; False if the command has ended by then."""
         if self.rng.random() < 0.5:
             at = self.twin_seconds * self.rng.uniform(0.02, 1.05)
-            return self.process.until(lambda: self.process.seconds > at)
+            return self.process.until(lambda: bool(self.look()) or self.process.seconds > at)
         wanted, seen = self.rng.randint(1, 6), -1
         before: list[tuple[str, int]] = []
 
         def changed() -> bool:
             nonlocal seen, before
+            self.look()
             now = []
             for path in self.work.states(self.folder):
                 try:
@@ -97,7 +100,7 @@ def killing(title: str) -> Callable[[Scene], str]:
         found = [pid for pid in scene.process.members(title) if pid != scene.process.pid]
         if found:
             os.kill(scene.rng.choice(found), signal.SIGKILL)
-        return "" if found else "not there"
+        return "" if found else NOT_THERE
 
     return do
 

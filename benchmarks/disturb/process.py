@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-PATIENCE = 240.0  # seconds after which a command hangs
+PATIENCE = 900.0  # seconds after which a command hangs; a busy machine is no failure
 LOOK = 0.002  # seconds between two looks at a command
 CAP_DAC_OVERRIDE, PR_CAPBSET_DROP, CAPABILITIES_3 = 1, 24, 0x20080522
 
@@ -105,7 +105,8 @@ class Process:
             if holds():
                 return True
             if time.monotonic() - self.began > PATIENCE:
-                raise Hangs(" ".join(self.arguments))
+                self.kill_all()
+                raise Hangs(f"{' '.join(self.arguments)}: {self.said[-1500:]}")
             time.sleep(LOOK)
         return False
 
@@ -142,7 +143,14 @@ class Process:
                         found.append(int(entry.name))
         return found
 
-    def gone(self, seconds: float = 60.0) -> bool:
+    @staticmethod
+    def title(pid: int) -> str:
+        try:
+            return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:100]
+        except OSError:
+            return "(ended)"
+
+    def gone(self, seconds: float = 180.0) -> bool:
         """Whether all of its session has ended, at the latest after `seconds`."""
         end = time.monotonic() + seconds
         while self.members() and time.monotonic() < end:

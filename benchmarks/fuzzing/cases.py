@@ -86,7 +86,8 @@ class Inputs:
     def run(self) -> Path:
         """The folder of a finished run."""
         words = [w for k, v in self.plan.items() for w in (f"--{k.replace('_', '-')}", str(v))]
-        wrong = command(["train", *words, "--output", str(self.world / "run"), "--threads", "1"])
+        fixed = ("--threads", "1", "--seed", "1")
+        wrong = command(["train", *words, "--output", str(self.world / "run"), *fixed])
         assert wrong is None, wrong
         return self.world / "run"
 

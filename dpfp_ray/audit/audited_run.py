@@ -224,7 +224,10 @@ def audit_in(
     begun = read_begun(folder)
     for name, given in (("seed", seed), ("membership_seed", membership_seed)):
         if begun and given not in (None, begun[name]):
-            raise UserError(f"{folder} holds an audit with another {name}; drop it or --overwrite")
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(
+                f"{folder} holds an audit with another {name}; drop {flag}, or --overwrite"
+            )
     seeds = {
         "seed": begun.get("seed", fresh_seed() if seed is None else seed),
         "membership_seed": begun.get(

@@ -40,9 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--methods", default=",".join(METHODS), metavar="A,B,…", help="default: all of them"
     )
-    group.add_argument(
-        "--epsilon", dest="budgets", default="3", metavar="E1,E2,…", help="budgets (default: 3)"
-    )
+    group.add_argument("--epsilon", dest="budgets", metavar="E1,E2,…", help="budgets (default: 3)")
     group.add_argument("--seeds", type=positive, default=1, metavar="N", help="repetitions of each")
     group.add_argument(
         "--match", choices=["batch"], help="batch: every method gets the same B (default 32)"
@@ -92,14 +90,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(arguments: argparse.Namespace) -> int:
     methods = parse_methods(arguments.methods)
-    budgets = parse_budgets(arguments.budgets)
+    values = plan_values(arguments)
+    planned = values.pop("epsilon", None)
+    budgets = parse_budgets(arguments.budgets or (3.0 if planned is None else planned))
     settings = parse_settings(arguments.settings)
     asked: dict[str, Any] = {
         "methods": methods,
         "epsilon": budgets,
         "settings": settings,
         **{name: getattr(arguments, name) for name in ("seeds", "match", "tune", "audit")},
-        **plan_values(arguments),
+        **values,
     }
 
     from dpfp_ray import compare, preview
@@ -129,11 +129,15 @@ def parse_methods(text: str) -> list[str]:
     return check_methods(part.strip() for part in text.split(",") if part.strip())
 
 
-def parse_budgets(text: str) -> list[float]:
+def parse_budgets(given: Any) -> list[float]:
+    """Of a flag, or of a plan file, where it may be one number or a list."""
+    parts = given.split(",") if isinstance(given, str) else given
     try:
-        return check_budgets(float(part) for part in text.split(","))
-    except ValueError:
-        raise UserError(f"epsilon {text!r} is not a list of numbers; give 3 or 3,8") from None
+        return check_budgets(
+            float(part) for part in (parts if isinstance(parts, list) else [parts])
+        )
+    except (ValueError, TypeError, OverflowError):
+        raise UserError(f"epsilon {given!r} is not a list of numbers; give 3 or 3,8") from None
 
 
 def parse_settings(texts: list[str]) -> dict[str, dict[str, str]]:

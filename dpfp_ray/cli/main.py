@@ -138,6 +138,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RecursionError:
         print("dpfp: what was given is nested too deeply", file=sys.stderr)
         return 2
+    except RuntimeError as error:
+        if "home directory" not in str(error):
+            raise
+        print(
+            "dpfp: a path begins with ~ and a user whom this machine does not know; write it out",
+            file=sys.stderr,
+        )
+        return 2
     except KeyboardInterrupt as stop:  # one with a message says where the work is saved
         print(str(stop) or "dpfp: interrupted", file=sys.stderr)
         return 130

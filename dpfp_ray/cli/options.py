@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.method_spec import users_of
 from dpfp_ray.plan.plan import FIELDS, Plan
 from dpfp_ray.plan.values import ALIASES, by_method, field_name, make_plan, read_plan_file
@@ -72,6 +72,9 @@ def add_no_header(group: Any) -> None:
 def plan_values(arguments: argparse.Namespace) -> dict[str, Any]:
     """The plan fields that the user gave, in a file or as flags."""
     values = read_plan_file(arguments.plan) if getattr(arguments, "plan", None) else {}
+    for key in values:
+        if field_name(key) not in FIELDS:
+            raise UserError(unknown("key", str(key), tuple(FIELDS)))
     given = {name: value for name, value in vars(arguments).items() if name in FIELDS}
     return {key: value for key, value in values.items() if field_name(key) not in given} | given
 

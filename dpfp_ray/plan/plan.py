@@ -190,7 +190,7 @@ class Plan(PlanFields):
         return value
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return {name: getattr(self, name) for name in FIELDS}  # `asdict` copies, which takes long
 
     @property
     def hash(self) -> str:

@@ -21,6 +21,7 @@ from dpfp_ray.plan.method_spec import (
 from dpfp_ray.plan.plan import FIELDS, TYPES, Plan, kinds_of
 
 MOST_VALUES = 100_000  # in one file
+MOST_BITS = 1_024  # of a whole number; more is no number of anything, and Python refuses to show it
 ALIASES = {
     "B": "batch_size",
     "M": "micro_batches",
@@ -64,7 +65,10 @@ def read_plan_file(path: str | Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError) as error:  # also of bytes, dates and endless numbers
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not unfolds(content):
-        raise UserError(f"{path} holds more than {MOST_VALUES:,} values, aliases (*) unfolded")
+        raise UserError(
+            f"{path} holds more than {MOST_VALUES:,} values, aliases (*) unfolded, or a number of "
+            "more than 300 digits"
+        )
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -79,6 +83,8 @@ def unfolds(content: Any, most: int = MOST_VALUES) -> bool:
         if not left:
             return True
         value = left.pop()
+        if isinstance(value, int) and value.bit_length() > MOST_BITS:
+            return False
         if isinstance(value, Mapping):
             left += [*value, *value.values()]
         elif isinstance(value, list | tuple | set):
@@ -125,6 +131,8 @@ def _text(name: str, value: Any) -> str:
         raise UserError(f"{name} is the boolean {value} in YAML; put the word in quotes")
     if not isinstance(value, (str, int, float)):
         raise UserError(f"{name} is {value!r}; give one word or path")
+    if not str(value).strip():  # of an empty variable of a shell; the default is another thing
+        raise UserError(f"{name} is empty; give one word or path, or leave it out")
     return str(value)
 
 
@@ -210,9 +218,13 @@ def check_budgets(values: Iterable[float]) -> list[float]:
     """Each ε once, all of them budgets."""
     budgets = []
     for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UserError(f"epsilon is {value!r}; give numbers above 0")
         if math.isinf(value):
             raise UserError("epsilon inf is training without privacy; use --methods non_private")
         if not value > 0:
             raise UserError(f"epsilon is {value:g}; give numbers above 0")
         budgets.append(float(value))
+    if not budgets:
+        raise UserError("epsilon is empty; give numbers above 0")
     return list(dict.fromkeys(budgets))

@@ -32,6 +32,9 @@ from dpfp_ray.sweeps.state import resolve_storage
 
 START_SECONDS = 120.0
 TRIES = 3
+# Of a Ray that is started here for the service alone: at Ray's own niceness of 15, pages would wait
+# for all else that the machine does.
+PROMPT = {"RAY_worker_niceness": "0"}
 QUIET_LOGGERS = ("ray.serve", "ray._private.worker")
 
 
@@ -220,7 +223,7 @@ def serve(
     book = resolve_storage(str(ledger or default_place()))
     if not (store := Store(shown)).exists():
         print(f"dpfp: there is nothing at {store.name} yet", file=sys.stderr)
-    with settings(), connected(where):
+    with settings(**PROMPT), connected(where):
         with stderr.status("starting Ray Serve …"):  # on a terminal only
             place = deploy(shown, Place(host, port, route_prefix), digest, book)
         try:

@@ -40,10 +40,11 @@ NOISY_LOGGERS = ("ray.tune", "ray.train", "ray.air", "ray._private.worker", "ray
 
 
 @contextmanager
-def settings() -> Iterator[None]:
+def settings(**more: str) -> Iterator[None]:
     """Ray as we want it, for whatever is imported and started inside."""
-    added = [name for name in SETTINGS if name not in os.environ]
-    os.environ.update({name: SETTINGS[name] for name in added})
+    wanted = {**SETTINGS, **more}
+    added = [name for name in wanted if name not in os.environ]
+    os.environ.update({name: wanted[name] for name in added})
     for name in NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:

@@ -89,7 +89,7 @@ def _parse(content: dict[str, Any], changes: dict[str, str], stem: str) -> Searc
     if search == "tpe" and seeds > 1:
         raise UserError("seeds repeat the trials of method grid or random; tpe has none to repeat")
     return SearchSpace(
-        str(top["name"]),
+        _name(top["name"]),
         search,
         metrics,
         samples,
@@ -157,6 +157,12 @@ def _parameters(content: dict[str, Any]) -> dict[str, Parameter]:
             raise UserError(f"parameters: {parameter.name} is given twice")
         parameters[parameter.name] = parameter
     return parameters
+
+
+def _name(given: Any) -> str:
+    if not (name := str(given)).isprintable():  # half of a character, too: no file can hold it
+        raise UserError(f"name is {name!r}; give letters, digits and signs that can be printed")
+    return name
 
 
 def _parameter(name: str, spec: Any) -> Parameter:

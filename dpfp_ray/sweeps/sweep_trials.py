@@ -39,6 +39,8 @@ class InputsOnce:
 
     def __call__(self, plan: Plan) -> Inputs:
         asked = input_key(plan)
+        if asked in self._known and plan.representation != "auto":
+            return self._known[asked]  # checked when it was loaded; a thousand trials ask for it
         if asked in self._facts:  # "auto" may be another one for another budget
             chosen = choose_representation(plan, self._facts[asked])
             plan = replace(plan, representation=chosen)

@@ -205,3 +205,39 @@ def test_a_setting_may_name_a_variant() -> None:
 def test_a_wrong_setting_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(UserError, match="--set"):
         parse_settings([text])
+
+
+@pytest.mark.parametrize(
+    ("plan", "line"),
+    [
+        ("epsilon: [[[]]]", "epsilon [[[]]] is not a list of numbers; give 3 or 3,8"),
+        ("epsilon: [1, x]", "epsilon [1, 'x'] is not a list of numbers; give 3 or 3,8"),
+        ("epsilon: []", "epsilon is empty"),
+        ("epsilon: 0b" + "1" * 60_000, "a number of more than 300 digits"),
+        ("null:", "unknown key 'None'"),
+        ("difference: 3", "unknown key 'difference'"),
+        ("train_file: ''", "train_file is empty; give one word or path, or leave it out"),
+    ],
+)
+def test_a_plan_file_with_odd_values_is_one_line(
+    plan: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.yaml").write_text(plan)
+    assert main(["compare", "--plan", str(tmp_path / "plan.yaml"), "--dry-run"]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert line in said
+
+
+def test_a_flag_wins_over_the_plan_file_s_epsilon(
+    tmp_path: Path, tiny_task: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = {k: v for k, v in tiny_task.items() if k.endswith(("file", "model"))}
+    lines = "\n".join(f"{k}: {v}" for k, v in {**facts, "epsilon": "[2, 4]"}.items())
+    (tmp_path / "plan.yaml").write_text(lines)
+    words = ["compare", "--plan", str(tmp_path / "plan.yaml"), "--methods", "dpsgd", "--dry-run"]
+    assert main(words) == 0
+    assert "ε = 2" in (said := capsys.readouterr().out)
+    assert "ε = 4" in said
+    assert main([*words, "--epsilon", "7"]) == 0
+    assert "ε = 7" in (said := capsys.readouterr().out)
+    assert "ε = 2" not in said

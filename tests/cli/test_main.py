@@ -44,6 +44,11 @@ def test_a_path_of_5000_characters_is_one_short_line(
     assert len(line) < 1200
 
 
+def test_the_home_of_nobody_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    line = fails(["ledger", "show", "--train-file=~no-such-user/x.csv"], capsys)
+    assert "a user whom this machine does not know" in line
+
+
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[31mred", "\u202eevil", "\udcff", "a\rb"], ids=ascii)
 def test_a_name_with_codes_for_the_terminal_is_one_harmless_line(
     name: str, capsys: pytest.CaptureFixture[str]

@@ -257,6 +257,21 @@ def test_a_damaged_entry_is_an_error_not_a_gift(ledger: Ledger, damage: str) -> 
         Ledger(ledger.files.name).groups()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("delta", "//x"), ("delta", 0), ("records", 0), ("steps", "9"), ("who", 1)]
+)
+def test_an_entry_with_an_impossible_value_is_an_error(
+    ledger: Ledger, name: str, value: Any
+) -> None:
+    entry = ledger.begin(use(ledger))
+    path = Path(ledger.files.name) / "entries" / f"{entry.id}.json"
+    facts = json.loads(path.read_text())
+    (facts if name in facts else facts["use"])[name] = value
+    path.write_text(json.dumps(facts))
+    with pytest.raises(UserError, match=entry.id):
+        Ledger(ledger.files.name).groups()
+
+
 def test_an_entry_that_is_gone_but_for_its_end_is_an_error(ledger: Ledger) -> None:
     entry = ledger.begin(use(ledger))
     ledger.end(entry.id, 100)

@@ -1,7 +1,9 @@
 """Sweeps on a cluster of three machines (`tests/support/hosts.py`) whose network, clocks, disks and
 power fail. Every sweep ends with the records and the ledger of one that nothing disturbed.
 
-Run by `pytest -m cluster`. Only a driver's clock is off: Ray itself did not join under libfaketime.
+Run by `pytest -m cluster`. Records hold every loss to its last bit, so weights that differ show in
+them. Clocks that are off are those of drivers and of trials, not of Ray's own programs: these did
+not join under libfaketime.
 """
 
 import shutil
@@ -15,13 +17,22 @@ from typing import Any
 import pytest
 
 from dpfp_ray.privacy.ledger import Ledger
-from tests.support.hosts import SHARED, Host, Hosts, an_hour_ahead, missing
+from tests.support.hosts import (
+    SHARED,
+    Host,
+    Hosts,
+    an_hour_ahead,
+    faketime,
+    missing,
+    python_with_late_workers,
+)
 from tests.support.ray_runs import SEED, measured, records, wait_for, write_space
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.skipif(bool(missing()), reason=missing() or "hosts are possible"),
 ]
+needs_faketime = pytest.mark.skipif(not faketime().exists(), reason="there is no libfaketime")
 RATES = [1e-4, 1e-3, 3e-3, 1e-2]
 PORT = 6379
 # A node that does not answer for ten seconds is dead.
@@ -41,7 +52,7 @@ class Cluster:
         for host in self.hosts:
             self.join(host)
 
-    def join(self, host: Host) -> None:
+    def join(self, host: Host, python: str = sys.executable) -> None:
         head = [
             "--head",
             f"--port={PORT}",
@@ -53,7 +64,11 @@ class Cluster:
             wait_for(self.listens, "Ray's head")
         common = ["--num-cpus=1", f"--node-ip-address={host.address}", "--block"]
         common += ["--object-store-memory=100000000", "--disable-usage-stats"]
-        self.nodes[host] = host.python("-m", "ray.scripts.scripts", "start", *to, *common)
+        self.nodes[host] = host.start(python, "-m", "ray.scripts.scripts", "start", *to, *common)
+
+    def leave(self, host: Host) -> None:
+        self.nodes[host].terminate()
+        self.nodes[host].communicate()
 
     @property
     def address(self) -> str:
@@ -164,25 +179,53 @@ def undisturbed(cluster: Cluster) -> Any:
     return cluster.results("undisturbed")
 
 
-def test_two_workers_a_trial_over_a_slow_network_that_loses_frames(
-    cluster: Cluster, undisturbed: Any
-) -> None:
-    switch = cluster.hosts.switch
-    switch.delay, switch.loss, before = 0.005, 0.01, switch.lost
-    try:
-        process = cluster.sweep(cluster.hosts[0], "slow", "--workers", "2")
-        code, said = ended(process)
-    finally:
-        switch.delay = switch.loss = 0.0
+@pytest.fixture(scope="module")
+def in_pairs(cluster: Cluster) -> Any:
+    """The same sweep with two workers a trial."""
+    code, said = ended(cluster.sweep(cluster.hosts[0], "pairs", "--workers", "2"))
     assert code == 0, said[-3000:]
-    assert switch.lost > before
-    found, paid = cluster.results("slow")
+    return cluster.results("pairs")
+
+
+def test_two_workers_a_trial_on_two_hosts(undisturbed: Any, in_pairs: Any) -> None:
+    found, paid = in_pairs
     assert paid == undisturbed[1]
+    assert found.keys() == undisturbed[0].keys()
     for identity, record in undisturbed[0].items():  # sums in another order differ in last bits
         assert found[identity]["privacy"] == record["privacy"]
         assert found[identity]["metrics"]["accuracy"] == pytest.approx(
             record["metrics"]["accuracy"], abs=0.026
         )
+
+
+def test_storage_that_only_the_driver_s_host_sees_is_refused(
+    cluster: Cluster, undisturbed: Any
+) -> None:
+    """/home is each host's own."""
+    words = ["--storage", "/home/runs", "--ledger", "/home/ledger", "--address", cluster.address]
+    process = cluster.hosts[0].python(
+        "-m", "dpfp_ray.cli", "sweep", str(SHARED / "space.yaml"), *words
+    )
+    code, said = ended(process)
+    assert code == 2, said[-3000:]
+    line = said.splitlines()[-1]
+    assert "--storage /home/runs is not the same folder on host" in line
+    assert "NFS" in line
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_slow_network_that_loses_frames(
+    cluster: Cluster, undisturbed: Any, in_pairs: Any, workers: str
+) -> None:
+    switch, name = cluster.hosts.switch, f"slow-{workers}"
+    switch.delay, switch.loss, before = 0.005, 0.01, switch.lost
+    try:
+        code, said = ended(cluster.sweep(cluster.hosts[0], name, "--workers", workers))
+    finally:
+        switch.delay = switch.loss = 0.0
+    assert code == 0, said[-3000:]
+    assert switch.lost > before
+    assert cluster.results(name) == (undisturbed if workers == "1" else in_pairs)
 
 
 def test_a_partition_that_heals(cluster: Cluster, undisturbed: Any) -> None:
@@ -196,21 +239,43 @@ def test_a_partition_that_heals(cluster: Cluster, undisturbed: Any) -> None:
     assert cluster.results("parted") == undisturbed
 
 
-def test_a_clock_that_is_an_hour_ahead_takes_no_lease_from_a_living_driver(
+@needs_faketime
+def test_a_driver_whose_clock_is_an_hour_ahead_takes_no_lease_from_a_living_one(
     cluster: Cluster, undisturbed: Any
 ) -> None:
-    if not an_hour_ahead():
-        pytest.skip("there is no libfaketime")
     first = cluster.sweep(cluster.hosts[0], "clocks")
     wait_for(lambda: cluster.running("clocks"), "a trial")
-    second = cluster.sweep(cluster.hosts[2], "clocks", **an_hour_ahead())
-    code, said = ended(second)
+    late = an_hour_ahead(cluster.shared)
+    code, said = ended(cluster.sweep(cluster.hosts[2], "clocks", **late))
     assert code == 2, said[-3000:]
     assert "is in use by" in said.splitlines()[-1]
     assert "host1" in said.splitlines()[-1]
     code, said = ended(first)
     assert code == 0, said[-3000:]
     assert cluster.results("clocks") == undisturbed
+
+
+@needs_faketime
+def test_trials_on_a_host_whose_clock_is_an_hour_ahead(cluster: Cluster, undisturbed: Any) -> None:
+    host = cluster.hosts[2]
+    cluster.leave(host)
+    cluster.wait_for_nodes(2)
+    cluster.join(host, python_with_late_workers(cluster.shared))
+    cluster.wait_for_nodes(3)
+    try:
+        code, said = ended(cluster.sweep(cluster.hosts[0], "late"))
+    finally:
+        cluster.leave(host)
+        cluster.wait_for_nodes(2)
+        cluster.join(host)
+        cluster.wait_for_nodes(3)
+    assert code == 0, said[-3000:]
+    assert cluster.results("late") == undisturbed
+    began = {
+        record["trial"]["node"].partition("/")[0]: record["trial"]["started_at"]
+        for record in records(cluster.shared / "late" / "runs").values()
+    }
+    assert began[host.address] - began[cluster.hosts[0].address] > 1800, began
 
 
 def test_a_full_disk_on_one_host(cluster: Cluster, undisturbed: Any) -> None:

@@ -22,6 +22,7 @@ GRID = {"method": "grid", "parameters": {"batch_size": {"values": [16, 32]}}}
         ({"method": "gird"}, ["did you mean 'grid'?"]),
         ({"method": "grid"}, ["a grid needs values for learning_rate", "method: random"]),
         ({"scheduler": "ahsa"}, ["unknown scheduler 'ahsa'", "did you mean 'asha'?"]),
+        ({"name": "a\ud83d"}, ["name is", "can be printed"]),
         ({"samples": 0}, ["samples is 0", "1 or more"]),
         ({"samples": "many"}, ["samples is 'many'", "whole number"]),
         ({"samples": 2.5}, ["samples is 2.5", "whole number"]),

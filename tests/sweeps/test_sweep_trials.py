@@ -1,11 +1,13 @@
 """Search spaces on Ray: grid and random, TPE, ASHA, and what is refused."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.values import make_plan
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.sweeps.runner import Runner
@@ -142,3 +144,14 @@ def test_tpe_on_ray_is_on_budget_and_can_be_extended(
     assert len(second) == 5
     assert all(second[identity] == record for identity, record in first.items())
     assert records(tmp_path / "runs") == second
+
+
+def test_a_thousand_trials_read_the_encoder_s_settings_once(
+    tiny_task: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs_of, asked = InputsOnce(), []
+    plan = make_plan({**tiny_task, "representation": "mean"})
+    inputs_of(plan)
+    monkeypatch.setattr("dpfp_ray.sweeps.sweep_trials.choose_representation", asked.append)
+    assert inputs_of(plan) is inputs_of(dataclasses.replace(plan, learning_rate=0.5))
+    assert asked == []

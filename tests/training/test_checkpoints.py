@@ -111,6 +111,19 @@ def test_what_no_run_can_have_saved_is_refused_in_a_line(
         checkpoints.load_state(tmp_path, plan)
 
 
+def test_a_method_of_one_release_has_no_optimizer_and_goes_on(tmp_path: Path) -> None:
+    """Found by benchmarks/chaos.py: killed between its save and its result, it called its own state
+    damaged."""
+    plan = Plan(method="dpfp", mode="moments", task="sst2").bind(
+        records=1000, representation="mean"
+    )
+    state = state_of(plan, step=1)
+    for name in ("optimizer", "loss_sum", "loss_rows"):
+        del state[name]
+    checkpoints.save_state(tmp_path, state, seed=1)
+    assert checkpoints.load_state(tmp_path, plan) is not None
+
+
 def test_a_trial_without_a_good_state_starts_again(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "t.pt").write_bytes(b"half")
     with pytest.warns(UserWarning, match=r"t\.pt is damaged"):
