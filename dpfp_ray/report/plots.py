@@ -8,6 +8,7 @@ matplotlib's $…$ markup is off.
 import functools
 import io
 import textwrap
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -92,14 +93,18 @@ class Drawing:
     png: bytes
 
 
+_DRAWING = threading.RLock()
+
+
 @contextmanager
 def canvas(height: float = 4.0) -> Iterator[tuple["Figure", "Axes"]]:
-    """A figure and its axes in our style, without pyplot, which keeps state."""
+    """A figure and its axes in our style, without pyplot, which keeps state. Threads draw one after
+    the other: matplotlib's settings and fonts belong to the whole process."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_SETTINGS):
+    with _DRAWING, matplotlib.rc_context(_SETTINGS):
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         FigureCanvasAgg(figure)
         yield figure, figure.add_subplot()

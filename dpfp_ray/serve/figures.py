@@ -1,7 +1,4 @@
-"""The report's figures of what is there now, drawn beside the requests and kept.
-
-matplotlib's settings belong to the whole process, so one lock is around all drawing.
-"""
+"""The report's figures of what is there now, drawn beside the requests and kept."""
 
 import hashlib
 import threading
@@ -18,8 +15,6 @@ from dpfp_ray.serve.snapshot import Snapshot
 SHARE = 10
 KEPT = 32  # curves of single trials
 FILTERS = 8  # sets of figures beside that of all runs
-
-_drawing = threading.Lock()
 
 
 class Figures:
@@ -64,8 +59,7 @@ class Figures:
         began = time.monotonic()
         drawn = self.drawings if everything else []
         try:
-            with _drawing:
-                drawn = all_figures(snapshot.cells, snapshot.runs, self.command, snapshot.contests)
+            drawn = all_figures(snapshot.cells, snapshot.runs, self.command, snapshot.contests)
         finally:  # records that cannot be drawn must not be tried again and again
             with self._lock:
                 ended = time.monotonic()
@@ -86,6 +80,7 @@ class TrialCurves:
     def __init__(self, command: str) -> None:
         self.command = command
         self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._lock = threading.Lock()
 
     def key(self, run: Run) -> str | None:
         """What the picture shows, in short; None if there is nothing to draw."""
@@ -98,7 +93,7 @@ class TrialCurves:
         key = self.key(run)
         if key is None:
             return None
-        with _drawing:
+        with self._lock:
             if key not in self._kept:
                 self._kept[key] = draw_trial(run, self.command).svg
                 while len(self._kept) > KEPT:

@@ -1,5 +1,6 @@
 """Which figures are drawn, from what, and that the files are sound."""
 
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from dpfp_ray.report.epsilon_figures import _LINES
 from dpfp_ray.report.figures import all_figures, averaged, curve_of
 from dpfp_ray.report.page import Report
-from dpfp_ray.report.plots import Drawing, method_label, short, styles
+from dpfp_ray.report.plots import Drawing, canvas, method_label, short, styles
 from dpfp_ray.report.sweep_figures import heat_maps
 from dpfp_ray.results.cells import cells_of
 from dpfp_ray.results.runs import read_runs
@@ -157,3 +158,19 @@ def test_a_method_that_nobody_listed_always_looks_the_same() -> None:
 )
 def test_names_are_shown_as_people_write_them(name: str, shown: str) -> None:
     assert method_label(name) == shown
+
+
+def test_threads_draw_one_after_the_other() -> None:
+    """matplotlib's settings and fonts belong to the whole process."""
+    drew = threading.Event()
+
+    def draw() -> None:
+        with canvas():
+            drew.set()
+
+    with canvas():
+        other = threading.Thread(target=draw)
+        other.start()
+        assert not drew.wait(0.2)
+    other.join()
+    assert drew.is_set()
