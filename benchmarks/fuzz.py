@@ -233,7 +233,7 @@ def join(files: Sequence[str], output: str | None) -> int:
     print(shown)
     if output:
         how_long = f"{' + '.join(how)} minutes, in pieces, commit {', '.join(commits)}"
-        text = report(shown, "benchmarks/fuzz.py " + "`, `".join(words), how_long)
+        text = report(shown, "`, `".join(f"benchmarks/fuzz.py {one}" for one in words), how_long)
         Path(output).write_text(text)
     return 1 if found.wrong else 0
 

@@ -91,8 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(arguments: argparse.Namespace) -> int:
     methods = parse_methods(arguments.methods)
     values = plan_values(arguments)
-    planned = values.pop("epsilon", None)
-    budgets = parse_budgets(arguments.budgets or (3.0 if planned is None else planned))
+    budgets = parse_budgets(arguments.budgets, values.pop("epsilon", None))
     settings = parse_settings(arguments.settings)
     asked: dict[str, Any] = {
         "methods": methods,
@@ -129,8 +128,9 @@ def parse_methods(text: str) -> list[str]:
     return check_methods(part.strip() for part in text.split(",") if part.strip())
 
 
-def parse_budgets(given: Any) -> list[float]:
-    """Of a flag, or of a plan file, where it may be one number or a list."""
+def parse_budgets(flag: str | None, planned: Any) -> list[float]:
+    """Of the flag, else of the plan file, where it may be one number or a list."""
+    given = flag or (3.0 if planned is None else planned)
     parts = given.split(",") if isinstance(given, str) else given
     try:
         return check_budgets(

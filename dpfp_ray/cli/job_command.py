@@ -74,11 +74,12 @@ def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
     from dpfp_ray.cli.compare import parse_budgets, parse_methods
     from dpfp_ray.cli.options import plan_values
 
+    values = plan_values(arguments)
+    budgets = parse_budgets(arguments.budgets, values.pop("epsilon", None))
     try:
-        plan = make_plan(plan_values(arguments))
+        plan = make_plan(values)
     except UserError:  # some methods may have no such plan; the comparison says so
         plan = None
-    budgets = parse_budgets(arguments.budgets)
     return {
         "sweep": Path(arguments.output).name,
         "task": plan.task if plan else "",

@@ -53,6 +53,7 @@ class Steps:
             and method.device.type == "cpu"
             and isinstance(table, TokenTable)
             and table.persons is None
+            and bool(self.lengths.all())  # a record that is absent has no token to pack
         )
 
     def take(self, step: int) -> Taken:
