@@ -253,6 +253,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="dpfp-scale-") as scratch:
         largest = in_a_process(Path(scratch), "--largest")
     found: list[dict[str, Any]] = []
+    (arguments.output / "images").mkdir(parents=True, exist_ok=True)
     for rows in arguments.rows:
         with tempfile.TemporaryDirectory(prefix="dpfp-scale-") as scratch:
             folder = Path(scratch)

@@ -146,7 +146,10 @@ def essence(folder: Path, *, seed_known: bool) -> dict[str, Any]:
         if path.is_dir():
             continue
         if path.suffix == ".json":
-            found[name] = without(json.loads(_content(path)), dropped)
+            try:
+                found[name] = without(json.loads(_content(path)), dropped)
+            except ValueError:  # Ray Tune's own files of that ending are pickles
+                found[name] = "is no JSON"
         elif path.suffix == ".safetensors":
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
         else:
