@@ -150,7 +150,7 @@ class Process:
         except OSError:
             return "(ended)"
 
-    def gone(self, seconds: float = 180.0) -> bool:
+    def gone(self, seconds: float = 60.0) -> bool:
         """Whether all of its session has ended, at the latest after `seconds`."""
         end = time.monotonic() + seconds
         while self.members() and time.monotonic() < end:

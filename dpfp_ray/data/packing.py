@@ -1,8 +1,8 @@
 """Rows side by side in a few long sequences, in place of one padded sequence a row.
 
 Of a step of 32 sentences of SST-2 a third is padding even where like lengths are padded together,
-since every part has a cost of its own; packed, hardly any is, and the step takes 0.6 of the time
-(MiniLM). Attention must be told which tokens belong together (`ROW`). Its cost grows with the
+since every part has a cost of its own; packed, 0.8% is (benchmarks/RESULTS.md, by counting).
+Attention must be told which tokens belong together (`ROW`). Its cost grows with the
 length of a sequence, that of all else with the number of tokens; hence several sequences.
 """
 
