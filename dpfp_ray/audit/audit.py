@@ -12,7 +12,7 @@ from dpfp_ray.data.storage import LocalFiles
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.training import run_folder
-from dpfp_ray.training.checkpoints import load_state
+from dpfp_ray.training.checkpoints import load_state, save_seconds
 from dpfp_ray.training.console import Interrupted, SilentReporter, choose_reporter
 from dpfp_ray.training.machine import use_threads
 from dpfp_ray.training.prepare import Prepared
@@ -84,6 +84,7 @@ def audit(
     """
     reporters = choose_reporter(reporter)
     settings = audited_run.Settings(canaries, family, access, confidence)
+    save_every = save_seconds(save_every)
     use_threads(threads)
     book = open_ledger(ledger, total_epsilon, total_delta)
     folder = run_folder.make_folder(output)

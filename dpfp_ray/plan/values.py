@@ -21,6 +21,7 @@ from dpfp_ray.plan.method_spec import (
 from dpfp_ray.plan.plan import FIELDS, TYPES, Plan, kinds_of
 
 MOST_VALUES = 100_000  # in one file
+MOST_DIGITS = 30  # of a whole number that is taken as it stands
 MOST_BITS = 1_024  # of a whole number; more is no number of anything, and Python refuses to show it
 ALIASES = {
     "B": "batch_size",
@@ -112,6 +113,12 @@ def _coerce(name: str, value: Any) -> Any:
         number = float(value)
         if isinstance(value, bool) or (wanted is int and number != int(number)):
             raise ValueError
+        if (
+            wanted is int
+            and len(digits := str(value).strip()) <= MOST_DIGITS
+            and digits.isdecimal()
+        ):
+            return int(digits)  # a float would round it, and a message would name another number
         return int(number) if wanted is int else number
     except (TypeError, ValueError, OverflowError):
         kind = "a whole number" if wanted is int else "a number"

@@ -22,7 +22,13 @@ from dpfp_ray.privacy.sampling import fresh_seed
 from dpfp_ray.privacy.statement_text import brief
 from dpfp_ray.training import LEAST_SECONDS, run, run_folder
 from dpfp_ray.training.charged import charged, enter_past, register
-from dpfp_ray.training.checkpoints import ask_for_room, keep_seed, load_seed, load_state
+from dpfp_ray.training.checkpoints import (
+    ask_for_room,
+    keep_seed,
+    load_seed,
+    load_state,
+    save_seconds,
+)
 from dpfp_ray.training.console import SilentReporter, choose_reporter
 from dpfp_ray.training.dev_scores import Select
 from dpfp_ray.training.load_model import predictor_of
@@ -134,6 +140,7 @@ def train(
                would pass the total is refused
     """
     reporters = choose_reporter(reporter)
+    save_every = save_seconds(save_every)
     use_threads(threads)
     book = open_ledger(ledger, total_epsilon, total_delta)
     folder = None if output is None else run_folder.make_folder(output)
@@ -175,7 +182,7 @@ def _train_in(
     overwrite: bool,
     weights: bool,
     reporters: type[SilentReporter],
-    save_every: float | None,
+    save_every: float,
     show_training_loss: bool,
     select: Select,
 ) -> TrainedRun:

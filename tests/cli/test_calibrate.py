@@ -120,6 +120,7 @@ def test_a_calibration_is_remembered(
         (["--epochs", "0"], "epochs is 0"),
         (["--records", "10", "--micro-batches", "1"], "p = B/(M D) = 3.2 is above 1"),
         (["--records", "0"], "records is 0"),
+        (["--records", "9" * 20], "records is 99999999999999999999; give a whole number from 1 to"),
         (["--records", "many"], "records is 'many'"),
         (["--method", "dpft"], "did you mean 'dpfp'?"),
         (["--method", "non_private"], "non_private"),

@@ -55,7 +55,7 @@ def test_a_full_disk_ends_a_run_in_a_line_and_the_same_command_finishes_it(
 
     fill(machine)
     before = machine.python(*command, RUN)
-    said, _ = before.communicate(timeout=300)
+    said, _ = before.communicate(timeout=900)
     assert before.returncode == 2, said
     assert "no room to write" in said.splitlines()[-1]
     assert "run the same command" in said.splitlines()[-1]
@@ -64,7 +64,7 @@ def test_a_full_disk_ends_a_run_in_a_line_and_the_same_command_finishes_it(
     during = machine.python(*command, RUN)
     wait_for(lambda: "resume.pt" in files(machine, RUN), "a saved state")
     fill(machine)
-    said, _ = during.communicate(timeout=300)
+    said, _ = during.communicate(timeout=900)
     assert during.returncode == 2, said
     assert "no room to write" in said.splitlines()[-1]
     assert "Traceback" not in said
@@ -75,7 +75,7 @@ def test_a_full_disk_ends_a_run_in_a_line_and_the_same_command_finishes_it(
 
     for output in (RUN, TWIN):
         ended = machine.python(*command, output)
-        said, _ = ended.communicate(timeout=300)
+        said, _ = ended.communicate(timeout=900)
         assert ended.returncode == 0, said
     sums = [
         machine.run("sh", "-c", f"cd {folder} && sha256sum $(find . -name '*.safetensors')")[1]

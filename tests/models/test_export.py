@@ -49,7 +49,7 @@ def ask_stranger(texts: list[Any], *folders: Path) -> dict[str, list[dict[str, f
         input=json.dumps(texts),
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=900,
         cwd=folders[0].parent,
         env=own_cache(folders[0].parent),
     )
@@ -144,7 +144,7 @@ def test_an_adapter_answers_elsewhere_as_the_merged_model_does(
         input=json.dumps(TEXTS),
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=900,
         cwd=tmp_path,
         env=own_cache(tmp_path),
     )

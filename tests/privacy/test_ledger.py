@@ -436,7 +436,7 @@ def test_drivers_that_race_for_the_last_epsilon_never_pass_the_total(
         ]
         for driver in drivers:
             driver.start()
-        told = [results.get(timeout=240) for _ in drivers]
+        told = [results.get(timeout=900) for _ in drivers]
         for driver in drivers:
             driver.join()
         assert {text for text in told if "above the total" not in text} <= {"admitted"}

@@ -242,7 +242,7 @@ def test_a_trials_page_has_plan_ledger_statement_and_curves(url: str, storage: P
     assert page.count("<tr>") == 1 + len(record["history"])
     assert f"{record['plan']['epsilon']:g}†" in page
     (picture,) = re.findall(r'src="([^"]+curves.svg[^"]*)"', page)
-    drawn = requests.get(f"{url}{picture}", timeout=240)
+    drawn = requests.get(f"{url}{picture}", timeout=900)
     assert drawn.headers["Content-Type"] == "image/svg+xml"
     assert b"DP-FP" in drawn.content
     assert "default-src 'none'" in drawn.headers["Content-Security-Policy"]

@@ -83,7 +83,7 @@ def test_it_is_listed_under_its_name_and_takes_no_cpu(url: str) -> None:
 
 def test_api_and_pages_answer_through_serve(url: str, storage: Path) -> None:
     question = {"where": "method == 'dpsgd'", "sort": "accuracy", "limit": 2}
-    found = requests.get(f"{url}/api/results", params=question, timeout=240).json()
+    found = requests.get(f"{url}/api/results", params=question, timeout=900).json()
     assert [row["method"] for row in found["rows"]] == ["dpsgd"] * 2
     assert requests.get(f"{url}/api/trials/nothing", timeout=120).status_code == 404
     bad = requests.get(f"{url}/api/results", params={"where": "exec('1')"}, timeout=120)

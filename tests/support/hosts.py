@@ -121,7 +121,7 @@ class Host:
         self.started.append(process)
         return process
 
-    def run(self, *words: str, patience: float = 300, **environment: str) -> tuple[int, str]:
+    def run(self, *words: str, patience: float = 900, **environment: str) -> tuple[int, str]:
         process = self.start(*words, **environment)
         said, _ = process.communicate(timeout=patience)
         return process.returncode, said

@@ -165,7 +165,7 @@ def test_ctrl_c_detaches_says_how_to_come_back_and_stop_stops(head: Head, cluste
         wait_for(lambda: "started" in (process.stdout.readline() or "started"), "its log")
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=240)
+        _, errors = process.communicate(timeout=900)
     assert process.returncode == 130
     assert "goes on without us" in errors
     assert f"dpfp submit --address {head.dashboard} --attach long" in errors
@@ -239,7 +239,7 @@ def test_results_finds_the_service_through_the_dashboard(
         env={**head.environment, "DPFP_TOKEN": ours},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip() == f"http://127.0.0.1:{port}/"
@@ -260,7 +260,7 @@ def test_results_finds_the_service_through_the_dashboard(
     ).text
     assert "dpfp-results" in applications
     assert ours not in applications
-    stopped = subprocess.run([*serve, "--stop"], env=head.environment, timeout=240)
+    stopped = subprocess.run([*serve, "--stop"], env=head.environment, timeout=900)
     assert stopped.returncode == 0
     assert main(arguments) == 2
     assert "does not run on the cluster" in capsys.readouterr().err

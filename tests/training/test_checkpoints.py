@@ -11,8 +11,10 @@ from dpfp_ray.data.storage import LocalFiles
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import keyed_integer
+from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.training import checkpoints
-from dpfp_ray.training.checkpoints import RESUME, SAVE_SHARE, Saver
+from dpfp_ray.training.checkpoints import RESUME, SAVE_SHARE, Saver, save_seconds
+from tests.cli.test_main import fails
 from tests.support.states import flip_byte, whole_state
 
 
@@ -162,3 +164,21 @@ def test_slow_storage_is_written_to_less_often(clock: Clock) -> None:
     assert not saver.due
     clock.wait(0.1)
     assert saver.due
+
+
+def test_one_setting_says_how_often_all_verbs_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DPFP_SAVE_SECONDS", raising=False)
+    assert save_seconds() == Saver(print).every_seconds == RayOptions().save_every_seconds == 30.0
+    monkeypatch.setenv("DPFP_SAVE_SECONDS", "7")
+    assert save_seconds() == Saver(print).every_seconds == RayOptions().save_every_seconds == 7.0
+    assert save_seconds(0.5) == 0.5
+
+
+@pytest.mark.parametrize("verb", ["train", "audit", "sweep", "compare"])
+def test_seconds_between_saves_that_are_none_are_one_line(
+    verb: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    space = [str(Path("search_spaces/demo.yaml"))] if verb == "sweep" else ["--task", "demo"]
+    place = "--storage" if verb == "sweep" else "--output"
+    flags = [place, str(tmp_path), "--save-every", "-1"]
+    assert "save-every is -1.0; give seconds, 0 or more" in fails([verb, *space, *flags], capsys)
