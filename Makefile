@@ -26,7 +26,7 @@ study: install  ## benchmarks/study: hours or days on 2 cores; stopped, it goes 
 bench: install  ## benchmarks/RESULTS.md, 20 minutes on two quiet cores; SST2=FOLDER for SST-2's rows
 	$(BIN)/python benchmarks/bench.py $(if $(SST2),--data-dir $(SST2))
 
-check: install  ## style, types, and the tests without Ray, a browser or much time; four minutes
+check: install  ## style, types, and the tests without Ray, a browser or much time; two minutes
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint quick-tests
 
 quick-tests: install

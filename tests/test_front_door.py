@@ -55,6 +55,7 @@ class Stopping(SilentReporter):
         signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_an_interrupted_and_continued_call_ends_as_the_command_does(
     plan: Plan, from_command_line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def test_p_value_keeps_its_precision_in_the_far_tail() -> None:
     assert ours < 1e-80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "r", "v"), [(60, 60, 45), (90, 40, 40), (100, 30, 22)])
 def test_bound_is_the_last_refuted_point_of_a_fine_grid(m: int, r: int, v: int) -> None:
     grid = np.arange(0.0, 4.0, 0.04)

@@ -69,6 +69,7 @@ def test_nan_scores_are_refused(nominal: Plan) -> None:
         outcome(nominal, np.array([np.nan, 1.0]), np.array([True, False]))
 
 
+@pytest.mark.slow
 def test_scores_that_know_nothing_rarely_give_a_bound(nominal: Plan) -> None:
     positive = 0
     for seed in range(200):
@@ -121,6 +122,7 @@ def test_too_few_canaries_are_told_how_many_would_do() -> None:
     assert said.endswith("; --canaries 800 would do")
 
 
+@pytest.mark.slow
 def test_nothing_helps_against_a_huge_epsilon() -> None:
     said = warning_of(Plan(records=2_000, epsilon=50.0), 500, 0.95, in_only=False)
     assert said is not None

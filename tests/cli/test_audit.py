@@ -25,6 +25,7 @@ def common(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
         ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_json_is_one_object_with_the_verdict(
     common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -46,6 +47,7 @@ def test_json_is_one_object_with_the_verdict(
     assert "already holds this audit" in again.err
 
 
+@pytest.mark.slow
 def test_people_read_guesses_bound_and_verdict(
     common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,6 +61,7 @@ def test_people_read_guesses_bound_and_verdict(
     assert "outcome: consistent" in out
 
 
+@pytest.mark.slow
 def test_it_says_when_no_outcome_could_refute(
     common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,6 +70,7 @@ def test_it_says_when_no_outcome_could_refute(
     assert "no outcome could have refuted this ε" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_overwrite_starts_again(
     common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,6 +85,7 @@ def test_an_accountant_without_a_bound_says_so(capsys: pytest.CaptureFixture[str
     assert "no bound known" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_calibration_is_remembered(
     fresh_cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

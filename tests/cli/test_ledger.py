@@ -97,6 +97,7 @@ def test_the_table_ends_with_the_sum(place: Path, capsys: pytest.CaptureFixture[
     assert f"ε = {Ledger(place).groups()[0].shown} at" in lines[-1]
 
 
+@pytest.mark.slow
 def test_export_writes_table_json_and_figure(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

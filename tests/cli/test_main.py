@@ -157,6 +157,7 @@ def test_ctrl_c_exits_with_130(
     assert capsys.readouterr().err == "dpfp: interrupted\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [[], ["--json"]])
 def test_a_closed_pipe_is_fine(extra: list[str]) -> None:
     """`dpfp … | head`: no traceback, no complaint of Python's at exit."""
@@ -175,6 +176,7 @@ def test_a_closed_pipe_is_fine(extra: list[str]) -> None:
 SLOW = ("torch", "transformers", "ray", "opacus", "datasets", "pandas", "matplotlib", "optuna")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code", ["import dpfp_ray.cli.main", f"import dpfp_ray.cli.main as c; c.main({CALIBRATE})"]
 )

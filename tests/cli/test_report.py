@@ -27,6 +27,7 @@ def folders(tmp_path: Path) -> tuple[str, str]:
     return str(one), str(two)
 
 
+@pytest.mark.slow
 def test_many_folders_make_one_report(
     folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,6 +43,7 @@ def test_many_folders_make_one_report(
     assert f"dpfp report {folders[0]} {folders[1]} --output {out}" in page
 
 
+@pytest.mark.slow
 def test_a_folder_within_another_counts_once(folders: tuple[str, str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(str(tmp_path), folders[0], "--output", str(out)) == 0

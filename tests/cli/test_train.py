@@ -68,6 +68,7 @@ LAUGHS = "a0: &a0 [x, x]\n" + "".join(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -21,6 +21,7 @@ def nobody(tmp_path: Path) -> str:
     return str(tmp_path / "nodes.json")
 
 
+@pytest.mark.slow
 @needs_prometheus
 def test_without_data_it_lists_the_queries_and_exits_with_1(
     nobody: str, capsys: pytest.CaptureFixture[str]

@@ -124,6 +124,7 @@ def test_a_claim_that_nobody_can_read_is_not_an_error(place: Files, hurried: Non
         assert len(place.names()) == 1
 
 
+@pytest.mark.slow
 def test_of_many_at_once_never_two_have_it(place: Files, hurried: None) -> None:
     inside, most = 0, 0
     counting = threading.Lock()

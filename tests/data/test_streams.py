@@ -178,6 +178,7 @@ def test_patterns_that_cannot_be_read_say_why(tmp_path: Path, pattern: str, said
         load_task(Plan(train_file=str(tmp_path / pattern)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_reading_does_not_hold_the_texts(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

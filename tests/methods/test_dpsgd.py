@@ -545,6 +545,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("DPFP_CACHE", str(Path(tmp_path_factory.getbasetemp()) / "cache"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "clipping", "scope"),
     [("bert", "ghost", "all"), ("mpnet", "hooks", "all"), ("albert", "ghost", "head")],
@@ -569,6 +570,7 @@ def test_a_resumed_run_ends_with_the_same_weights(
         assert torch.equal(one, initial) == (name not in moving), name
 
 
+@pytest.mark.slow
 def test_a_large_run_can_learn(tiny: Callable[[str], str]) -> None:
     """With hardly any noise DP-SGD is normalised gradient descent and fits the rows."""
     plan = make_plan(tiny("bert"), clip=1.0, batch_size=20, epochs=30, learning_rate=5e-3)

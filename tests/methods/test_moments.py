@@ -79,6 +79,7 @@ def test_the_noise_is_what_the_release_says_of_it() -> None:
     np.testing.assert_allclose(second.mean(0), exact.second, atol=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "caught"), [(1.0, False), (0.5, True)])
 def test_measured_privacy_loss_stays_below_epsilon(factor: float, caught: bool) -> None:
     """Two records or one, the best test there is (the likelihood ratio), thousands of releases."""

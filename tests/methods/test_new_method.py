@@ -95,6 +95,7 @@ def test_its_search_space_is_found_by_its_name_and_makes_plans(tmp_path: Path) -
     assert Plan(**space.plan_values(chosen)).method == NAME
 
 
+@pytest.mark.slow
 def test_it_trains_on_real_records_and_its_statement_says_proved(plan: Plan) -> None:
     listener = Listener()
     record, _ = run.run(prepare(plan), listener, seed=5)
@@ -105,6 +106,7 @@ def test_it_trains_on_real_records_and_its_statement_says_proved(plan: Plan) -> 
     assert one_line(record["statement"]).startswith("proved, ε = 3, add_remove")
 
 
+@pytest.mark.slow
 def test_it_can_be_audited(plan: Plan) -> None:
     audit = set_up(plan, Settings(canaries=16), membership_seed=3)
     record, scores = run_audit(audit, Listener(), seed=5)

@@ -66,6 +66,7 @@ def test_it_learns_what_can_be_learnt(classes: int) -> None:
     assert np.mean(guessed == dev.labels) > (0.85 if classes == 2 else 0.75)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [2, 3])
 def test_releases_carry_the_sigma_and_lambda_that_are_accounted_for(classes: int) -> None:
     """Halve either between plan and release, and b, recovered from releases, has another size."""

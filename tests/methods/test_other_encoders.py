@@ -83,6 +83,7 @@ def dpsgd(folder: str, scope: str) -> tuple[Plan, Classifier, DpSgd]:
     return plan, model, DpSgd(plan, model.train(), SIGMA, SEED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "scope"),
     [

@@ -131,6 +131,7 @@ def losses_of(mode: str, sigma: float, runs: int) -> tuple[Floats, Floats]:
     return found[0], found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["moments", "release_once"])
 def test_half_of_the_noise_would_show(mode: str) -> None:
     """Measured ε of one person with 50 records: within the budget, and beyond it at σ/2."""

@@ -222,6 +222,7 @@ def test_half_of_sigma_is_caught_on_a_line(epsilon: float, delta: float) -> None
     assert max(exact_delta(epsilon, r, EXTRA_LINE[0], half) for r in LINE) > 10 * delta
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 0.5])
 def test_neighbours_in_the_plane_keep_to_it_and_half_of_sigma_does_not(factor: float) -> None:
     epsilon, delta = 1.0, 1e-3
@@ -233,6 +234,7 @@ def test_neighbours_in_the_plane_keep_to_it_and_half_of_sigma_does_not(factor: f
     assert worst <= delta if factor == 1 else worst > 3 * delta
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 0.5])
 def test_three_classes_keep_to_the_joint_bound_and_half_of_sigma_does_not(factor: float) -> None:
     epsilon, delta = 4.0, 1e-4

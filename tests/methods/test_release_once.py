@@ -85,6 +85,7 @@ def test_text_and_label_together_stay_below_epsilon(factor: float, caught: bool)
     assert (found > epsilon) == caught, found
 
 
+@pytest.mark.slow
 def test_statistics_are_unbiased() -> None:
     table = make_table(300, width=4, classes=3)
     for label_epsilon in (None, 1.0):

@@ -76,6 +76,7 @@ def needs_own_layers(architecture: str, scope: str) -> None:
 # --- the clipped sum ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("architecture", ENCODERS)
 def test_ghost_hooks_and_naive_loop_agree(
@@ -138,6 +139,7 @@ def test_automatic_clipping_is_the_naive_sum_with_its_factor(
     assert_same(clipped_sum(method, rows), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["all", "bias"])
 @pytest.mark.parametrize("clipping", CLIPPINGS)
 def test_rows_without_a_gradient_add_nothing_to_the_automatic_sum(
@@ -206,6 +208,7 @@ def trained(
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("scope", SCOPES[:3])
 @pytest.mark.parametrize("architecture", ENCODERS)
@@ -222,6 +225,7 @@ def test_all_that_should_move_moves_and_nothing_else(
         assert torch.equal(before, after) == (name not in moving), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", SCOPES[:3])
 def test_a_resumed_run_ends_with_the_same_weights(tiny: Callable[[str], str], scope: str) -> None:
     plan = make_plan(tiny("bert"), scope=scope)
@@ -244,6 +248,7 @@ def test_how_rows_are_cut_does_not_matter(tiny: Callable[[str], str], scope: str
     assert_same(parts, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", SCOPES[:3])
 def test_the_number_of_workers_does_not_change_the_run(
     tiny: Callable[[str], str], scope: str
@@ -262,6 +267,7 @@ def test_the_number_of_workers_does_not_change_the_run(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", SCOPES[:3])
 def test_with_hardly_any_noise_it_learns(tiny: Callable[[str], str], scope: str) -> None:
     plan = make_plan(

@@ -120,6 +120,7 @@ def trained(
     return model
 
 
+@pytest.mark.slow
 def test_a_run_with_the_cache_is_the_run_without_it(tiny: Callable[[str], str]) -> None:
     plan = plan_for(tiny("bert"))
     plain = trained(dataclasses.replace(plan, cache_gb=0))
@@ -128,6 +129,7 @@ def test_a_run_with_the_cache_is_the_run_without_it(tiny: Callable[[str], str]) 
             torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6, msg=name)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_weights(tiny: Callable[[str], str]) -> None:
     plan = plan_for(tiny("bert"))
     unbroken, listener = trained(plan), Listener(stop=3)
@@ -138,6 +140,7 @@ def test_a_resumed_run_ends_with_the_same_weights(tiny: Callable[[str], str]) ->
         assert torch.equal(one, two)
 
 
+@pytest.mark.slow
 def test_several_workers_read_one_cache(tiny: Callable[[str], str], cache: Path) -> None:
     plan = plan_for(tiny("bert"))
     one, two = in_threads(2, lambda comm: trained(plan, comm=comm))
@@ -266,6 +269,7 @@ def test_of_an_encoder_of_ones_own_no_file_stays(tiny: Callable[[str], str], cac
 # --- the files ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_second_run_computes_nothing_and_others_cannot_read_it(
     tiny: Callable[[str], str], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +281,7 @@ def test_the_second_run_computes_nothing_and_others_cannot_read_it(
     np.testing.assert_array_equal(first.below, again.below)
 
 
+@pytest.mark.slow
 def test_other_tokens_layers_or_weights_are_another_entry(
     tiny: Callable[[str], str], cache: Path
 ) -> None:
@@ -292,6 +297,7 @@ def test_other_tokens_layers_or_weights_are_another_entry(
     assert len(list(cache.glob("*.bin"))) == 4
 
 
+@pytest.mark.slow
 def test_a_damaged_entry_is_made_anew(tiny: Callable[[str], str], cache: Path) -> None:
     plan = plan_for(tiny("bert"))
     kept = np.array(cached(plan, build(plan)).below)
@@ -300,6 +306,7 @@ def test_a_damaged_entry_is_made_anew(tiny: Callable[[str], str], cache: Path) -
     np.testing.assert_array_equal(cached(plan, build(plan)).below, kept)
 
 
+@pytest.mark.slow
 def test_all_entries_together_keep_to_the_limit_and_the_least_used_goes(
     tiny: Callable[[str], str], cache: Path
 ) -> None:

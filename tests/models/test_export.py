@@ -1,9 +1,9 @@
 """An exported folder answers as `dpfp predict` does, in a process that has no dpfp-ray."""
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,45 +17,16 @@ from dpfp_ray.plan.method_spec import all_specs, scope_kind
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.training.load_model import plan_of, read_run, weights_of
 from tests.support.finished_runs import KINDS, finished
+from tests.support.stranger import Stranger, own_cache
 from tests.support.tiny_runs import tiny_split
 
 TEXTS = [*tiny_split(8, seed=4).texts, "great " * 100, "?"]
-# Loads every folder named after it, and prints the probabilities of the texts on stdin.
-STRANGER = """
-import json, sys
-sys.modules["dpfp_ray"] = None  # importing it, or any part of it, fails from here on
-import transformers
-transformers.utils.logging.disable_progress_bar()
-texts, found = json.load(sys.stdin), {}
-for folder in sys.argv[1:]:
-    ask = transformers.pipeline("text-classification", folder, trust_remote_code=True)
-    inputs = [text if isinstance(text, str) else {"text": text[0], "text_pair": text[1]}
-              for text in texts]
-    answers = [ask(one, top_k=None) for one in inputs]
-    rows = [one[0] if isinstance(one[0], list) else one for one in answers]
-    found[folder] = [{each["label"]: each["score"] for each in row} for row in rows]
-print(json.dumps(found))
-"""
 
 
-def own_cache(folder: Path) -> dict[str, str]:
-    """Transformers copies a model's file to one place for all processes of a user."""
-    return {**os.environ, "HF_MODULES_CACHE": str(folder / "modules")}
-
-
-def ask_stranger(texts: list[Any], *folders: Path) -> dict[str, list[dict[str, float]]]:
-    done = subprocess.run(
-        [sys.executable, "-c", STRANGER, *map(str, folders)],
-        input=json.dumps(texts),
-        capture_output=True,
-        text=True,
-        timeout=900,
-        cwd=folders[0].parent,
-        env=own_cache(folders[0].parent),
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, list[dict[str, float]]] = json.loads(done.stdout)
-    return found
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stranger]:
+    with Stranger(tmp_path_factory.mktemp("stranger")) as found:
+        yield found
 
 
 def same(model: Predictor, theirs: list[dict[str, float]], texts: list[Any]) -> None:
@@ -75,8 +46,9 @@ def test_kinds_are_every_method_with_every_scope() -> None:
     assert tried == there
 
 
+@pytest.mark.slow
 def test_every_method_answers_elsewhere_as_it_does_here(
-    tiny_task: dict[str, Any], tmp_path: Path
+    tiny_task: dict[str, Any], stranger: Stranger, tmp_path: Path
 ) -> None:
     models = {}
     for number, kind in enumerate(KINDS):
@@ -88,13 +60,14 @@ def test_every_method_answers_elsewhere_as_it_does_here(
         models[kind] = load_model(tmp_path / f"run{number}")
         export(models[kind], tmp_path / f"model{number}")
     folders = [tmp_path / f"model{number}" for number in range(len(KINDS))]
-    answers = ask_stranger(TEXTS, *folders)
+    answers = stranger.ask(TEXTS, *folders)
     for folder, model in zip(folders, models.values(), strict=True):
         same(model, answers[str(folder)], TEXTS)
 
 
+@pytest.mark.slow
 def test_every_family_answers_elsewhere_as_it_does_here(
-    tiny_task: dict[str, Any], zoo: Path, tmp_path: Path
+    tiny_task: dict[str, Any], zoo: Path, stranger: Stranger, tmp_path: Path
 ) -> None:
     models = {}
     for family in ("roberta", "mpnet", "distilbert", "electra", "albert", "deberta-v2", "gpt2"):
@@ -104,7 +77,7 @@ def test_every_family_answers_elsewhere_as_it_does_here(
             finished(tiny_task, kind, tmp_path / f"run {name}", **changes)
             models[name] = load_model(tmp_path / f"run {name}")
             export(models[name], tmp_path / name)
-    answers = ask_stranger(TEXTS, *(tmp_path / name for name in models))
+    answers = stranger.ask(TEXTS, *(tmp_path / name for name in models))
     for name, model in models.items():
         same(model, answers[str(tmp_path / name)], TEXTS)
 
@@ -128,6 +101,7 @@ print(json.dumps({"rows": rows, "changed": changed}))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_an_adapter_answers_elsewhere_as_the_merged_model_does(
     tiny_task: dict[str, Any], zoo: Path, tmp_path: Path, family: str
@@ -154,23 +128,26 @@ def test_an_adapter_answers_elsewhere_as_the_merged_model_does(
     assert found["changed"] > 0
 
 
-def test_pairs_are_asked_as_pairs(tiny_task: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_pairs_are_asked_as_pairs(
+    tiny_task: dict[str, Any], stranger: Stranger, tmp_path: Path
+) -> None:
     pairs = [["great " * 30, "dull"], ["dull", "great " * 30], ["a", "b"]]
     finished(tiny_task, "moments", tmp_path / "run", max_length=20)
     model = load_model(tmp_path / "run")
     export(model, tmp_path / "model")
-    answers = ask_stranger(pairs, tmp_path / "model")
+    answers = stranger.ask(pairs, tmp_path / "model")
     same(model, answers[str(tmp_path / "model")], [tuple(pair) for pair in pairs])
 
 
 @pytest.mark.slow
 def test_minilm_answers_elsewhere_as_it_does_here(
-    tiny_task: dict[str, Any], tmp_path: Path
+    tiny_task: dict[str, Any], stranger: Stranger, tmp_path: Path
 ) -> None:
     finished(tiny_task, "release_once", tmp_path / "run", model="minilm", max_length=128)
     model = load_model(tmp_path / "run")
     export(model, tmp_path / "model")
-    same(model, ask_stranger(TEXTS, tmp_path / "model")[str(tmp_path / "model")], TEXTS)
+    same(model, stranger.ask(TEXTS, tmp_path / "model")[str(tmp_path / "model")], TEXTS)
 
 
 @pytest.fixture(scope="module")

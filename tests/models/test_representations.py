@@ -117,6 +117,7 @@ def test_no_rows_are_a_normal_table(model: str) -> None:
     assert HeadClassifier(table.width, 3, "mean")(batch).shape == (0, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["non_private", "dpfp", "dpsgd"])
 def test_training_on_the_cache_is_training_on_a_frozen_encoder(
     model: str, method: str, monkeypatch: pytest.MonkeyPatch
@@ -139,6 +140,7 @@ def test_training_on_the_cache_is_training_on_a_frozen_encoder(
     torch.testing.assert_close(whole.head.weight, head.head.weight, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["moments", "release_once"])
 def test_a_run_from_plan_to_record(model: str, mode: str, tmp_path: Path) -> None:
     file = write_csv(tmp_path / "train.csv", 300)

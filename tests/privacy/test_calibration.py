@@ -107,6 +107,7 @@ def test_noise_is_on_budget_and_hardly_more(
     assert spent(sigma * (1 - 2e-3)) > budget
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accountant", ["gdp", "rdp", "pld"])
 def test_a_larger_budget_needs_less_noise(accountant: str) -> None:
     found = [noise_multiplier(sst2(1024, 1, epsilon=e, accountant=accountant)) for e in (1, 2, 8)]

@@ -418,6 +418,7 @@ def _race(place: Path, locks: bool, number: int, start: Any, results: Any) -> No
         results.put(str(error))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locks", [True, False])
 def test_drivers_that_race_for_the_last_epsilon_never_pass_the_total(
     tmp_path: Path, locks: bool

@@ -57,12 +57,14 @@ MIXED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MIXED)
 def test_composition_is_what_dp_accounting_says_of_the_same_events(name: str) -> None:
     found = composed_epsilon(MIXED[name], 1e-5)
     assert found == pytest.approx(theirs(MIXED[name], 1e-5, 1e-4), rel=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MIXED)
 def test_composition_is_never_below_dp_accountings_lower_bound(name: str) -> None:
     low = None

@@ -119,6 +119,7 @@ def test_without_a_last_step_it_is_the_published_closed_form(
     assert found == pytest.approx(published_delta(epsilon, ridge, sigma), rel=1e-9, abs=1e-300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [3, 8])
 def test_the_softmax_profile_is_the_mean_over_draws(classes: int) -> None:
     rng = np.random.default_rng(7)
@@ -156,6 +157,7 @@ def test_renyi_divergence_is_the_moment_of_drawn_losses(classes: int, order: flo
     assert abs(mech.rdp(order) - drawn) < 5 * error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [2, 3])
 def test_epsilon_by_renyi_is_above_the_profile_but_not_by_much(classes: int) -> None:
     for epsilon in (0.5, 3.0, 8.0):

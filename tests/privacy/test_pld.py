@@ -124,6 +124,7 @@ def test_one_release_has_the_epsilon_of_its_curve() -> None:
     assert pld.epsilon_at(p, 1, sigma, delta, 1e-4) == pytest.approx(eps, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_small_deltas_are_not_lost_in_rounding() -> None:
     """dp-accounting's FFT sees nothing below about 1e-11 here: its ε is then far above rdp's."""
     p, n, sigma = 1 / SST2, 202_016, 0.6

@@ -127,6 +127,7 @@ def test_a_dominated_candidate_adds_nothing(kind: str) -> None:
     assert selection_epsilon([weak, strong], selection, 1e-5) == pytest.approx(alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["logarithmic", "geometric", "poisson"])
 def test_a_list_of_the_same_mechanism_costs_what_it_costs_alone(kind: str) -> None:
     selection = Selection(kind, 30.0)
@@ -158,6 +159,7 @@ def test_gamma_agrees_with_dp_accounting(mean: float) -> None:
     assert logarithmic_gamma(mean) == pytest.approx(theirs, rel=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["logarithmic", "geometric", "poisson"])
 def test_draws_follow_the_distribution(kind: str) -> None:
     mean, size = 6.0, 20_000

@@ -29,6 +29,7 @@ def test_nothing_is_spent_before_the_first_step(spending: Spending) -> None:
     assert spending.at_most(0) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
 def test_spending_grows_with_the_steps(plan: Plan, spending: Spending, accountant: str) -> None:
     stops = [1, 2, 10, plan.steps // 2, plan.steps - 1, plan.steps]

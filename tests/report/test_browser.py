@@ -106,6 +106,7 @@ def test_hostile_names_run_nothing(browser: Browser, hostile: Path) -> None:
     assert browser.run("document.querySelectorAll('#runs tbody tr').length") == 7
 
 
+@pytest.mark.slow
 def test_it_prints(page: Browser, tmp_path: Path) -> None:
     page.pdf(tmp_path / "page.pdf")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")

@@ -81,6 +81,7 @@ def test_it_holds_no_seed_no_folder_no_text_of_a_record(
     assert "error" not in named
 
 
+@pytest.mark.slow
 def test_the_same_records_give_the_same_bytes(runs: Path, bundle: Path, tmp_path: Path) -> None:
     again = report([runs], bundle=tmp_path / "bundle.zip").bundle
     assert again is not None

@@ -80,6 +80,7 @@ def test_it_is_said_that_the_paper_did_not_run_a_model() -> None:
     assert any("did not run minilm" in note for note in main_table(cells(comparison())).notes)
 
 
+@pytest.mark.slow
 def test_the_papers_layout_averages_over_its_five_columns() -> None:
     table = main_table(cells(comparison(tasks=FOUR, seeds=1, model="roberta-large")))
     columns = [column.title for column in table.columns]

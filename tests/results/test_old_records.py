@@ -35,6 +35,7 @@ def test_all_of_them_are_rows() -> None:
     assert list(rows["verdict"].dropna()) == ["consistent"]
 
 
+@pytest.mark.slow
 def test_they_make_a_report(tmp_path: Path) -> None:
     made = report(OLD, output=tmp_path)
     assert "0.1.0" not in made.headline

@@ -33,6 +33,7 @@ def test_the_confusion_matrix_is_scikit_learns() -> None:
     assert np.array_equal(found.confusion, confusion_matrix(TRUTH, ANSWERS))
 
 
+@pytest.mark.slow
 def test_the_interval_of_f1_holds_it_as_often_as_it_says() -> None:
     """Two classes, 20% wrong answers: the true F1 is a number, and 95% of intervals hold it."""
     flip, share = 0.2, 0.4

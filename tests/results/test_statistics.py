@@ -139,6 +139,7 @@ def test_records_of_methods_on_different_dev_rows_are_refused() -> None:
         compare_predictions({"one": kept(answers(0.9, 2)), "other": kept(answers(0.9, 2), "else")})
 
 
+@pytest.mark.slow
 def test_tables_do_not_wait_for_scikit_learn() -> None:
     """A second of start-up that only `metrics` needs."""
     code = "import sys, dpfp_ray.results.power; sys.exit('sklearn' in sys.modules)"

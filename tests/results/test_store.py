@@ -152,6 +152,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_only_whole_records(tmp_path: Path) -> None:
     for delay in (0.05, 0.11, 0.17):
         writer = subprocess.Popen(

@@ -298,6 +298,7 @@ def test_headline_and_cards_follow_the_filter(url: str) -> None:
     assert heading(nobody) == "No finished trial yet"
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_runs_that_are_shown(storage: Path) -> None:
     now = LiveRecords(str(storage)).now()
     part = now.only([run for run in now.runs if run.row["task"] == "demo"])

@@ -50,6 +50,7 @@ def test_tuning_leaves_alone_what_the_user_has_fixed(tiny_task: dict[str, Any]) 
     assert len({trial.plan.learning_rate for _, trial in found}) == 4
 
 
+@pytest.mark.slow
 def test_every_method_has_a_space_to_tune_in(tiny_task: dict[str, Any], tmp_path: Path) -> None:
     free = (*FREE, "epsilon", "accountant", "epochs")
     cell = {k: v for k, v in tiny_task.items() if k not in free}

@@ -86,30 +86,29 @@ def test_all_inputs_of_a_space_are_known_beforehand(
     assert sorted(plan.max_length for plan in plans) == [16, 32]
 
 
-def asha(tiny_task: dict[str, Any], path: Path, **keys: Any) -> Path:
-    """Rates that learn nothing come last: ASHA has good trials to compare them with by then."""
-    rates = {"learning_rate": {"values": [3e-3, 1e-3, 1e-9, 2e-9]}}
-    keys = {"method": "grid", "parameters": rates, "scheduler": "asha", **keys}
+def asha(tiny_task: dict[str, Any], path: Path) -> Path:
+    """Rates that learn nothing."""
+    rates = {"learning_rate": {"values": [1e-9, 2e-9]}}
+    keys = {"method": "grid", "parameters": rates, "scheduler": "asha"}
     return write_space(path, tiny_task, plan={"epochs": 3}, **keys)
 
 
 def test_asha_stops_poor_trials_which_report_what_they_spent(
     tiny_task: dict[str, Any], tmp_path: Path, ray_session: None
 ) -> None:
+    """They are compared with perfect ones, so that no draw of the noise makes them good."""
     path = asha(tiny_task, tmp_path / "s.yaml")
+    perfect = {f"t-{number}": make_record(f"t-{number}", accuracy=1.0) for number in range(4)}
+    for record in perfect.values():
+        Store(tmp_path / "runs").put(record)
     found = sweep_here(path, tmp_path / "runs")
-    status = {r["plan"]["learning_rate"]: r["trial"]["status"] for r in found.values()}
-    assert status[3e-3] == "finished"
-    assert "stopped" in (status[1e-9], status[2e-9])
-    for record in found.values():
-        spent = record["privacy"]["epsilon"]["gdp"]
-        if record["trial"]["status"] == "stopped":
-            assert record["privacy"]["steps"] == record["history"][-1]["step"] < 45
-            assert 0 < spent < 7
-            assert record["trial"]["error"] == "stopped early by the scheduler"
-        else:
-            assert record["privacy"]["steps"] == 45
-            assert spent == pytest.approx(8, rel=1e-3)
+    poor = [record for identity, record in found.items() if identity not in perfect]
+    assert len(poor) == 2
+    for record in poor:
+        assert record["trial"]["status"] == "stopped"
+        assert record["trial"]["error"] == "stopped early by the scheduler"
+        assert record["privacy"]["steps"] == record["history"][-1]["step"] < 45
+        assert 0 < record["privacy"]["epsilon"]["gdp"] < 7
 
 
 def test_asha_remembers_what_finished_before(tiny_task: dict[str, Any], tmp_path: Path) -> None:

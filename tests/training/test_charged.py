@@ -61,6 +61,7 @@ def only(ledger: Path) -> Spent:
     return group
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_charged_for_all_its_steps(head: Values, ledger: Path) -> None:
     made = go(head, ledger)
     (entry,) = only(ledger).entries
@@ -86,6 +87,7 @@ def test_the_entry_is_there_before_the_first_step(
     assert seen == ["open"]
 
 
+@pytest.mark.slow
 def test_another_spelling_of_the_path_is_the_same_people(head: Values, ledger: Path) -> None:
     go(head, ledger)
     path = Path(head["train_file"])
@@ -93,12 +95,14 @@ def test_another_spelling_of_the_path_is_the_same_people(head: Values, ledger: P
     assert len(only(ledger).used) == 2
 
 
+@pytest.mark.slow
 def test_a_copy_is_the_same_people(head: Values, ledger: Path, tmp_path: Path) -> None:
     go(head, ledger)
     go(head, ledger, train_file=str(shutil.copy(head["train_file"], tmp_path / "copy.csv")))
     assert len(only(ledger).used) == 2
 
 
+@pytest.mark.slow
 def test_a_subset_is_the_same_people_and_counts_in_full(head: Values, ledger: Path) -> None:
     go(head, ledger, max_train=60)
     alone = only(ledger).epsilon
@@ -106,6 +110,7 @@ def test_a_subset_is_the_same_people_and_counts_in_full(head: Values, ledger: Pa
     assert only(ledger).epsilon > 1.2 * alone
 
 
+@pytest.mark.slow
 def test_another_text_column_of_a_file_is_the_same_people(
     head: Values, ledger: Path, tmp_path: Path
 ) -> None:
@@ -119,6 +124,7 @@ def test_another_text_column_of_a_file_is_the_same_people(
     assert len(only(ledger).used) == 2
 
 
+@pytest.mark.slow
 def test_records_that_were_dev_rows_are_named(head: Values, ledger: Path) -> None:
     go(head, ledger)
     assert "dev rows" not in only(ledger).sentence()
@@ -131,6 +137,7 @@ def test_a_training_loss_that_was_shown_is_named(head: Values, ledger: Path) -> 
     assert "not covered: the training loss of dpsgd" in only(ledger).sentence()
 
 
+@pytest.mark.slow
 def test_other_people_pay_for_themselves(head: Values, ledger: Path, tmp_path: Path) -> None:
     go(head, ledger)
     other = tmp_path / "other.csv"
@@ -140,6 +147,7 @@ def test_other_people_pay_for_themselves(head: Values, ledger: Path, tmp_path: P
     assert [len(group.used) for group in Ledger(ledger).groups()] == [1, 1]
 
 
+@pytest.mark.slow
 def test_two_seeds_cost_more_than_one(head: Values, ledger: Path, tmp_path: Path) -> None:
     go(head, ledger, tmp_path / "run", seed=1)
     alone = only(ledger).epsilon
@@ -147,6 +155,7 @@ def test_two_seeds_cost_more_than_one(head: Values, ledger: Path, tmp_path: Path
     assert only(ledger).epsilon > 1.2 * alone
 
 
+@pytest.mark.slow
 def test_the_same_seed_and_folder_again_costs_nothing_more(
     head: Values, ledger: Path, tmp_path: Path
 ) -> None:
@@ -196,6 +205,7 @@ def test_a_release_that_is_read_again_costs_nothing_more(tiny_task: Values, ledg
     assert only(ledger).epsilon == pytest.approx(alone)
 
 
+@pytest.mark.slow
 def test_mixed_modes_make_one_nominal_sum(tiny_task: Values, head: Values, ledger: Path) -> None:
     go(head, ledger)
     proved = only(ledger)
@@ -209,6 +219,7 @@ def test_mixed_modes_make_one_nominal_sum(tiny_task: Values, head: Values, ledge
     assert "†" in mixed.sentence()
 
 
+@pytest.mark.slow
 def test_a_run_without_privacy_leaves_no_guarantee(tiny_task: Values, ledger: Path) -> None:
     go(drop(tiny_task, method="non_private", epsilon=None, micro_batches=None), ledger)
     spent = only(ledger)
@@ -251,6 +262,7 @@ def test_a_failed_run_is_charged_for_the_steps_it_drew(
     assert (entry.status, entry.done) == ("failed", 4)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_costs_what_it_planned(
     head: Values, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +274,7 @@ def test_a_stopped_run_costs_what_it_planned(
     assert entry.charged == entry.use.steps
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_not_charged_twice(
     head: Values, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +289,7 @@ def test_a_resumed_run_is_not_charged_twice(
     assert spent.epsilon == pytest.approx(only(tmp_path / "unbroken").epsilon)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["steps", "one release"])
 def test_a_run_killed_before_its_first_save_is_paid_once(
     tiny_task: Values,
@@ -327,6 +341,7 @@ def test_a_damaged_seed_is_not_believed(
         go(head, ledger, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_another_plan_in_the_folder_of_a_killed_run_has_a_seed_of_its_own(
     head: Values, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,6 +356,7 @@ def test_another_plan_in_the_folder_of_a_killed_run_has_a_seed_of_its_own(
         go(head, ledger, tmp_path / "run", epsilon=3.0, seed=5)
 
 
+@pytest.mark.slow
 def test_a_result_that_is_found_is_not_charged_again(
     head: Values, ledger: Path, tmp_path: Path
 ) -> None:
@@ -349,6 +365,7 @@ def test_a_result_that_is_found_is_not_charged_again(
     assert len(only(ledger).entries) == 1
 
 
+@pytest.mark.slow
 def test_a_result_that_another_ledger_paid_for_is_entered_once(
     head: Values, ledger: Path, tmp_path: Path
 ) -> None:
@@ -359,6 +376,7 @@ def test_a_result_that_another_ledger_paid_for_is_entered_once(
     assert only(ledger).epsilon == pytest.approx(only(tmp_path / "first ledger").epsilon)
 
 
+@pytest.mark.slow
 def test_a_run_that_would_pass_the_total_is_refused_before_its_first_step(
     head: Values, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +387,7 @@ def test_a_run_that_would_pass_the_total_is_refused_before_its_first_step(
     assert [entry.status for entry in only(ledger).entries] == ["finished", "refused"]
 
 
+@pytest.mark.slow
 def test_a_total_is_set_once(head: Values, ledger: Path) -> None:
     go(head, ledger, total_epsilon=50)
     go(head, ledger, total_epsilon=50)
@@ -376,6 +395,7 @@ def test_a_total_is_set_once(head: Values, ledger: Path) -> None:
         go(head, ledger, total_epsilon=60)
 
 
+@pytest.mark.slow
 def test_an_audit_adds_to_the_run_that_it_audits(
     head: Values, ledger: Path, tmp_path: Path
 ) -> None:

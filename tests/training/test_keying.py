@@ -202,6 +202,7 @@ def old_steps(plan: Plan, steps: int) -> tuple[HeadClassifier, torch.optim.Optim
     return model, optimizer
 
 
+@pytest.mark.slow
 def test_a_state_without_the_mark_continues_as_it_began() -> None:
     plan = head_plan()
     listener = Listener(7)
@@ -236,6 +237,7 @@ def test_an_old_state_of_other_rows_is_refused(chosen: dict[str, Any]) -> None:
     refuse_other_rows({"plan_hash": given.hash}, given)
 
 
+@pytest.mark.slow
 def test_a_run_refuses_an_old_state_of_other_rows() -> None:
     plan = Plan(method="dpsgd", scope="head", batch_size=4, epochs=1, representation="mean")
     prepared = prepare(plan, Inputs(head_data(), ("no", "yes"), "mean"))

@@ -54,6 +54,7 @@ def test_the_model_in_memory_answers_as_the_saved_one(run: TrainedRun) -> None:
     np.testing.assert_allclose(run.model.probabilities(texts), theirs, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_pooler_that_the_checkpoint_lacks_comes_back(
     tiny_task: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_pooler_that_the_checkpoint_lacks_comes_back(
         assert score["loss"] == pytest.approx(last["loss"], rel=1e-5), kind
 
 
+@pytest.mark.slow
 def test_pairs_are_predicted_as_pairs(tiny_task: dict[str, Any], tmp_path: Path) -> None:
     texts, labels = rows()
     data = {"sentence1": texts, "sentence2": texts[::-1], "label": labels}
@@ -81,6 +83,7 @@ def test_pairs_are_predicted_as_pairs(tiny_task: dict[str, Any], tmp_path: Path)
     assert not np.allclose(first, second)
 
 
+@pytest.mark.slow
 def test_an_encoder_in_memory_is_given_again(tiny_task: dict[str, Any], tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tiny_task["model"])
     own = {"encoder": Words(len(tokenizer)), "tokenizer": tokenizer}

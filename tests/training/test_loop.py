@@ -140,6 +140,7 @@ def test_a_run_killed_between_evaluation_and_report_loses_no_epoch(
     assert facts(progress) == facts(unbroken["dpfp"][0])
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_every_second_step_ends_the_same(
     model_folder: str, unbroken: dict[str, tuple[Progress, Weights]]
 ) -> None:
@@ -154,6 +155,7 @@ def test_a_run_killed_at_every_second_step_ends_the_same(
     assert facts(progress) == facts(unbroken["dropout"][0])
 
 
+@pytest.mark.slow
 def test_the_bit_identity_tests_can_fail(
     model_folder: str, unbroken: dict[str, tuple[Progress, Weights]]
 ) -> None:
@@ -275,6 +277,7 @@ def test_an_empty_first_step_changes_no_weight_but_by_decay(
         torch.testing.assert_close(weight, before[name] * decay)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["non_private", "dpfp"])
 def test_training_learns_a_task_that_can_be_learnt(model_folder: str, method: str) -> None:
     plan = tiny_plan(method, records=60, epochs=12, batch_size=10, learning_rate=5e-3, clip=1.0)
@@ -342,6 +345,7 @@ def test_the_number_of_workers_does_not_change_the_run(
         assert_identical(worker[1], workers[0][1])
 
 
+@pytest.mark.slow
 def test_a_worker_without_rows_still_joins(model_folder: str) -> None:
     """Five workers and two expected rows: some have none in every step."""
     plan = tiny_plan(batch_size=2, micro_batches=1, epochs=1)
@@ -350,6 +354,7 @@ def test_a_worker_without_rows_still_joins(model_folder: str) -> None:
         assert_close_runs(model_folder, plan, worker, run(model_folder, plan))
 
 
+@pytest.mark.slow
 def test_a_killed_run_can_go_on_with_another_number_of_workers(
     model_folder: str, unbroken: dict[str, tuple[Progress, Weights]]
 ) -> None:

@@ -107,6 +107,7 @@ def degrees(plan: Plan, name: str, shape: torch.Size) -> float:
     return shape.numel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 def test_empty_steps_of_a_run_are_the_planned_noise(
@@ -130,6 +131,7 @@ def test_empty_steps_of_a_run_are_the_planned_noise(
             assert own == pytest.approx(needed(prepared), rel=0.2), n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["all", "head"])
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 def test_rows_of_a_dpfp_run_get_the_planned_noise(

@@ -10,7 +10,8 @@ from dpfp_ray import UserError, audit, load_model
 from dpfp_ray.models.export import export_model
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.training.train import TrainedRun, train
-from tests.models.test_export import ask_stranger, same
+from tests.models.test_export import same
+from tests.support.stranger import Stranger
 from tests.support.tiny_models import build_tiny
 from tests.support.tiny_runs import tiny_split
 
@@ -47,6 +48,7 @@ def run(task: dict[str, Any], folder: Path, **changes: Any) -> TrainedRun:
     return train(plan, output=folder, seed=5, threads=1, reporter="silent")
 
 
+@pytest.mark.slow
 def test_a_pair_is_the_default_and_answers_everywhere_alike(
     task: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -62,12 +64,14 @@ def test_a_pair_is_the_default_and_answers_everywhere_alike(
     first, turned = model.probabilities([tuples[0], tuples[0][::-1]])
     assert not np.allclose(first, turned)
     export_model(model, tmp_path / "model", lambda _: None)
-    answers = ask_stranger(pairs, tmp_path / "model")
+    with Stranger(tmp_path) as stranger:
+        answers = stranger.ask(pairs, tmp_path / "model")
     same(model, answers[str(tmp_path / "model")], tuples)
     with pytest.raises(UserError, match="trained on pairs of texts"):
         model.predict(["one text"])
 
 
+@pytest.mark.slow
 def test_pairs_are_audited_text_by_text(task: dict[str, Any], tmp_path: Path) -> None:
     for family in ("mislabelled", "unused_token"):
         plan = make_plan({**task, "method": "dpfp", "mode": "moments"})

@@ -68,6 +68,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_every_method_runs_on_persons(model_folder: str, name: str) -> None:
     prepared = prepared_run(model_folder, **RUNS[name])
@@ -100,6 +101,7 @@ def test_sampling_rate_and_noise_are_those_of_so_many_persons(model_folder: str)
     assert prepared.noise_multiplier == noise_multiplier(by_records)
 
 
+@pytest.mark.slow
 def test_steps_without_a_person_are_the_planned_noise(model_folder: str) -> None:
     prepared = prepared_run(
         model_folder, method="dpsgd", batch_size=1, epochs=10, delta=1e-3, scope="head"
@@ -117,6 +119,7 @@ def weights(model: Classifier) -> list[torch.Tensor]:
     return [parameter.detach().clone() for _, parameter in trainable_parameters(model)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ghost", "dpfp"])
 def test_a_resumed_run_and_two_workers_end_with_the_same_weights(
     model_folder: str, name: str
@@ -157,6 +160,7 @@ def enter(ledger: Ledger, prepared: Prepared, name: str) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_the_sum_says_whom_it_holds_for(model_folder: str, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger")
     enter(ledger, prepared_run(model_folder, **RUNS["ghost"]), "persons")

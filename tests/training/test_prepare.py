@@ -20,6 +20,7 @@ def plan(model: str, method: str = "objpert", **changes: object) -> Plan:
     return Plan(model=model, method=method, **changes)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [{"method": "objpert"}, {"mode": "moments"}, {"method": "dpsgd", "scope": "head"}],

@@ -36,6 +36,7 @@ def modes(folder: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_caches_and_the_ledger_are_private(
     kind: str, umask: None, tmp_path: Path, fresh_cache: Path, tiny_task: dict[str, Any]
@@ -51,6 +52,7 @@ def test_caches_and_the_ledger_are_private(
     assert modes(tmp_path / "ledger") == {}
 
 
+@pytest.mark.slow
 def test_the_state_of_a_stopped_run_is_private(
     umask: None, tmp_path: Path, tiny_task: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,6 +28,7 @@ from dpfp_ray.training.checkpoints import RESUME, load_state, save_state
 from dpfp_ray.training.checkpoints import SEED as SEED_FILE
 from dpfp_ray.training.predictions import DevPredictions
 from dpfp_ray.training.prepare import Prepared, prepare
+from tests.support.draws import ordinary_draws
 from tests.support.tiny_runs import Killed, Listener, tiny_world, write_csv
 
 SEED = 311_700_000_000_000_000_000_000_000_000_000_000_113  # 128 bits
@@ -79,11 +82,11 @@ def start(argv: list[str]) -> subprocess.Popen[str]:
     )
 
 
-def finish(argv: list[str]) -> tuple[str, str]:
-    process = start(argv)
-    out, err = process.communicate(timeout=10 * MINUTE)
-    assert process.returncode == 0, err
-    return out, err
+def finish(argv: list[str]) -> str:
+    """The same command in this process, which has imported all that it needs; what it said."""
+    with ordinary_draws(), redirect_stdout(StringIO()), redirect_stderr(StringIO()) as said:
+        assert main(argv) == 0, said.getvalue()
+    return said.getvalue()
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
@@ -140,7 +143,7 @@ def test_a_killed_process_ends_with_the_same_weights(
     assert process.returncode == -signal.SIGKILL, f"finished within {delay} s"
     assert not (tmp_path / run_folder.RESULT).exists()
 
-    _, err = finish(long_run(world, tmp_path))
+    err = finish(long_run(world, tmp_path))
     assert "continuing after step" in err
     assert_same_end(tmp_path, unbroken)
 
@@ -163,7 +166,7 @@ def test_a_process_killed_before_its_first_save_draws_the_same_noise_and_pays_on
     kept = without_checksum((folder / SEED_FILE).read_bytes(), required=True)
     seed = strict(kept.decode())["seed"]
 
-    _, err = finish(command)
+    err = finish(command)
     assert "starting again with the same noise" in err
     unbroken = [str(tmp_path / "unbroken") if word == str(folder) else word for word in command]
     unbroken[-1] = str(tmp_path / "other ledger")
@@ -192,7 +195,7 @@ def test_an_interrupted_process_saves_itself_and_goes_on_without_its_seed_given(
     assert 45 <= state["progress"]["step"] < 270
     assert state["seed"] == SEED
 
-    _, err = finish(long_run(world, tmp_path, seed=None))
+    err = finish(long_run(world, tmp_path, seed=None))
     assert f"continuing after step {state['progress']['step']} of 270" in err
     assert_same_end(tmp_path, unbroken)
 

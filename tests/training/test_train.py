@@ -54,6 +54,7 @@ def quick_plan(method: str = "dpfp", **changes: Any) -> Plan:
     return Plan(method=method, **{**usual, **private, **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["non_private", "dpfp", "dpsgd"])
 def test_an_encoder_of_ones_own_is_trained(method: str, own: dict[str, Any]) -> None:
     before = {name: value.clone() for name, value in own["encoder"].state_dict().items()}
@@ -66,6 +67,7 @@ def test_an_encoder_of_ones_own_is_trained(method: str, own: dict[str, Any]) -> 
     assert all(torch.equal(own["encoder"].state_dict()[name], before[name]) for name in before)
 
 
+@pytest.mark.slow
 def test_it_learns_where_nothing_is_hidden(own: dict[str, Any]) -> None:
     run = train(quick_plan("non_private", epochs=12), data=rows(), dev=rows(40, 2), **own, **QUICK)
     assert run.accuracy > 0.9
@@ -109,6 +111,7 @@ def unfinished(own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_run_on_data_in_memory_is_continued(unfinished: Path, own: dict[str, Any]) -> None:
     run = train(quick_plan(), data=rows(), output=unfinished, **own, **QUICK)
     whole = train(quick_plan(), data=rows(), **own, **QUICK)
@@ -134,6 +137,7 @@ def test_a_run_is_not_continued_from_another_encoder(unfinished: Path, own: dict
         train(quick_plan(), data=rows(), output=unfinished, **other, **QUICK)
 
 
+@pytest.mark.slow
 def test_an_encoder_of_transformers_is_taken_from_memory_as_from_its_folder(
     tiny_task: dict[str, Any], own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +165,7 @@ def cross_entropy(folder: Path, task: dict[str, Any]) -> float:
     return float(-np.log(shares[np.arange(len(rows)), truth]).mean())
 
 
+@pytest.mark.slow
 def test_the_weights_saved_are_the_weights_quoted(
     tiny_task: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -181,6 +186,7 @@ def test_the_weights_saved_are_the_weights_quoted(
         train(plan, output=tmp_path / "best", **options)
 
 
+@pytest.mark.slow
 def test_the_best_epoch_survives_a_stop(tiny_task: dict[str, Any]) -> None:
     """The state of the last step has the best epoch's weights, not its own, to end with."""
     from dpfp_ray.training.prepare import load_inputs, prepare
