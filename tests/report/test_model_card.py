@@ -14,6 +14,8 @@ from dpfp_ray.results.predict import wilson
 from dpfp_ray.training.load_model import plan_of
 from tests.support.finished_runs import KINDS, finished
 
+pytestmark = pytest.mark.slow  # for its fixture
+
 
 @pytest.fixture(scope="module")
 def records(

@@ -5,10 +5,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import requests
 
@@ -19,8 +20,10 @@ from dpfp_ray.data.remote_files import NewObjects
 from dpfp_ray.data.storage import open_files
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.ledger import Ledger
+from dpfp_ray.sweeps import published
 from dpfp_ray.sweeps.state import SweepState
 from tests.support.object_store import BUCKET, SECRET_KEY, Faults, ObjectStore, object_store
+from tests.support.one_release import make_table
 from tests.support.ports import free_ports
 from tests.support.ray_runs import SEED, Command, measured, sweep_here, wait_for, write_space
 from tests.support.result_records import make_record
@@ -273,3 +276,18 @@ def test_a_store_that_stays_away_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert "cannot reach s3://bucket/sweep" in line
     assert SECRET_KEY not in line
+
+
+def test_a_shared_cache_may_lie_on_it(
+    store: ObjectStore, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "SHARD", 7)
+    store.faults = SHAKY
+    table = replace(make_table(rows=30), key="a-hash")
+    name = published.publish(table, f"s3://{BUCKET}/cache")
+    store.faults = Faults()
+    assert len(store.names("cache/representations/a-hash/")) == 5
+    published.mapped.cache_clear()
+    found = published.opened(name)
+    assert np.array_equal(found.h, table.h)
+    assert isinstance(found.h.base, np.memmap)

@@ -200,6 +200,7 @@ def test_an_interrupted_process_saves_itself_and_goes_on_without_its_seed_given(
     assert_same_end(tmp_path, unbroken)
 
 
+@pytest.mark.slow
 def test_no_seed_is_left_in_the_folder(unbroken: Path) -> None:
     length = (SEED.bit_length() + 7) // 8
     forms = [str(SEED).encode(), hex(SEED)[2:].encode(), SEED.to_bytes(length, "little")]
