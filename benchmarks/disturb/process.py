@@ -150,8 +150,10 @@ class Process:
         except OSError:
             return "(ended)"
 
-    def gone(self, seconds: float = 60.0) -> bool:
-        """Whether all of its session has ended, at the latest after `seconds`."""
+    def gone(self, seconds: float = 180.0) -> bool:
+        """Whether all of its session has ended, at the latest after `seconds`. After a SIGKILL two
+        agents of Ray's stay for a minute: they try to tell the GCS, which is gone too, that the
+        raylet died (`report_raylet_error_logs`, 60 seconds by `gcs_server_request_timeout`)."""
         end = time.monotonic() + seconds
         while self.members() and time.monotonic() < end:
             time.sleep(0.05)
