@@ -23,7 +23,7 @@ from tests.support.ray_runs import wait_for, write_space
 from tests.support.samples import comparison
 
 TOKEN = "a-token-of-rays-own-0123456789"
-COUNTING = "for i in 1 2 3 4 5 6 7 8; do echo line $i; sleep 0.4; done"
+COUNTING = "for i in 1 2 3 4 5 6 7 8; do echo line $i; sleep 0.7; done"
 
 
 @pytest.fixture(scope="module")
