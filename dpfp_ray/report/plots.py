@@ -43,12 +43,21 @@ def known_looks() -> dict[str, Look]:
     return looks
 
 
-# A method without a look of its own keeps its name and takes one of these.
+# A method without a look of its own keeps its name and takes one of these: as many as a comparison
+# of all methods and scopes needs. Most colours are of Paul Tol's muted scheme (colour-blind safe).
 _MORE = (
     ("#7F7F7F", "*", ":"),
     ("#8C564B", "<", ":"),
     ("#4D4D4D", ">", "-."),
     ("#332288", "h", ":"),
+    ("#117733", "p", "-."),
+    ("#882255", "8", ":"),
+    ("#999933", "d", "-."),
+    ("#44AA99", "H", ":"),
+    ("#CC6677", "p", ":"),
+    ("#AA4499", "8", "-."),
+    ("#661100", "d", ":"),
+    ("#6A3D9A", "H", "-."),
 )
 _SETTINGS: Any = {
     "font.family": "sans-serif",
