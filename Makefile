@@ -7,8 +7,10 @@ STAMP := .venv/.installed
 # others, a file's tests share fixtures, so they stay together (tests/support/one_ray.py).
 PARALLEL ?= -n 3 --no-loadscope-reorder
 DEMO ?= runs/demo
+# Before lint's programs: beside the tests it gives way to Ray's, the longest path.
+NICE ?=
 
-.PHONY: demo study bench check quick-tests test behind-tests all-tests test-cluster lint install clean
+.PHONY: demo study bench check quick-tests test all-tests test-cluster lint install clean
 
 demo: install  ## a sweep, a comparison at equal ε with audits, and a report, on real reviews
 	$(BIN)/dpfp sweep search_spaces/demo.yaml --storage $(DEMO)/sweep --ledger $(DEMO)/ledger
@@ -33,10 +35,7 @@ quick-tests: install
 	$(BIN)/pytest -n 2 -m "not ray and not browser and not slow and not cluster"
 
 test: install  ## style, types and the whole test suite, side by side: Ray's tests mostly wait
-	@$(MAKE) --no-print-directory -j2 behind-tests all-tests
-
-behind-tests: install  # lint, where Ray's tests, the longest path, are preferred to it
-	@nice -n 5 $(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory -j2 lint all-tests NICE="nice -n 5"
 
 all-tests: install
 	$(BIN)/pytest $(PARALLEL)
@@ -45,10 +44,10 @@ test-cluster: install  ## hosts made of network namespaces, object stores; root,
 	$(BIN)/pytest -m cluster
 
 lint: install  ## style, types and the direction of imports
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(NICE) $(BIN)/ruff check .
+	$(NICE) $(BIN)/ruff format --check .
+	$(NICE) $(BIN)/mypy
+	$(NICE) $(BIN)/lint-imports
 
 install: $(STAMP)  ## the package and its tools, at the versions of constraints.txt
 

@@ -113,13 +113,10 @@ def _coerce(name: str, value: Any) -> Any:
         number = float(value)
         if isinstance(value, bool) or (wanted is int and number != int(number)):
             raise ValueError
-        if (
-            wanted is int
-            and len(digits := str(value).strip()) <= MOST_DIGITS
-            and digits.isdecimal()
-        ):
-            return int(digits)  # a float would round it, and a message would name another number
-        return int(number) if wanted is int else number
+        if wanted is not int:
+            return number
+        digits = str(value).strip()  # a float would round them, and a message name another number
+        return int(digits if digits.isdecimal() and len(digits) <= MOST_DIGITS else number)
     except (TypeError, ValueError, OverflowError):
         kind = "a whole number" if wanted is int else "a number"
         raise UserError(f"{name} is {value!r}; give {kind}") from None

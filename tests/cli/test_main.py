@@ -214,3 +214,14 @@ def test_only_the_verb_that_is_asked_for_is_imported(words: list[str], modules: 
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1].split()[1:] == modules
+
+
+@pytest.mark.parametrize("verb", ["train", "audit", "sweep", "compare"])
+def test_seconds_between_saves_that_are_none_are_one_line(
+    verb: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    work = ["--task", "demo", "--output"]
+    if verb == "sweep":
+        work = ["search_spaces/demo.yaml", "--storage"]
+    words = fails([verb, *work, str(tmp_path), "--save-every", "-1"], capsys)
+    assert "save-every is -1.0; give seconds, 0 or more" in words

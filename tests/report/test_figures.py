@@ -147,8 +147,8 @@ def test_all_methods_in_all_scopes_are_told_apart() -> None:
     parts = ("", " head", " bias", " lora", " top:2")
     names = [f"{method}{part}" for method in ("non_private", "dpfp", "dpsgd") for part in parts]
     looks = styles([*names, "dpfp moments", "dpfp release_once", "objpert head", "rgp"])
-    colours = [look["color"] for look in looks.values()]
-    assert len(set(colours)) == len(looks), colours
+    assert len({look["color"] for look in looks.values()}) == len(looks)
+    assert len({(look["marker"], look["linestyle"]) for look in looks.values()}) == len(looks)
 
 
 def test_a_method_that_nobody_listed_always_looks_the_same() -> None:

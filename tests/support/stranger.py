@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any, Self
 
+PATIENCE = 900.0  # seconds for an answer
 # For every line on stdin: loads the folders that it names, prints the probabilities of its texts.
 STRANGER = """
 import json, sys
@@ -37,15 +39,16 @@ class Stranger:
 
     def __init__(self, folder: Path) -> None:
         self.errors = folder / "errors"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", STRANGER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors.open("w"),
-            text=True,
-            cwd=folder,
-            env=own_cache(folder),
-        )
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", STRANGER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=folder,
+                env=own_cache(folder),
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -57,7 +60,10 @@ class Stranger:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(json.dumps([texts, list(map(str, folders))]), file=self.process.stdin, flush=True)
+        give_up = threading.Timer(PATIENCE, self.process.kill)
+        give_up.start()
         answer = self.process.stdout.readline()
+        give_up.cancel()
         assert answer, self.errors.read_text()
         found: dict[str, list[dict[str, float]]] = json.loads(answer)
         return found

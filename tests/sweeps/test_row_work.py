@@ -54,15 +54,15 @@ def arrays(table: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("fields", "window"),  # two windows of tokens; one of tokens and one of representations
-    [({"scope": "all"}, 70), ({"scope": "head", "representation": "layers"}, 200)],
+    ("fields", "windows"),  # two of tokens, and two of what the encoder makes of them
+    [({"scope": "all"}, 2), ({"scope": "head", "representation": "layers"}, 4)],
     ids=["tokens", "representations"],
 )
 def test_inputs_are_the_same_bits(
     ray_session: None,
     tiny_task: dict[str, Any],
     fields: dict[str, Any],
-    window: int,
+    windows: int,
     fresh_cache: Any,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Any,
@@ -73,12 +73,12 @@ def test_inputs_are_the_same_bits(
     plan = make_plan({name: tiny_task[name] for name in named} | {"method": "dpsgd", **fields})
     here = load_inputs(plan)
     monkeypatch.setenv("DPFP_CACHE", str(tmp_path / "another"))
-    work = ClusterWork("the session's", least=50, window=window)  # the dev set has 40 rows
+    work = ClusterWork("the session's", least=50, window=70)  # the dev set has 40 rows
     calls: list[int] = []
     plain = row_work.stream
     monkeypatch.setattr(row_work, "stream", lambda *a, **k: calls.append(1) or plain(*a, **k))
     there = load_inputs(plan, hands=Hands(work.tokenise, work.encode))
-    assert len(calls) == 2, "each window went through Ray Data"
+    assert len(calls) == windows, "each went through Ray Data"
     for one, other in (
         (here.data.train, there.data.train),
         (here.data.dev["dev"], there.data.dev["dev"]),

@@ -14,7 +14,6 @@ from dpfp_ray.privacy.sampling import keyed_integer
 from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.training import checkpoints
 from dpfp_ray.training.checkpoints import RESUME, SAVE_SHARE, Saver, save_seconds
-from tests.cli.test_main import fails
 from tests.support.states import flip_byte, whole_state
 
 
@@ -172,13 +171,3 @@ def test_one_setting_says_how_often_all_verbs_save(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("DPFP_SAVE_SECONDS", "7")
     assert save_seconds() == Saver(print).every_seconds == RayOptions().save_every_seconds == 7.0
     assert save_seconds(0.5) == 0.5
-
-
-@pytest.mark.parametrize("verb", ["train", "audit", "sweep", "compare"])
-def test_seconds_between_saves_that_are_none_are_one_line(
-    verb: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    space = [str(Path("search_spaces/demo.yaml"))] if verb == "sweep" else ["--task", "demo"]
-    place = "--storage" if verb == "sweep" else "--output"
-    flags = [place, str(tmp_path), "--save-every", "-1"]
-    assert "save-every is -1.0; give seconds, 0 or more" in fails([verb, *space, *flags], capsys)
