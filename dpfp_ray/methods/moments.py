@@ -73,8 +73,17 @@ def release(
 
 def sums_of(plan: Plan, table: RepresentationTable, classes: int) -> tuple[Floats, Floats, Floats]:
     """Counts, sums and second moment without noise, of rows with their weights."""
-    weights = person_weights(plan, table)
-    return add_up(bounded_rows(table, plan), table.width, classes, weights)
+    if table.persons is not None:
+        weights = person_weights(plan, table)
+        return add_up(bounded_rows(table, plan), table.width, classes, weights)
+    shards = table.by_shard(functools.partial(sums_of_shard, plan, classes))
+    return functools.reduce(lambda a, b: (a[0] + b[0], a[1] + b[1], a[2] + b[2]), shards)
+
+
+def sums_of_shard(
+    plan: Plan, classes: int, shard: RepresentationTable
+) -> tuple[Floats, Floats, Floats]:
+    return add_up(bounded_rows(shard, plan), shard.width, classes)
 
 
 def person_weights(plan: Plan, table: RepresentationTable) -> Floats | None:

@@ -8,10 +8,10 @@ their owner only, and they are no release.
 
 import hashlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +36,19 @@ from dpfp_ray.plan.checks import is_joined
 # Part of every key: raise it when the meaning of the stored numbers changes.
 FORMAT_VERSION = 1
 ASSEMBLED_ROWS = 4096  # at once
+SHARD = 65_536  # rows; sums are added shard by shard, so it is part of their last digits
 Rows = npt.NDArray[np.float16] | npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float32]
+T = TypeVar("T")
+
+
+@runtime_checkable
+class Elsewhere(Protocol):
+    """In place of h: rows in a store that other machines can work on (`sweeps/published.py`)."""
+
+    def by_shard(
+        self, table: "RepresentationTable", work: Callable[["RepresentationTable"], T]
+    ) -> Iterator[T]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +76,16 @@ class RepresentationTable:
     def collate(self, rows: npt.NDArray[Any]) -> dict[str, Tensor]:
         h = self.h[np.asarray(rows, dtype=np.int64)]
         return {"representation": torch.from_numpy(h).float()}
+
+    def by_shard(self, work: Callable[["RepresentationTable"], T]) -> Iterator[T]:
+        """What `work` makes of each shard of the rows, in order: here, or where they lie. No
+        shard knows persons, whose rows may lie in several."""
+        if isinstance(self.h, Elsewhere):
+            return self.h.by_shard(self, work)
+        return (work(self.shard(rows, self.h[rows])) for rows in shards(len(self)))
+
+    def shard(self, rows: slice, h: Rows) -> "RepresentationTable":
+        return RepresentationTable(h, self.labels[rows], self.key, self.centre)
 
     def content(self) -> str:
         """By what h was computed from: its last digits depend on the machine."""
@@ -172,6 +193,11 @@ def _parts(
 
 def _slices(rows: int) -> Iterator[slice]:
     return (slice(start, start + ASSEMBLED_ROWS) for start in range(0, rows, ASSEMBLED_ROWS))
+
+
+def shards(rows: int) -> list[slice]:
+    """At least one, be it empty."""
+    return [slice(start, start + SHARD) for start in range(0, max(rows, 1), SHARD)]
 
 
 def _assemble(

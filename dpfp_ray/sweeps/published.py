@@ -1,10 +1,11 @@
 """Representations in a cache that all machines reach, and each machine's own copy of them.
 
 With `DPFP_SHARED_CACHE` (a folder or a URI) the driver puts a table there as Arrow shards, and
-trials get its name in place of its rows. The first trial on a machine copies the shards into that
-machine's cache; it and all that follow map the file, so no table goes through Ray's object store or
-is held in anybody's memory. Like the cache they hold private data in another form, and are no
-release.
+trials get its name in place of its rows. The first trial on a machine that looks at a row copies
+the shards into that machine's cache; it and all that follow map the file, so no table goes through
+Ray's object store or is held in anybody's memory. Sums over all rows (`moments`) need no copy: they
+are made shard by shard on all machines. Like the cache, shards hold private data in another form,
+and are no release.
 
     <shared cache>/representations/<key>/000000.arrow
 """
@@ -12,8 +13,10 @@ release.
 import dataclasses
 import functools
 import os
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +25,12 @@ import pyarrow as pa
 from dpfp_ray.data import Table
 from dpfp_ray.data.storage import Files, below, open_files, public
 from dpfp_ray.data.whole_files import PRIVATE
-from dpfp_ray.models.representations import RepresentationTable, Rows, keep, kept
+from dpfp_ray.models.representations import RepresentationTable, Rows, keep, kept, shards
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.training.machine import use_threads
 
-SHARD = 65_536  # rows
 COLUMN = "h"
+T = TypeVar("T")
 
 
 def shared_cache() -> str | None:
@@ -36,19 +40,52 @@ def shared_cache() -> str | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Published:
-    """A `RepresentationTable` whose rows lie in the shared cache at `place`."""
+class SharedRows:
+    """The rows h of a table, in the shared cache at `place`; who looks at one maps them all.
+
+    It stands where an array would, and has of an array what is used of h.
+    """
 
     place: str
-    rest: RepresentationTable  # all but its rows
+    key: str
     shape: tuple[int, int]
-    kind: str
+    dtype: np.dtype[Any]
 
-    def table(self) -> RepresentationTable:
-        """With its rows, mapped from this machine's cache."""
-        return dataclasses.replace(
-            self.rest, h=mapped(self.place, self.rest.key, self.shape[0], self.kind)
-        )
+    def __getitem__(self, rows: Any) -> Any:
+        return np.asarray(self)[rows]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(mapped(self.place, self.key, self.shape[0], self.dtype.str), dtype)
+
+    def by_shard(
+        self, table: RepresentationTable, work: Callable[[RepresentationTable], T]
+    ) -> Iterator[T]:
+        """`work` of each shard, in order, one on each machine at a time: they read it from the
+        shared cache, and nobody needs all rows. A machine that is alone maps its own copy."""
+        import ray
+
+        machines = sum(node["Alive"] for node in ray.nodes())
+        if machines == 1:
+            yield from dataclasses.replace(table, h=np.asarray(self)).by_shard(work)
+            return
+        # It holds no core: the trial, which waits for it, holds one already.
+        task: Any = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(work_on_shard)
+        waited_for: deque[Any] = deque()
+        for rows, name in zip(shards(len(table)), shard_names(len(table)), strict=True):
+            if len(waited_for) == machines:
+                yield ray.get(waited_for.popleft())
+            rest = table.shard(rows, np.empty((0, self.shape[1]), self.dtype))
+            waited_for.append(task.remote(self.place, name, rest, work))
+        while waited_for:
+            yield ray.get(waited_for.popleft())
+
+
+def work_on_shard(
+    place: str, name: str, rest: RepresentationTable, work: Callable[[RepresentationTable], T]
+) -> T:
+    use_threads(1)
+    h = from_arrow(files_of(place, rest.key).read_name(name))
+    return work(dataclasses.replace(rest, h=h))
 
 
 @functools.lru_cache(maxsize=4)  # a process runs many trials on one table
@@ -64,23 +101,17 @@ def mapped(place: str, key: str, rows: int, kind: str) -> Rows:
     return found
 
 
-def publish(table: Table, place: str) -> "Table | Published":
-    """`table` itself, or its name once its rows are in the shared cache; those that are stay."""
+def publish(table: Table, place: str) -> Table:
+    """`table`, its rows by name once they are in the shared cache; those that are stay."""
     if not isinstance(table, RepresentationTable) or not len(table):
         return table
     files = files_of(place, table.key)
     there = set(files.names())
-    for number, name in enumerate(shard_names(len(table))):
+    for rows, name in zip(shards(len(table)), shard_names(len(table)), strict=True):
         if name not in there:
-            rows = table.h[number * SHARD : (number + 1) * SHARD]
-            files.write(name, to_arrow(rows), PRIVATE)
-    width = table.h.shape[1]
-    rest = dataclasses.replace(table, h=np.empty((0, width), table.h.dtype))
-    return Published(place, rest, (len(table), width), table.h.dtype.str)
-
-
-def opened(table: Any) -> Any:
-    return table.table() if isinstance(table, Published) else table
+            files.write(name, to_arrow(table.h[rows]), PRIVATE)
+    h: Any = SharedRows(place, table.key, (len(table), table.width), table.h.dtype)
+    return dataclasses.replace(table, h=h)
 
 
 def files_of(place: str, key: str) -> Files:
@@ -88,7 +119,7 @@ def files_of(place: str, key: str) -> Files:
 
 
 def shard_names(rows: int) -> list[str]:
-    return [f"{number:06}.arrow" for number in range(-(-rows // SHARD))]
+    return [f"{number:06}.arrow" for number in range(len(shards(rows)))]
 
 
 def to_arrow(rows: npt.NDArray[Any]) -> bytes:

@@ -22,7 +22,7 @@ from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.scopes import initialise
 from dpfp_ray.plan.method_spec import LORA_FIELDS
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.sweeps.published import Published, opened, publish, shared_cache
+from dpfp_ray.sweeps.published import publish, shared_cache
 from dpfp_ray.training.loop import Data
 from dpfp_ray.training.prepare import Inputs, Prepared, build_model
 
@@ -90,9 +90,8 @@ class SharedInputs:
 
     def inputs(self) -> Inputs:
         """What `run.prepare` takes; the model is rebuilt for each trial."""
-        dev = {name: opened(table) for name, table in self.data.dev.items()}
         return Inputs(
-            Data(opened(self.data.train), dev),
+            self.data,
             self.label_names,
             self.representation,
             self.model.build,
@@ -133,10 +132,7 @@ def share_inputs(plan: Plan, inputs: Inputs) -> "ray.ObjectRef[SharedInputs]":
 def _handed_out(table: Any) -> Any:
     """By name, where there is a cache that all machines reach; else the arrays themselves."""
     place = shared_cache()
-    given = publish(table, place) if place else table
-    if isinstance(given, Published):
-        return dataclasses.replace(given, rest=_loaded(given.rest))
-    return _loaded(given)
+    return _loaded(publish(table, place) if place else table)
 
 
 def _loaded(table: Any) -> Any:

@@ -4,6 +4,7 @@ import pytest
 from dpfp_ray.methods import moments
 from dpfp_ray.methods.parts.discriminant import ClassStatistics, discriminant
 from dpfp_ray.methods.parts.one_release import add_up, bounded_rows
+from dpfp_ray.models import representations
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.privacy.calibration import noise_multiplier
 from tests.support.one_release import (
@@ -34,6 +35,14 @@ def test_adding_any_record_moves_the_release_by_at_most_one(scaling: str, clip: 
         largest = max(largest, float(np.linalg.norm(with_record - without)))
         assert np.linalg.norm(with_record - without) <= 1 + 1e-9
     assert largest >= 1 - 1e-6  # the bound is attained, by every row of norm C
+
+
+def test_shards_of_rows_add_up_to_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, table = make_plan("moments", 30), make_table(rows=30)
+    whole = moments.sums_of(plan, table, 2)
+    monkeypatch.setattr(representations, "SHARD", 7)
+    for total, expected in zip(moments.sums_of(plan, table, 2), whole, strict=True):
+        np.testing.assert_allclose(total, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_shares_of_the_sensitivity_add_up_to_one() -> None:
