@@ -10,6 +10,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -21,8 +24,8 @@ def main(folder: Path, space: Path) -> None:
     os.environ[NICENESS] = "0"  # Ray's 15 starves on a machine that runs other tests beside this
     from dpfp_ray.sweeps.cluster import settings
 
-    # Not in `folder`: paths of Ray's sockets must be short. On a busy machine Ray's agents still write
-    # their logs there when it is removed; what they leave goes with all that the tests have written.
+    # Not in `folder`: paths of Ray's sockets must be short. On a busy machine Ray's agents still
+    # write logs there while it is removed; what they leave goes at the end of all tests.
     scratch = tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)
     with settings(), scratch as session:
         import ray
@@ -58,16 +61,30 @@ def observe(folder: Path, space: Path, session: Path) -> dict[str, object]:
     options = ["--discovery", str(discovery), "--wait", str(2 * PATIENCE)]
     node = ray.nodes()[0]
     page = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as check:
+    over = threading.Event()
+    with (
+        subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as check,
+        ThreadPoolExecutor(1) as watcher,
+    ):
+        exported = watcher.submit(watch, page, over)
         try:
             sweep_here(space, folder / "sweep", show_training_loss=True)
-            with urlopen(page) as response:
-                lines = response.read().decode().splitlines()
             output, _ = check.communicate()
         finally:
             check.terminate()
-    exported = [line for line in lines if line.startswith("ray_dpfp_")]
-    return {"code": check.returncode, "answers": json.loads(output), "exported": exported}
+            over.set()
+    answers = json.loads(output)
+    return {"code": check.returncode, "answers": answers, "exported": exported.result()}
+
+
+def watch(page: str, over: threading.Event) -> list[str]:
+    """All that Ray's metrics page says of us until it is over: a gauge is there for seconds."""
+    seen: set[str] = set()
+    while not over.wait(0.5):
+        with suppress(OSError), urlopen(page) as response:
+            lines = response.read().decode().splitlines()
+            seen |= {line for line in lines if line.startswith("ray_dpfp_")}
+    return sorted(seen)
 
 
 if __name__ == "__main__":
