@@ -127,7 +127,7 @@ def padding(where: Where) -> list[Bar]:
     lengths = load_inputs(plan).data.train.lengths
     bars = []
     for batch_size in (32, 1024):
-        for name, sizes in (("non-private, DP-FP", packed_sizes), ("DP-SGD", padded_sizes)):
+        for name, sizes in WAYS.items():
             rng = np.random.default_rng(1)
             draws = [lengths[rng.integers(0, len(lengths), batch_size)] for _ in range(200)]
             padded = sum(sizes(drawn, plan.max_physical_batch) for drawn in draws)
@@ -151,8 +151,11 @@ def packed_sizes(lengths: Any, most: int) -> int:
 
 
 def padded_sizes(lengths: Any, most: int) -> int:
-    """The same where each row is a sequence, as per-example gradients need it."""
+    """The same where each row is a sequence, as whole gradients per example need it."""
     return sum(len(part) * int(lengths[part].max()) for part in split_rows(lengths, most))
+
+
+WAYS = {"non-private, DP-FP, DP-SGD": packed_sizes, "DP-SGD by hooks, RGP": padded_sizes}
 
 
 def noise(where: Where) -> list[Bar]:
@@ -190,7 +193,7 @@ def calibrations(where: Where) -> list[Bar]:
 
     def ours(number: int) -> None:
         with empty_cache():
-            calibration.calibrate(P, N, "add_remove", EPSILON, DELTA, "pld")
+            calibration.smallest_noise(P, N, "add_remove", EPSILON, DELTA, "pld")
 
     def google(number: int) -> None:
         dp_accounting_sigma(interval)
@@ -202,7 +205,7 @@ def calibrations(where: Where) -> list[Bar]:
             target_epsilon=EPSILON, target_delta=DELTA, sample_rate=P, steps=N, accountant="prv"
         )
 
-    sigma = calibration.calibrate(P, N, "add_remove", EPSILON, DELTA, "pld")
+    sigma = calibration.smallest_noise(P, N, "add_remove", EPSILON, DELTA, "pld")
     near = pld.epsilon(P, N, sigma, DELTA, scale=EPSILON)
     theirs = dp_accounting_sigma(interval)
     facts = f"B = M = 32, D = {D:,}, ε = 3, no cache: σ {sigma:.4f} (ε {near:.4f})"

@@ -1,7 +1,7 @@
 """Rows side by side in a few long sequences, in place of one padded sequence a row.
 
 Of a step of 32 sentences of SST-2 a third is padding even where like lengths are padded together,
-since every part has a cost of its own; packed, 0.8% is (benchmarks/RESULTS.md, by counting).
+since every part has a cost of its own; packed, 2.3% is (benchmarks/RESULTS.md, by counting).
 Attention must be told which tokens belong together (`ROW`). Its cost grows with the
 length of a sequence, that of all else with the number of tokens; hence several sequences.
 """
@@ -17,7 +17,8 @@ from dpfp_ray.data.tokens import TokenTable
 if TYPE_CHECKING:
     from torch import Tensor
 
-SEQUENCE = 128  # tokens of a sequence, about; from 64 to 256 a step takes the same time
+SEQUENCE = 64  # tokens of a sequence, at least: attention and ghost norms cost less in short ones,
+ROWS = 5  # but where it holds fewer rows than that, too much of it stays empty
 # In a packed batch: the number of each token's row, −1 for padding; and its place in that row.
 ROW, PLACE = "packed_row", "packed_place"
 Ints = NDArray[np.int64]
@@ -29,7 +30,8 @@ def arrange(lengths: Ints, tokens: int = SEQUENCE) -> tuple[Ints, Ints, int, int
     The longest row first, each to the sequence that is shortest so far: all end up nearly equal,
     because the last rows to be placed are the shortest.
     """
-    count = max(1, round(int(lengths.sum()) / max(tokens, int(lengths.max()))))
+    least = max(tokens, int(lengths.max()), ROWS * float(lengths.mean()))
+    count = max(1, round(int(lengths.sum()) / least))
     filled = [(0, number) for number in range(count)]
     sequence, start = np.empty_like(lengths), np.empty_like(lengths)
     for row in np.argsort(-lengths, kind="stable").tolist():

@@ -63,6 +63,8 @@ class DpFp(Method):
         finite = h.isfinite().all(1)
         if finite.all():
             return clip_rows(h, self.plan.C)
+        if rows.packed_row is not None:
+            return self.clipped(rows.padded())
         fine = clip_rows(self.represent(rows.only(finite).inputs), self.plan.C)
         return h.new_zeros(h.shape).index_put((finite.nonzero()[:, 0],), fine)
 

@@ -28,12 +28,13 @@ HOOKS_BYTES = 2 * 2**30  # per-example gradients in memory at once
 
 class DpSgd(Method):
     def __init__(self, plan: Plan, model: Classifier, sigma: float, seed: int) -> None:
-        from dpfp_ray.methods.parts.unsplittable import freeze_unsplittable
+        from dpfp_ray.methods.parts.unsplittable import freeze_unsplittable, splits_packed
         from dpfp_ray.models.representations import HeadClassifier
 
         if not isinstance(model, HeadClassifier):  # one linear layer on given rows always splits
             freeze_unsplittable(model)
         super().__init__(plan, model, sigma, seed)
+        self.takes_packed = plan.clipping == "ghost" and splits_packed(model)
         self.clipping: Clipping | None = None
 
     @property
@@ -60,14 +61,16 @@ class DpSgd(Method):
 
         assert self.clipping is not None, "backward is called between begin and finish"
         while len(rows.labels):
-            logits = self.model.head(self.represent(rows.inputs))
-            losses = rows.losses(logits)
+            with self.clipping.packed(rows.packed_row):
+                h = self.represent(rows.inputs)
+            losses = rows.losses(self.model.head(h))
             finite = self.clipping.add_clipped(
                 losses, self.plan.C, self.plan.clip_style, rows.example
             )
             if finite.all():
                 return losses.detach().sum()
-            rows = rows.only(finite)  # nothing was added: once more, without those that have none
+            # Nothing was added: once more, without those that have none.
+            rows = rows.padded() if rows.packed_row is not None else rows.only(finite)
         return torch.zeros((), device=self.device)
 
     def finish(self, step: int) -> None:

@@ -24,6 +24,7 @@ from dpfp_ray.methods.parts.base import Rows
 from dpfp_ray.methods.parts.unsplittable import unsplittable
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
+from dpfp_ray.models.scopes import Lora
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.sampling import add_noise
@@ -84,13 +85,14 @@ def make_plan(folder: str, **changes: Any) -> Plan:
 
 
 def build(plan: Plan) -> Classifier:
-    model = build_classifier(plan.model, plan.representation, 2, scope=plan.scope)
+    lora = Lora.of(plan)
+    model = build_classifier(plan.model, plan.representation, 2, scope=plan.scope, lora=lora)
     return model.train()
 
 
-def make_rows(source: TokenTable, positions: list[int] | None = None) -> Rows:
+def make_rows(source: TokenTable, positions: list[int] | None = None, packs: bool = False) -> Rows:
     chosen = np.arange(len(RECORDS)) if positions is None else np.array(positions)
-    return take(source, RECORDS, chosen, torch.device("cpu"))
+    return take(source, RECORDS, chosen, torch.device("cpu"), packs=packs)
 
 
 def clipped_sum(method: DpSgd, *parts: Rows) -> dict[str, Tensor]:
@@ -166,6 +168,54 @@ def test_ghost_hooks_and_naive_loop_agree(
         for clipping in CLIPPINGS:
             method.plan = dataclasses.replace(plan, clip=clip, clipping=clipping)
             assert_same(clipped_sum(method, rows), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scope", ["all", "bias", "lora"])
+@pytest.mark.parametrize("architecture", ENCODERS)
+def test_packed_rows_have_the_clipped_sum_of_padded_ones(
+    tiny: Callable[[str], str], architecture: str, scope: str
+) -> None:
+    plan = make_plan(tiny(architecture), scope=scope)
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    if not method.takes_packed:
+        assert architecture not in ("bert", "roberta")
+        return
+    source = table(plan.model)
+    padded, packed = make_rows(source), make_rows(source, packs=True)
+    assert packed.packed_row is not None
+    norms = sorted(norm(gradients) for gradients in row_gradients(method.model, padded))
+    for clip in (norms[0] / 10, norms[len(norms) // 2]):
+        method.plan = dataclasses.replace(plan, clip=clip)
+        assert_same(clipped_sum(method, packed), clipped_sum(method, padded))
+
+
+def test_a_neighbour_in_the_same_sequence_moves_the_sum_by_at_most_C(
+    tiny: Callable[[str], str],
+) -> None:
+    plan = make_plan(tiny("bert"), clip=0.01)
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    source, everyone = table(plan.model), list(range(len(RECORDS)))
+    whole = clipped_sum(method, make_rows(source, everyone, packs=True))
+    for left_out in everyone:
+        rest = [position for position in everyone if position != left_out]
+        without = clipped_sum(method, make_rows(source, rest, packs=True))
+        moved = norm({name: whole[name] - without[name] for name in whole})
+        assert moved == pytest.approx(0.01, rel=1e-3)
+
+
+def test_an_undefined_row_takes_none_of_its_neighbours_with_it(tiny: Callable[[str], str]) -> None:
+    plan = make_plan(tiny("bert"))
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    source = table(plan.model)
+    ids = [set(source.collate(RECORDS[[i]])["input_ids"][0].tolist()) for i in range(len(RECORDS))]
+    bad = next(i for i in range(len(RECORDS)) if ids[i] - set().union(*ids[:i], *ids[i + 1 :]))
+    (word, *_) = ids[bad] - set().union(*ids[:bad], *ids[bad + 1 :])
+    with torch.no_grad():
+        method.model.encoder.get_input_embeddings().weight[word] = float("nan")
+    rest = [position for position in range(len(RECORDS)) if position != bad]
+    found = clipped_sum(method, make_rows(source, packs=True))
+    assert_same(found, clipped_sum(method, make_rows(source, rest)))
 
 
 @pytest.mark.parametrize("clipping", CLIPPINGS)

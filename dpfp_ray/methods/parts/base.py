@@ -11,7 +11,7 @@ specs in those files and must not wait seconds for it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,15 +39,26 @@ class Rows:
     example: Tensor | None = None
 
     def only(self, kept: Tensor) -> Rows:
-        """Those rows of which the mask `kept` says True; padded, if they were packed."""
-        from dpfp_ray.data.packing import ROW, unpacked
-
-        plain = unpacked(self.inputs) if ROW in self.inputs else self.inputs
-        inputs = {name: tensor[kept] for name, tensor in plain.items()}
+        """Those rows of which the mask `kept` says True; they are padded rows."""
+        inputs = {name: tensor[kept] for name, tensor in self.inputs.items()}
         example = self.example
         if example is not None:
             example = example[kept].unique(return_inverse=True)[1]
         return Rows(self.positions[kept.cpu().numpy()], inputs, self.labels[kept], example)
+
+    @property
+    def packed_row(self) -> Tensor | None:
+        """Of each token, where rows are packed (`data/packing.py`)."""
+        from dpfp_ray.data.packing import ROW
+
+        return self.inputs.get(ROW)
+
+    def padded(self) -> Rows:
+        """The same rows, each by itself. In a packed sequence a row whose numbers are undefined
+        spoils those beside it (0 times undefined), which only then are what they are alone."""
+        from dpfp_ray.data.packing import unpacked
+
+        return replace(self, inputs=unpacked(self.inputs))
 
     @property
     def sizes(self) -> Tensor | None:
@@ -69,7 +80,7 @@ class Rows:
 class Method(ABC):
     """How one step's gradient comes about. Subclasses say what they add to plain training."""
 
-    # Whether it needs nothing of a row but h(x), so that rows may be packed.
+    # Whether rows may be packed: it needs nothing of a row but h(x), or tells tokens apart by row.
     takes_packed = False
 
     def __init__(self, plan: Plan, model: Classifier, sigma: float, seed: int) -> None:

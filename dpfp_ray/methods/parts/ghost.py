@@ -9,6 +9,7 @@ instead and rescale those: Σᵢ cᵢ Σₜ gₜ aₜᵀ is one matrix product a
 was measured, also in bf16.
 
 The rows of one person are more tokens of one example: the same formulas hold for them side by side.
+Of rows that are packed into one sequence, Gram matrices count where both tokens are of one row.
 """
 
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from dpfp_ray.methods.parts.per_example import (
     norm_gradients,
     per_example_gradients,
     sum_by_example,
+    sum_tokens,
 )
 
 # A module's input and the gradient at its output, one row per example; of a LayerNorm, which is
@@ -41,28 +43,36 @@ class GhostClipping(Clipping):
     def __init__(self, model: Module) -> None:
         super().__init__(model)
         self.uses: dict[Module, list[Use]] = {}
+        self.rows: dict[Module, Tensor] = {}  # of their tokens, where these are of packed rows
 
-    def take(self, module: Module, inputs: Tensor, backprops: Tensor) -> None:
+    def take(
+        self, module: Module, inputs: Tensor, backprops: Tensor, row: Tensor | None = None
+    ) -> None:
         if not needs_inputs(module):
-            backprops = tokens(backprops).sum(1, keepdim=True)  # all that a bias needs of a row
+            backprops = sum_tokens(backprops, row)[:, None]  # all that a bias needs of a row
         elif is_norm(module):
-            inputs, backprops = norm_gradients(module, inputs, backprops)
+            inputs, backprops = norm_gradients(module, inputs, backprops, row)
+        elif row is not None:
+            self.rows[module] = row
         self.uses.setdefault(module, []).append((inputs, backprops))
+
+    def squares(self, example: Tensor | None = None) -> Squares:
+        """Each example's squared gradient norm, for each weight of which a gradient has arrived."""
+        found: Squares = {}
+        for module, uses in self.uses.items():
+            if module in self.rows:
+                found |= squared_norms_of_packed(module, uses, self.rows[module])
+            elif example is None:
+                found |= squared_norms(module, uses)
+            else:
+                found |= squared_norms_of_groups(module, uses, example)
+        return found
 
     def add_clipped(
         self, losses: Tensor, clip: float, style: str = "abadi", example: Tensor | None = None
     ) -> Tensor:
         self.run_hooks(losses)
-        squares = [
-            square
-            for module, uses in self.uses.items()
-            for square in (
-                squared_norms(module, uses)
-                if example is None
-                else squared_norms_of_groups(module, uses, example)
-            ).values()
-        ]
-        norms = torch.stack(squares).sum(0).sqrt()
+        norms = torch.stack(list(self.squares(example).values())).sum(0).sqrt()
         finite = sum_by_example(losses.detach(), example).isfinite() & norms.isfinite()
         if not finite.all():
             self.uses.clear()
@@ -70,7 +80,10 @@ class GhostClipping(Clipping):
         if example is not None:
             finite, scale = finite[example], scale[example]
         while self.uses:
-            add_scaled(*self.uses.popitem(), scale)
+            module, uses = self.uses.popitem()
+            row = self.rows.get(module)
+            add_scaled(module, uses, scale if row is None else scale[row.clamp(min=0)])
+        self.rows.clear()
         return finite
 
 
@@ -88,6 +101,33 @@ def squared_norms_of_groups(module: Module, uses: list[Use], example: Tensor) ->
             whole = found.setdefault(parameter, squares.new_zeros(int(example.max()) + 1))
             whole[torch.from_numpy(examples).to(example.device)] = squares
     return found
+
+
+def squared_norms_of_packed(module: Module, uses: list[Use], row: Tensor) -> Squares:
+    """As `squared_norms`, of rows that lie side by side in sequences; `row` is that of each token.
+
+    Where tokens of two rows meet, what is there is not multiplied by 0 but left out: it may be
+    infinite for the sake of one of them.
+    """
+    row = _side_by_side([row] * len(uses))
+    apart = row[:, :, None] != row[:, None, :]
+    squares: Squares = {}
+    if type(module) is Linear:
+        a, g = (
+            _side_by_side([tokens(value) for value in side]) for side in zip(*uses, strict=True)
+        )
+        common = (a @ a.mT).mul_(g @ g.mT)
+        if module.bias is not None and module.bias.requires_grad:
+            squares[module.bias] = sum_tokens(g, row).square().sum(1)
+    elif type(module) is Embedding:
+        pairs = [_without_padding(module, use) for use in uses]
+        ids, g = (_side_by_side(list(side)) for side in zip(*pairs, strict=True))
+        common, apart = g @ g.mT, apart | (ids[:, :, None] != ids[:, None, :])
+    else:
+        raise TypeError(f"tokens of packed rows have no ghost in a {type(module).__name__}")
+    of_token = common.masked_fill_(apart, 0).sum(2, keepdim=True)
+    squares[module.weight] = sum_tokens(of_token, row)[:, 0].clamp(min=0)
+    return squares
 
 
 def squared_norms(module: Module, uses: list[Use], joined: int = 0) -> Squares:
@@ -124,10 +164,12 @@ def squared_norms(module: Module, uses: list[Use], joined: int = 0) -> Squares:
 
 
 def add_scaled(module: Module, uses: list[Use], scale: Tensor) -> None:
-    """Add Σᵢ scaleᵢ · (row i's gradient) to `.grad` of the module's trainable weights."""
+    """Add Σᵢ scaleᵢ · (row i's gradient) to `.grad` of the module's trainable weights; where rows
+    are packed, `scale` is that of each token."""
+    of_tokens = scale.reshape(len(scale), -1, 1)
     if type(module) is Linear:
         for inputs, outputs in uses:
-            scaled = (tokens(outputs) * scale[:, None, None]).flatten(0, 1)
+            scaled = (tokens(outputs) * of_tokens).flatten(0, 1)
             if module.weight.requires_grad:
                 gradient(module.weight).addmm_(scaled.T, tokens(inputs).flatten(0, 1))
             if module.bias is not None and module.bias.requires_grad:
@@ -140,7 +182,7 @@ def add_scaled(module: Module, uses: list[Use], scale: Tensor) -> None:
     elif type(module) is Embedding:
         for use in uses:
             ids, outputs = _without_padding(module, use)
-            scaled = (outputs * scale[:, None, None]).flatten(0, 1)
+            scaled = (outputs * of_tokens).flatten(0, 1)
             gradient(module.weight).index_add_(0, ids.flatten(), scaled)
     else:
         for rows, samples in _whole_gradients(module, uses):

@@ -6,7 +6,8 @@ a moment longer: evaluation, copies and saved weights see the plain model.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -28,6 +29,7 @@ class Clipping(GradSampleHooks, ABC):
     def __init__(self, model: Module) -> None:
         strip(model)
         self.roots: list[GradientEdge] = []
+        self.row: Tensor | None = None
         # Not strict: strict would only refuse buffers, which in text encoders are position numbers.
         super().__init__(model, loss_reduction="sum", strict=False)
 
@@ -46,9 +48,21 @@ class Clipping(GradSampleHooks, ABC):
         self.cleanup()
         strip(self._module)
 
+    @contextmanager
+    def packed(self, row: Tensor | None) -> Iterator[None]:
+        """For a forward pass over packed rows, `row` of each token (`data/packing.py`)."""
+        self.row = row
+        try:
+            yield
+        finally:
+            self.row = None
+
     @abstractmethod
-    def take(self, module: Module, inputs: Tensor, backprops: Tensor) -> None:
-        """One use of `module`: its input and the gradient at its output, a row per example."""
+    def take(
+        self, module: Module, inputs: Tensor, backprops: Tensor, row: Tensor | None = None
+    ) -> None:
+        """One use of `module`: its input and the gradient at its output, a row per example; where
+        these are tokens of packed rows, `row` of each."""
 
     def add_hooks(self, **_: Any) -> None:
         """A hook on each trained module's forward pass, which puts one on the tensor that it gives.
@@ -74,15 +88,17 @@ class Clipping(GradSampleHooks, ABC):
         given = values[0].detach()
         if not needs_inputs(module):
             given = given.new_empty(len(given), 0)  # only how many rows there were
-        forward_output.register_hook(partial(self._arrived, module, given))
+        forward_output.register_hook(partial(self._arrived, module, given, self.row))
         if not any(value.requires_grad for value in values):
             # Here the graph begins: the inputs are plain data. An edge stays what it is if the
             # encoder changes the tensor in place (XLM does).
             self.roots.append(get_gradient_edge(forward_output))
 
-    def _arrived(self, module: Module, inputs: Tensor, backprops: Tensor) -> None:
+    def _arrived(
+        self, module: Module, inputs: Tensor, row: Tensor | None, backprops: Tensor
+    ) -> None:
         # Under bf16 autocast all products are taken in fp32: a norm off by a percent is no bound.
-        self.take(module, _to_fp32(inputs), _to_fp32(backprops.detach()))
+        self.take(module, _to_fp32(inputs), _to_fp32(backprops.detach()), row)
 
     def run_hooks(self, losses: Tensor, beyond: Sequence[Tensor] = ()) -> None:
         """One backward pass down to the roots. It fires every hook, but never computes the weights'
@@ -104,7 +120,10 @@ class HooksClipping(Clipping):
         self.samples: dict[Tensor, Tensor] = {}
         self.example: Tensor | None = None
 
-    def take(self, module: Module, inputs: Tensor, backprops: Tensor) -> None:
+    def take(
+        self, module: Module, inputs: Tensor, backprops: Tensor, row: Tensor | None = None
+    ) -> None:
+        assert row is None, "whole gradients are taken of padded rows"
         for parameter, sample in per_example_gradients(module, inputs, backprops).items():
             sample = sum_by_example(sample, self.example)
             before = self.samples.get(parameter)
@@ -143,7 +162,7 @@ def per_example_gradients(
     Its rule for LayerNorm wants a bias, which ModernBERT's do not have; ours does not.
     """
     if isinstance(module, Linear) and not needs_inputs(module):
-        return {module.bias: _sum_tokens(backprops)}
+        return {module.bias: sum_tokens(backprops)}
     if is_norm(module):
         found = norm_gradients(module, inputs, backprops)
         pair = zip((module.weight, module.bias), found, strict=True)
@@ -170,14 +189,20 @@ def is_norm(module: Module) -> TypeGuard[LayerNorm]:
     )
 
 
-def norm_gradients(module: LayerNorm, inputs: Tensor, backprops: Tensor) -> tuple[Tensor, Tensor]:
+def norm_gradients(
+    module: LayerNorm, inputs: Tensor, backprops: Tensor, row: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Each row's gradients of weight and bias, whether or not there is a bias (ModernBERT)."""
     normed = functional.layer_norm(inputs, module.normalized_shape, eps=module.eps)
-    return _sum_tokens(normed.mul_(backprops)), _sum_tokens(backprops)
+    return sum_tokens(normed.mul_(backprops), row), sum_tokens(backprops, row)
 
 
-def _sum_tokens(value: Tensor) -> Tensor:
-    """Over all but the rows and the last dimension."""
+def sum_tokens(value: Tensor, row: Tensor | None = None) -> Tensor:
+    """Over all but the rows and the last dimension; of packed rows, by the `row` of each token."""
+    if row is not None:
+        total = value.new_zeros(int(row.max()) + 1, value.shape[-1])
+        # Padding, −1, has no gradient: what it adds to row 0 is zero.
+        return total.index_add_(0, row.clamp(min=0).flatten(), value.flatten(0, 1))
     between = tuple(range(1, value.ndim - 1))
     return value.sum(between) if between else value
 

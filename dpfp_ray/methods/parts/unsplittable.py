@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, functional
 
+from dpfp_ray.data.packing import PLACE, ROW
 from dpfp_ray.methods.parts.ghost import GhostClipping, squared_norms
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.scopes import woken
@@ -68,6 +69,49 @@ def unsplittable(model: Classifier) -> list[str]:
         model.train(was_training)
 
 
+def splits_packed(model: Classifier) -> bool:
+    """Whether the gradients of packed rows can be told apart: asked of the encoder, which must give
+    the norms that padded rows have."""
+    if not model.packs:
+        return False
+    batch, labels = _probe_rows(model)
+    real = batch["attention_mask"].bool()
+    number, place = (real.nonzero()[:, side][None] for side in (0, 1))
+    beside = {"input_ids": batch["input_ids"][real][None], ROW: number, PLACE: place}
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.enable_grad(), woken(model):
+            padded, packed = (_norms(model, inputs, labels) for inputs in (batch, beside))
+    except (RuntimeError, TypeError, ValueError):  # each architecture fails in its own way
+        return False
+    finally:
+        model.train(was_training)
+    if padded.keys() != packed.keys():
+        return False
+    expected = torch.stack(list(padded.values()), 1)
+    found = torch.stack([packed[weight] for weight in padded], 1)
+    return not bool(((found - expected).abs() > _margin(expected)).any())
+
+
+def _margin(norms: Tensor) -> Tensor:
+    """(rows, weights): a gradient that is zero but for rounding (a key's bias) may differ by
+    rounding of the row's whole gradient."""
+    return 0.02 * norms + 1e-6 * norms.norm(dim=1, keepdim=True)
+
+
+def _norms(model: Classifier, inputs: dict[str, Tensor], labels: Tensor) -> dict[Tensor, Tensor]:
+    """Of each row's gradient, by weight."""
+    clipping = GhostClipping(model)
+    try:
+        with clipping.packed(inputs.get(ROW)):
+            h = model.represent(inputs)
+        clipping.run_hooks(functional.cross_entropy(model.head(h), labels, reduction="none"))
+        return {weight: squares.sqrt() for weight, squares in clipping.squares().items()}
+    finally:
+        clipping.remove()
+
+
 def _compare(model: Classifier) -> list[str]:
     batch, labels = _probe_rows(model)
     named = trainable_parameters(model)
@@ -95,8 +139,7 @@ def _compare(model: Classifier) -> list[str]:
         for column, value in enumerate(gradients):
             if value is not None:
                 expected[row, column] = torch.linalg.vector_norm(value)
-    # A gradient that is zero but for rounding (a key's bias) may differ by rounding of the whole.
-    margin = 0.02 * expected + 1e-6 * expected.norm(dim=1, keepdim=True)
+    margin = _margin(expected)
     return [
         name
         for column, (name, parameter) in enumerate(named)
