@@ -26,6 +26,7 @@ WORTH = (
     "Filled, solid: proved ε. Open, dashed: nominal (†), no guarantee. Crossed, dotted: "
     "refuted (‡)."
 )
+SIDE_BY_SIDE = 4  # so many methods' names fit below an axis; more are written aslant
 _LINES = {"proved": "-", "refuted": ":"}
 _CALLS = {
     "better": ("s", "#0072B2", "told apart"),
@@ -103,7 +104,11 @@ def _epsilon_axes(axes: Any, plain: Sequence[Cell], cells: Sequence[Cell], accou
     legend(axes)
     if len(budgets) == 1:
         ticks = [names.index(cell.key.method) for cell in cells]
-        axes.set_xticks(ticks, labels=[_two_lines(_name(cell)) for cell in cells])
+        if len(cells) > SIDE_BY_SIDE:
+            labels = [clean(_name(cell), 32) for cell in cells]
+            axes.set_xticks(ticks, labels=labels, rotation=30, ha="right")
+        else:
+            axes.set_xticks(ticks, labels=[_two_lines(_name(cell)) for cell in cells])
         axes.margins(x=0.2)
         axes.set_xlabel("method")
         return

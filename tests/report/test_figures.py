@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from dpfp_ray.report import epsilon_figures
 from dpfp_ray.report.epsilon_figures import _LINES
 from dpfp_ray.report.figures import all_figures, averaged, curve_of
 from dpfp_ray.report.page import Report
@@ -57,6 +58,16 @@ def test_proved_nominal_and_refuted_differ_without_colour(report: Report) -> Non
     assert "majority class" in words(drawn)
     lines = {cell: _LINES.get(cell, "--") for cell in ("proved", "nominal", "refuted")}
     assert len(set(lines.values())) == 3
+
+
+@pytest.mark.parametrize(("fit", "aslant"), [(1, True), (9, False)])
+def test_names_of_many_methods_at_one_epsilon_do_not_touch(
+    monkeypatch: pytest.MonkeyPatch, fit: int, aslant: bool
+) -> None:
+    monkeypatch.setattr(epsilon_figures, "SIDE_BY_SIDE", fit)
+    records = [r for r in samples.comparison(seeds=1) if r["plan"]["epsilon"] in (None, 3.0)]
+    (drawn,) = [drawing for drawing in draw(records) if drawing.name.startswith("epsilon")]
+    assert ("rotate(-30" in drawn.svg) == aslant
 
 
 def test_several_tasks_have_a_figure_of_ranks() -> None:
