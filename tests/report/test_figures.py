@@ -67,7 +67,7 @@ def test_names_of_many_methods_at_one_epsilon_do_not_touch(
     monkeypatch.setattr(epsilon_figures, "SIDE_BY_SIDE", fit)
     records = [r for r in samples.comparison(seeds=1) if r["plan"]["epsilon"] in (None, 3.0)]
     (drawn,) = [drawing for drawing in draw(records) if drawing.name.startswith("epsilon")]
-    assert ("rotate(-30" in drawn.svg) == aslant
+    assert (b"rotate(-30" in drawn.svg) == aslant
 
 
 def test_several_tasks_have_a_figure_of_ranks() -> None:
