@@ -19,6 +19,7 @@ from dpfp_ray.methods.parts.base import Rows, make_method
 from dpfp_ray.methods.parts.one_release import bounded
 from dpfp_ray.models.classifier import Classifier, bound_rows, trainable_parameters
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.training.step import take
 from tests.support.one_release import make_plan, make_table
 from tests.support.tiny_runs import tiny_classifier, tiny_data, tiny_plan, tiny_world
 
@@ -178,6 +179,25 @@ def test_a_bad_row_of_dpfp_has_the_representation_zero(
     assert given[0].norm(dim=1).max() <= 0.5 * (1 + 1e-5)
     for weight in expected:
         torch.testing.assert_close(found[weight], expected[weight], rtol=1e-4, atol=1e-7)
+
+
+def test_a_bad_row_of_dpfp_spoils_none_in_its_sequence(model_folder: str) -> None:
+    plan = plan_of("dpfp")
+    model = tiny_classifier(model_folder, plan)
+    method: Any = make_method(plan, model, 0.0, seed=5)
+    table: Any = tiny_data(model_folder).train
+    seven = np.arange(7)
+    plain, packed = (take(table, seven, seven, torch.device("cpu"), packs=p) for p in (False, True))
+    expected = method.clipped(plain).detach()
+    ids = plain.inputs["input_ids"]
+    word, bad = next((w, r) for r in range(7) for w in ids[r].tolist() if (ids == w).sum() == 1)
+    embeddings: Any = model.encoder
+    with torch.no_grad():
+        embeddings.get_input_embeddings().weight[word] = float("nan")
+    found = method.clipped(packed).detach()
+    others = [row for row in range(7) if row != bad]
+    torch.testing.assert_close(found[others], expected[others], rtol=1e-4, atol=1e-6)
+    assert not found[bad].any()
 
 
 def test_a_method_that_drops_no_bad_row_would_be_noticed(model_folder: str) -> None:
