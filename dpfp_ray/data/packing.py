@@ -17,8 +17,9 @@ from dpfp_ray.data.tokens import TokenTable
 if TYPE_CHECKING:
     from torch import Tensor
 
-SEQUENCE = 64  # tokens of a sequence, at least: attention and ghost norms cost less in short ones,
-ROWS = 5  # but where it holds fewer rows than that, too much of it stays empty
+# Tokens of a sequence: attention and ghost norms cost less in short ones; but where one holds fewer
+# rows than that, much of it stays empty. Longer than that only where a row is.
+SEQUENCE, ROWS, LONGEST = 64, 5, 128
 # In a packed batch: the number of each token's row, −1 for padding; and its place in that row.
 ROW, PLACE = "packed_row", "packed_place"
 Ints = NDArray[np.int64]
@@ -30,8 +31,8 @@ def arrange(lengths: Ints, tokens: int = SEQUENCE) -> tuple[Ints, Ints, int, int
     The longest row first, each to the sequence that is shortest so far: all end up nearly equal,
     because the last rows to be placed are the shortest.
     """
-    least = max(tokens, int(lengths.max()), ROWS * float(lengths.mean()))
-    count = max(1, round(int(lengths.sum()) / least))
+    wanted = max(tokens, min(ROWS * float(lengths.mean()), LONGEST), int(lengths.max()))
+    count = max(1, round(int(lengths.sum()) / wanted))
     filled = [(0, number) for number in range(count)]
     sequence, start = np.empty_like(lengths), np.empty_like(lengths)
     for row in np.argsort(-lengths, kind="stable").tolist():

@@ -28,13 +28,16 @@ HOOKS_BYTES = 2 * 2**30  # per-example gradients in memory at once
 
 class DpSgd(Method):
     def __init__(self, plan: Plan, model: Classifier, sigma: float, seed: int) -> None:
+        from dpfp_ray.data.packing import LONGEST
         from dpfp_ray.methods.parts.unsplittable import freeze_unsplittable, splits_packed
         from dpfp_ray.models.representations import HeadClassifier
 
         if not isinstance(model, HeadClassifier):  # one linear layer on given rows always splits
             freeze_unsplittable(model)
         super().__init__(plan, model, sigma, seed)
-        self.takes_packed = plan.clipping == "ghost" and splits_packed(model)
+        # Of longer rows the gradient itself is cheaper than products of tokens.
+        short = plan.max_length <= LONGEST
+        self.takes_packed = plan.clipping == "ghost" and short and splits_packed(model)
         self.clipping: Clipping | None = None
 
     @property

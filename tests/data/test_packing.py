@@ -26,6 +26,11 @@ def test_rows_do_not_overlap_and_sequences_are_nearly_full(tokens: int) -> None:
         assert taken.mean() > 0.97
 
 
+def test_a_sequence_of_long_rows_is_no_longer_than_one_needs() -> None:
+    *_, longest = arrange(np.full(40, 100))
+    assert longest <= 200
+
+
 def test_what_is_unpacked_is_what_was_packed(zoo: Path) -> None:
     table = tokenise_once(tiny_split(30), load_tokenizer(str(zoo / "bert")), 16)
     rows = np.array([3, 29, 3, 0, 11, 12])

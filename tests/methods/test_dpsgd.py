@@ -190,6 +190,11 @@ def test_packed_rows_have_the_clipped_sum_of_padded_ones(
         assert_same(clipped_sum(method, packed), clipped_sum(method, padded))
 
 
+def test_rows_that_may_be_long_are_padded(tiny: Callable[[str], str]) -> None:
+    plan = make_plan(tiny("bert"), max_length=512)
+    assert not DpSgd(plan, build(plan), SIGMA, SEED).takes_packed
+
+
 def test_a_neighbour_in_the_same_sequence_moves_the_sum_by_at_most_C(
     tiny: Callable[[str], str],
 ) -> None:

@@ -61,11 +61,13 @@ class GhostClipping(Clipping):
         found: Squares = {}
         for module, uses in self.uses.items():
             if module in self.rows:
-                found |= squared_norms_of_packed(module, uses, self.rows[module])
+                own = squared_norms_of_packed(module, uses, self.rows[module])
             elif example is None:
-                found |= squared_norms(module, uses)
+                own = squared_norms(module, uses)
             else:
-                found |= squared_norms_of_groups(module, uses, example)
+                own = squared_norms_of_groups(module, uses, example)
+            for weight, square in own.items():  # of two modules, if they share it
+                found[weight] = found[weight] + square if weight in found else square
         return found
 
     def add_clipped(
@@ -110,23 +112,25 @@ def squared_norms_of_packed(module: Module, uses: list[Use], row: Tensor) -> Squ
     infinite for the sake of one of them.
     """
     row = _side_by_side([row] * len(uses))
-    apart = row[:, :, None] != row[:, None, :]
     squares: Squares = {}
     if type(module) is Linear:
-        a, g = (
-            _side_by_side([tokens(value) for value in side]) for side in zip(*uses, strict=True)
-        )
-        common = (a @ a.mT).mul_(g @ g.mT)
-        if module.bias is not None and module.bias.requires_grad:
-            squares[module.bias] = sum_tokens(g, row).square().sum(1)
+        pairs = [(tokens(inputs), tokens(outputs)) for inputs, outputs in uses]
     elif type(module) is Embedding:
         pairs = [_without_padding(module, use) for use in uses]
-        ids, g = (_side_by_side(list(side)) for side in zip(*pairs, strict=True))
-        common, apart = g @ g.mT, apart | (ids[:, :, None] != ids[:, None, :])
     else:
         raise TypeError(f"tokens of packed rows have no ghost in a {type(module).__name__}")
-    of_token = common.masked_fill_(apart, 0).sum(2, keepdim=True)
-    squares[module.weight] = sum_tokens(of_token, row)[:, 0].clamp(min=0)
+    inputs, outputs = (_side_by_side(list(side)) for side in zip(*pairs, strict=True))
+    if type(module) is Linear and module.bias is not None and module.bias.requires_grad:
+        squares[module.bias] = sum_tokens(outputs, row).square().sum(1)
+    group, of_tokens = max(1, CHUNK // (2 * row.shape[1] ** 2)), []
+    for r, a, g in zip(row.split(group), inputs.split(group), outputs.split(group), strict=True):
+        products, apart = g @ g.mT, r[:, :, None] != r[:, None, :]
+        if type(module) is Linear:
+            products *= a @ a.mT
+        else:
+            apart |= a[:, :, None] != a[:, None, :]
+        of_tokens.append(products.masked_fill_(apart, 0).sum(2, keepdim=True))
+    squares[module.weight] = sum_tokens(torch.cat(of_tokens), row)[:, 0].clamp(min=0)
     return squares
 
 
