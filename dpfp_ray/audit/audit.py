@@ -1,14 +1,11 @@
 """Measure what a trained model leaks, and hold it against the stated ε (see docs/auditing.md)."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from dpfp_ray.audit import audited_run
 from dpfp_ray.data import Task
-from dpfp_ray.data.lease import held
 from dpfp_ray.data.memory import in_memory
-from dpfp_ray.data.storage import LocalFiles
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.training import run_folder
@@ -100,9 +97,8 @@ def audit(
         noise, name = prepared.noise_multiplier, f"audit {plan.method}"
         return reporters(prepared.plan, noise, name, scratch, seed, True, mark, save_every)
 
-    done = not overwrite and (folder / run_folder.RESULT).exists()
     try:
-        with nullcontext() if done else held(LocalFiles(folder), "use another --output"):
+        with run_folder.held(folder, overwrite):
             if overwrite:
                 audited_run.discard(folder)
             record = audited_run.audit_in(

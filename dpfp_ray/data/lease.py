@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,6 +86,14 @@ def held(files: Files, fix: str, on_lost: Callable[[], None] | None = None) -> I
         lease.drop()
 
 
+def held_unless(done: bool, files: Files, fix: str) -> AbstractContextManager[None]:
+    """`held`; but where all is `done` and will only be read, nothing is claimed."""
+    if not done:
+        return held(files, fix)
+    Lease(files, fix).tidy()
+    return nullcontext()
+
+
 class Lease:
     """A place and this driver's claim to it."""
 
@@ -127,6 +135,12 @@ class Lease:
                     file=sys.stderr,
                 )
             time.sleep(random.uniform(0.05, 0.3))
+
+    def tidy(self) -> None:
+        """Remove the claim of a driver that was killed after its last write."""
+        with suppress(OSError, UserError):
+            self._others()
+            self._remove_dead()
 
     def drop(self) -> None:
         with suppress(OSError, UserError):

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from dpfp_ray.data.lease import held
+from dpfp_ray.data.lease import held_unless
 from dpfp_ray.data.storage import open_files
 from dpfp_ray.data.terminal import stderr, waiting
 from dpfp_ray.plan.errors import UserError
@@ -94,11 +94,12 @@ class Runner:
             if kind is None and (self._sweep is not None or self.charges.begun):
                 SweepState(self.storage).forget()
 
-    def _hold(self) -> None:
+    def _hold(self, nothing_to_run: bool) -> None:
         """Be the only driver of this store; one that finds nothing to run need not be."""
         if not self._held:
-            self._held = True
-            self._lease.enter_context(held(open_files(self.storage), "use another --storage"))
+            self._held = not nothing_to_run
+            files = open_files(self.storage)
+            self._lease.enter_context(held_unless(nothing_to_run, files, "use another --storage"))
 
     @property
     def seed(self) -> int:
@@ -118,8 +119,7 @@ class Runner:
         `audits` are not run here, but belong to the same list: they are entered in the ledger now,
         before anything is known of any result.
         """
-        if audits or unfinished(trials, self.storage):
-            self._hold()
+        self._hold(nothing_to_run=not (audits or unfinished(trials, self.storage)))
         self._recognise_people(trial.plan for trial in trials)
         left = unfinished(trials, self.storage)
         if (left or audits) and not self.sealed:
@@ -144,8 +144,8 @@ class Runner:
     ) -> None:
         """Run what `searcher` proposes; `plans` have all inputs that it may ask for."""
         plans = list(plans)
+        self._hold(nothing_to_run=not searcher.left)
         if searcher.left:
-            self._hold()
             searcher.read()  # another driver may have ended since it was read
         self._recognise_people(plans)
         left = searcher.left

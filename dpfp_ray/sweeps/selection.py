@@ -20,13 +20,12 @@ STORE/selection-KEY.json    that the selection is finished, so that the same com
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from dpfp_ray.data.lease import held
+from dpfp_ray.data.lease import held_unless
 from dpfp_ray.data.storage import SEALED, below, open_files
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.data.whole_files import PRIVATE_FOLDER, private_folder
@@ -77,7 +76,7 @@ def run_selection(
     """
     files, key = open_files(storage), selection_key(space, chosen)
     done = read_json(Store(storage), f"selection-{key}.json") is not None
-    with nullcontext() if done else held(files, "use another --storage"):
+    with held_unless(done, files, "use another --storage"):
         return _run_selection(space, chosen, storage, options, inputs_of, ledger)
 
 

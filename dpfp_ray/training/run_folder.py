@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from errno import EIO
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from dpfp_ray.data import storage
 from dpfp_ray.data.cache import explained
+from dpfp_ray.data.lease import held_unless
 from dpfp_ray.data.whole_files import private_folder, read_json, whole_path, write_json
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.own_encoder import OwnEncoder
@@ -105,6 +107,12 @@ def make_folder(name: str | Path) -> Path:
             f"cannot write to {folder}: {error.strerror}; use another --output"
         ) from None
     return folder
+
+
+def held(folder: Path, overwrite: bool) -> AbstractContextManager[None]:
+    """Be the only process that runs in `folder`; who finds a result there need not be."""
+    done = not overwrite and (folder / RESULT).exists()
+    return held_unless(done, storage.LocalFiles(folder), "use another --output")
 
 
 def discard(folder: Path) -> None:

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from dpfp_ray.data import Task
-from dpfp_ray.data.lease import held
 from dpfp_ray.data.memory import in_memory
-from dpfp_ray.data.storage import LocalFiles
 from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.models.predictor import Predictor
 from dpfp_ray.plan.errors import UserError
@@ -153,8 +151,7 @@ def train(
     prepared = prepare(plan, load_inputs(plan, task, own))
 
     reporters.say(from_data(plan, prepared.plan))
-    done = folder is None or (not overwrite and (folder / run_folder.RESULT).exists())
-    with nullcontext() if done else held(LocalFiles(cast(Path, folder)), "use another --output"):
+    with nullcontext() if folder is None else run_folder.held(folder, overwrite):
         return _train_in(
             folder,
             prepared,

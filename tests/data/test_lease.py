@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dpfp_ray.data import lease
-from dpfp_ray.data.lease import PREFIX, Claim, held
+from dpfp_ray.data.lease import PREFIX, Claim, held, held_unless
 from dpfp_ray.data.storage import Files, open_files
 from dpfp_ray.plan.errors import UserError
 
@@ -71,6 +71,20 @@ def test_the_lease_of_a_killed_driver_is_taken_over_at_once(
     other_driver.kill()
     other_driver.wait()
     with held(open_files(tmp_path / "store"), "wait"):
+        assert len(open_files(tmp_path / "store").names()) == 1
+
+
+def test_who_only_reads_removes_what_a_killed_driver_left(
+    other_driver: Any, tmp_path: Path
+) -> None:
+    other_driver.kill()
+    other_driver.wait()
+    with held_unless(True, open_files(tmp_path / "store"), "wait"):
+        assert open_files(tmp_path / "store").names() == []
+
+
+def test_who_only_reads_leaves_a_living_driver_alone(other_driver: Any, tmp_path: Path) -> None:
+    with held_unless(True, open_files(tmp_path / "store"), "wait"):
         assert len(open_files(tmp_path / "store").names()) == 1
 
 

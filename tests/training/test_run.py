@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import replace
+from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from dpfp_ray.cli.main import main
+from dpfp_ray.data.lease import PREFIX, Claim
 from dpfp_ray.data.whole_files import without_checksum
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.ledger import Ledger
@@ -227,6 +228,15 @@ def finished(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_what_is_printed_is_what_is_written(finished: dict[str, Any], tmp_path: Path) -> None:
     assert strict((tmp_path / run_folder.RESULT).read_text()) == finished
+
+
+def test_what_a_process_killed_after_its_result_left_is_removed(
+    world: Path, tmp_path: Path, finished: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = replace(Claim.mine(), started="0")  # a process of this number, long ago
+    (tmp_path / f"{PREFIX}000001").write_text(json.dumps(asdict(ended)))
+    assert do(arguments(world, tmp_path), capsys) == finished
+    assert {path.name for path in tmp_path.iterdir()} == {run_folder.RESULT, run_folder.WEIGHTS}
 
 
 def test_a_result_holds_plan_history_privacy_and_cost(finished: dict[str, Any]) -> None:
