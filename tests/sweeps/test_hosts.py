@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from dpfp_ray.data.lease import PREFIX
 from dpfp_ray.privacy.ledger import Ledger
 from tests.support.hosts import (
     SHARED,
@@ -243,8 +244,9 @@ def test_a_partition_that_heals(cluster: Cluster, undisturbed: Any) -> None:
 def test_a_driver_whose_clock_is_an_hour_ahead_takes_no_lease_from_a_living_one(
     cluster: Cluster, undisturbed: Any
 ) -> None:
-    first = cluster.sweep(cluster.hosts[0], "clocks")
-    wait_for(lambda: cluster.running("clocks"), "a trial")
+    # One trial after the other: the first driver must not end before the second asks.
+    first = cluster.sweep(cluster.hosts[0], "clocks", "--concurrency", "1")
+    wait_for(lambda: list((cluster.shared / "clocks" / "runs").glob(f"{PREFIX}*")), "a lease")
     late = an_hour_ahead(cluster.shared)
     code, said = ended(cluster.sweep(cluster.hosts[2], "clocks", **late))
     assert code == 2, said[-3000:]
