@@ -160,7 +160,8 @@ def cells_of(runs: Iterable[Run]) -> list[Cell]:
         if not settings:
             continue
         best = max(settings.values(), key=lambda same: mean(run.row["accuracy"] for run in same))
-        tried = len({run.setting for run in scored if run in best or not run.part("audit")})
+        top = {id(run) for run in best}
+        tried = len({run.setting for run in scored if id(run) in top or not run.part("audit")})
         picked = len(settings) > 1 or all(run.tuning for run in best)
         tuning: Tuning = "" if tried == 1 else "picked" if picked else "retrained"
         best = once_each(best)

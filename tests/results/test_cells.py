@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from dpfp_ray.results.cells import budgets_of, cells_of
-from dpfp_ray.results.runs import Budget, label, read_runs
+from dpfp_ray.results.runs import Budget, Run, label, read_runs
 from tests.support.samples import audited, comparison, failed, sample
 
 
@@ -26,6 +26,15 @@ def test_of_several_settings_the_best_stands_and_their_number_is_kept() -> None:
     (cell,) = cells_of(read_runs(records))
     assert cell.accuracy == pytest.approx(0.85)
     assert cell.settings == 2
+
+
+def test_no_run_is_compared_with_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service makes cells of 50,000 runs."""
+    runs = read_runs([sample("a", seed=seed) for seed in range(40)])
+    compared: list[object] = []
+    monkeypatch.setattr(Run, "__eq__", lambda one, other: compared.append(one) or one is other)
+    assert len(cells_of(runs)) == 1
+    assert len(compared) <= len(runs)
 
 
 def test_candidates_of_a_tuning_do_not_stand_for_the_comparison() -> None:
