@@ -16,7 +16,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 5
-# Of a place, a time or a process; the rest of a record is the same wherever it was made.
+# Of a place, a time, a process or what befell it; the rest of a record is the same anywhere.
 TIMES = {
     "train_seconds",
     "prepare_seconds",
@@ -29,6 +29,7 @@ TIMES = {
     "pid",
     "resumed_at_step",
     "ledger_entry",
+    "warning",  # that a damaged state was passed over
 }
 SEED_KNOWN = {
     "statement",
@@ -62,7 +63,9 @@ class Work:
         return [self.verb, *self.arguments, place, str(folder), *given]
 
     def states(self, folder: Path) -> list[Path]:
-        """What continues it, as far as it is there."""
+        """What continues it, as far as it is there; a finished sweep needs nothing of it."""
+        if self.verb in ("sweep", "compare") and not (folder / "sweep.secret").exists():
+            return []
         return sorted(path for pattern in STATES[self.verb] for path in folder.glob(pattern))
 
     def secret_seed(self, folder: Path) -> int | None:

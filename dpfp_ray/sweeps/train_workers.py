@@ -27,6 +27,7 @@ from dpfp_ray.sweeps.trial_process import (
     settled_record,
     trial_metrics,
 )
+from dpfp_ray.sweeps.worker_group import GroupConfig
 from dpfp_ray.training.machine import TorchComm
 
 
@@ -48,6 +49,7 @@ def run_on_workers(
             "shared": shared,
             "facts": facts,
         },
+        torch_config=GroupConfig(),
         scaling_config=ScalingConfig(
             num_workers=sweep.workers,
             use_gpu=sweep.gpus_per_worker > 0,
