@@ -369,7 +369,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print(table(story))
     if arguments.output:
-        Path(arguments.output).write_text(report(table(story), words_of(arguments), kept.words))
+        load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+        how = f"{kept.words}, load at the end {load}"
+        Path(arguments.output).write_text(report(table(story), words_of(arguments), how))
     if story.lost:
         return 1
     return MORE if arguments.faults and story.faults < arguments.faults else 0
@@ -407,10 +409,9 @@ def join(files: Sequence[str], output: str | None) -> int:
 def report(found: str, words: str, how: str) -> str:
     now = datetime.now(UTC).strftime("%Y-%m-%d")
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     return (
         "# Chaos: kills, faults and resumes, against undisturbed twins\n\n"
-        f"`{words}` on {now}, {how}; {machine}, shared (load at the end {load}).\n"
+        f"`{words}` on {now}, {how}; {machine}, shared.\n"
         "What is done and compared: the program's first lines. An exit code below 0 is a signal; 2 "
         "is one line\nthat says what is wrong, 130 an interrupted command, 0 a command that ended "
         "as if nothing had been. *Too late*: the command had ended, or what was to be killed was "
