@@ -11,8 +11,8 @@ from ray.tune import Callback
 from dpfp_ray.data.cache import NoRoom
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps.state import ray_storage
-from dpfp_ray.sweeps.trial import SETTLED, Trial, given_up, settle
-from dpfp_ray.sweeps.trial_process import RETRIES, Shared, Sweep, run_trial
+from dpfp_ray.sweeps.trial import RETRIES, SETTLED, Trial, given_up, has_restarts_left, settle
+from dpfp_ray.sweeps.trial_process import Shared, Sweep, run_trial
 
 if TYPE_CHECKING:
     from dpfp_ray.sweeps.live import LiveTable
@@ -78,7 +78,8 @@ class LastRecords(Callback):
             settle(self.storage, _ours(trial), "stopped", "stopped early by the scheduler")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if not no_room(str(trial.get_error())):  # not its fault: it goes on when there is room
+        # A full disk is not its fault: it goes on when there is room.
+        if not (has_restarts_left(trial) or no_room(str(trial.get_error()))):
             settle(self.storage, _ours(trial), "failed", given_up(trial))
 
 

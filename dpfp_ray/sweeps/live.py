@@ -11,7 +11,7 @@ from rich.table import Table
 
 from dpfp_ray.data.terminal import LINE_EVERY_SECONDS, clock, stderr
 from dpfp_ray.plan.method_spec import modes_of
-from dpfp_ray.sweeps.trial import given_up
+from dpfp_ray.sweeps.trial import given_up, has_restarts_left
 
 SHOWN = 12
 REFRESH_SECONDS = 0.5
@@ -77,7 +77,8 @@ class LiveTable(Callback):
         self._say(trial)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._say(trial)
+        if not has_restarts_left(trial):
+            self._say(trial)
 
     def _say(self, trial: Any) -> None:
         """A line for each finished trial: the only output where there is no terminal."""

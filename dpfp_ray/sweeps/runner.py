@@ -5,10 +5,10 @@ same Tuner. Interrupted or killed, the same call continues: finished trials are 
 running ones go on from what they saved (`state.py`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpfp_ray.data.lease import held_unless
 from dpfp_ray.data.storage import open_files
@@ -22,12 +22,14 @@ from dpfp_ray.sweeps.cluster import connected, settings
 from dpfp_ray.sweeps.ray_watch import ignoring_ctrl_c, stopped_by_sigterm
 from dpfp_ray.sweeps.resources import RayOptions, Resources, node_resources, plan_resources
 from dpfp_ray.sweeps.state import SECRET, SweepState, check_seen_everywhere
-from dpfp_ray.sweeps.trial import Trial, mark_interrupted, unfinished
+from dpfp_ray.sweeps.trial import RETRIES, Trial, mark_interrupted, unfinished
 from dpfp_ray.training.prepare import Inputs
 
 if TYPE_CHECKING:
     from dpfp_ray.sweeps.tpe import Tpe
     from dpfp_ray.sweeps.trial_process import Shared, Sweep
+
+T = TypeVar("T")
 
 
 class Runner:
@@ -130,14 +132,15 @@ class Runner:
         self._connect()
         from ray.tune import TuneConfig, grid_search
 
-        self._fit(
-            [trial.plan for trial in left],
-            TuneConfig(scheduler=scheduler),
-            {"trial": grid_search([trial.to_config() for trial in left])},
-            total=len(trials),
-            done=len(trials) - len(left),
-            varied=varied,
-        )
+        for open_trials in until_none(lambda: unfinished(left, self.storage)):
+            self._fit(
+                [trial.plan for trial in open_trials],
+                TuneConfig(scheduler=scheduler),
+                {"trial": grid_search([trial.to_config() for trial in open_trials])},
+                total=len(trials),
+                done=len(trials) - len(open_trials),
+                varied=varied,
+            )
 
     def search(
         self, searcher: "Tpe", plans: Iterable[Plan], *, varied: list[str], scheduler: Any = None
@@ -148,8 +151,7 @@ class Runner:
         if searcher.left:
             searcher.read()  # another driver may have ended since it was read
         self._recognise_people(plans)
-        left = searcher.left
-        if not left:
+        if not searcher.left:
             return
         if self.options.address.startswith("ray://"):
             raise UserError(
@@ -160,17 +162,22 @@ class Runner:
         self._connect()
         from ray.tune import TuneConfig
 
+        def left() -> range:
+            searcher.read()
+            return range(searcher.left)
+
         samples = searcher.space.samples
-        self._fit(
-            plans,
-            TuneConfig(search_alg=searcher, num_samples=left, scheduler=scheduler),
-            None,
-            total=samples,
-            done=samples - left,
-            varied=varied,
-        )
-        if searcher.refused is not None:
-            raise searcher.refused
+        for open_trials in until_none(left):
+            self._fit(
+                plans,
+                TuneConfig(search_alg=searcher, num_samples=len(open_trials), scheduler=scheduler),
+                None,
+                total=samples,
+                done=samples - len(open_trials),
+                varied=varied,
+            )
+            if searcher.refused is not None:
+                raise searcher.refused
 
     def _recognise_people(self, plans: Iterable[Plan]) -> None:
         """Recognise the people, and end what an earlier call could not."""
@@ -267,3 +274,18 @@ class Runner:
         for plan in plans:
             if input_key(plan) not in self._shared:
                 self._shared[input_key(plan)] = share_inputs(plan, self.inputs_of(plan))
+
+
+def until_none(left: Callable[[], Sequence[T]]) -> Iterator[Sequence[T]]:
+    """What is left to run, again and again until nothing is: of trials that Tune ends without need
+    (`has_restarts_left`), and only of them, an experiment leaves some."""
+    for _ in range(1 + RETRIES):
+        found = left()
+        if not found:
+            return
+        yield found
+    if found := left():
+        raise UserError(
+            f"the processes of {len(found)} trials died {1 + RETRIES} times before they began (too "
+            "little memory? Ray's logs say more); the same command continues"
+        )

@@ -51,6 +51,7 @@ class Tpe(Searcher):
         # Charges for a trial before it starts; a UserError ends the search.
         self.admit: Callable[[Trial], Trial] = lambda trial: trial
         self.refused: UserError | None = None
+        self.exhausted = False  # the space has no trial that was not proposed
         self.running: dict[str, Proposal] = {}  # by Tune's id
         self.store = Store(storage)
         self.read()
@@ -72,7 +73,8 @@ class Tpe(Searcher):
     @property
     def left(self) -> int:
         """Trials still to run, proposed or not."""
-        return max(0, self.space.samples - len(self.proposals)) + len(self.waiting)
+        new = 0 if self.exhausted else max(0, self.space.samples - len(self.proposals))
+        return new + len(self.waiting)
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         if self.waiting:
@@ -122,6 +124,7 @@ class Tpe(Searcher):
             if all(known["id"] != trial.id for known in self.proposals):
                 self._add({**proposal, "id": trial.id, "state": "running"})
                 return self.proposals[-1], trial
+        self.exhausted = True
         return None
 
     def _ask(self, seed: int) -> dict[str, Any]:

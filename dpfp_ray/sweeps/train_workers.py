@@ -18,9 +18,8 @@ from torch import Tensor
 
 from dpfp_ray.data.cache import NoRoom
 from dpfp_ray.sweeps.state import ray_storage
-from dpfp_ray.sweeps.trial import Trial, error_reason, settle
+from dpfp_ray.sweeps.trial import RETRIES, Trial, error_reason, settle
 from dpfp_ray.sweeps.trial_process import (
-    RETRIES,
     RayReporter,
     Sweep,
     run_worker,

@@ -13,6 +13,8 @@ from dpfp_ray.sweeps.state import SweepState
 
 # States of a record that need not be run again.
 SETTLED = ("finished", "stopped", "refused", "failed")
+# How often a trial is restarted when its process or node dies; its own errors are not retried.
+RETRIES = 5
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,15 @@ def mark_interrupted(storage: str) -> None:
     for record in store.records():
         if record.get("trial", {}).get("status") == "running":
             store.put({**record, "trial": {**record["trial"], "status": "interrupted"}})
+
+
+def has_restarts_left(trial: Any) -> bool:
+    """Whether Tune ended a trial before its restarts were used.
+
+    It restarts what runs. A trial whose process dies while the process is handed over to it, from
+    the trial before, is ended at its first failure; the runner runs it again.
+    """
+    return bool(trial.num_failures <= RETRIES)
 
 
 def given_up(trial: Any) -> str:

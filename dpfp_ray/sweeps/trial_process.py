@@ -30,9 +30,6 @@ from dpfp_ray.training.machine import use_threads
 from dpfp_ray.training.prepare import Prepared, build_model
 from dpfp_ray.training.run import default_device, result_record, run
 
-# How often a trial is restarted when its process or node dies; its own errors are not retried.
-RETRIES = 5
-
 
 @dataclass(frozen=True)
 class Sweep:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.sweeps.trial import RETRIES, Trial
 
 
 class TuneTrial:
@@ -15,6 +15,7 @@ class TuneTrial:
         self.config = {"trial": self.ours.to_config()}
         self.status = status
         self.last_result = result
+        self.num_failures = 1 + RETRIES if status == "ERROR" else 0
 
     def is_finished(self) -> bool:
         return self.status in ("TERMINATED", "ERROR")

@@ -20,6 +20,13 @@ def test_a_trial_given_up_has_a_record(tmp_path: Path) -> None:
     assert kept["plan"] == trial.ours.plan.to_dict()
 
 
+def test_a_trial_that_tune_ended_with_restarts_left_is_to_run_again(tmp_path: Path) -> None:
+    trial = TuneTrial(1e-3, "ERROR")
+    trial.num_failures = 1
+    LastRecords(str(tmp_path)).on_trial_error(0, [trial], trial)
+    assert Store(tmp_path).records() == []
+
+
 def test_a_trial_stopped_early_has_a_record(tmp_path: Path) -> None:
     trial = TuneTrial(1e-3, "TERMINATED", status="running")
     LastRecords(str(tmp_path)).on_trial_complete(0, [trial], trial)

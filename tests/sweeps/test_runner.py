@@ -14,9 +14,9 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps import runner as tuning
 from dpfp_ray.sweeps.ray_watch import ignoring_ctrl_c, stopped_by_sigterm
 from dpfp_ray.sweeps.resources import RayOptions
-from dpfp_ray.sweeps.runner import Runner
+from dpfp_ray.sweeps.runner import Runner, until_none
 from dpfp_ray.sweeps.sweep_trials import InputsOnce
-from dpfp_ray.sweeps.trial import Trial, unfinished
+from dpfp_ray.sweeps.trial import RETRIES, Trial, unfinished
 from dpfp_ray.training import run
 from dpfp_ray.training.prepare import prepare
 from tests.support.draws import ordinary_draws
@@ -182,3 +182,16 @@ def test_it_asks_every_node_for_the_store_where_there_are_several(
     with Runner("test", str(tmp_path), RayOptions(seed=5), InputsOnce()) as one:
         one.check_storage()
     assert asked == [str(tmp_path)] * (nodes - 1)
+
+
+def test_what_an_experiment_leaves_is_run_again_and_nothing_else() -> None:
+    left = [[1, 2, 3], [2], []]
+    assert list(until_none(lambda: left.pop(0))) == [[1, 2, 3], [2]]
+
+
+def test_trials_that_are_left_again_and_again_are_an_error() -> None:
+    rounds = until_none(lambda: [1])
+    for _ in range(1 + RETRIES):
+        next(rounds)
+    with pytest.raises(UserError, match="the same command continues"):
+        next(rounds)

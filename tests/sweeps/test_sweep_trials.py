@@ -1,14 +1,18 @@
 """Search spaces on Ray: grid and random, TPE, ASHA, and what is refused."""
 
 import dataclasses
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.tune.schedulers import FIFOScheduler
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.results.store import Store
+from dpfp_ray.sweeps import sweep_trials
 from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.space_files import read_search_space
@@ -150,3 +154,43 @@ def test_a_thousand_trials_read_the_encoder_s_settings_once(
     monkeypatch.setattr("dpfp_ray.sweeps.sweep_trials.choose_representation", asked.append)
     assert inputs_of(plan) is inputs_of(dataclasses.replace(plan, learning_rate=0.5))
     assert asked == []
+
+
+class KillsOnce(FIFOScheduler):
+    """Kills the process of the first trial that ends, just before Tune hands it to the next."""
+
+    def __init__(self, storage: Path) -> None:
+        super().__init__()
+        self.storage = storage
+        self.killed = 0
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        if not self.killed:
+            (ended,) = records(self.storage).values()
+            self.killed = ended["trial"]["pid"]
+            os.kill(self.killed, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("method", ["grid", "tpe"])
+def test_a_process_that_dies_while_it_is_handed_over_costs_no_trial(
+    tiny_task: dict[str, Any],
+    tmp_path: Path,
+    ray_session: None,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+) -> None:
+    store = tmp_path / "store"
+    scheduler = KillsOnce(store)
+    monkeypatch.setattr(sweep_trials, "make_scheduler", lambda *_: scheduler)
+    rates = {"learning_rate": {"values": [1e-4, 1e-3, 1e-2]}}
+    more = {"samples": 3} if method == "tpe" else {}
+    space = write_space(
+        tmp_path / "s.yaml", tiny_task, method=method, parameters=rates, plan={"epochs": 1}, **more
+    )
+    ended = sweep_here(space, store)
+    assert {record["trial"]["status"] for record in ended.values()} == {"finished"}
+    assert sorted(record["plan"]["learning_rate"] for record in ended.values()) == [
+        1e-4,
+        1e-3,
+        1e-2,
+    ]
