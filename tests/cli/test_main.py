@@ -112,7 +112,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "VERB"),
         (["fly"], "invalid choice: 'fly'"),
-        ([*CALIBRATE, "--epsilom", "3"], "unrecognized arguments: --epsilom 3"),
+        ([*CALIBRATE, "--epsilom", "3"], "unrecognized arguments: --epsilom 3 (see dpfp calibrate"),
         (["calibrate"], "--records"),
         (["train"], "--output"),
         (["train", "--output", "x", "--seed", "a"], "--seed"),
