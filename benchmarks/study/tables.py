@@ -5,19 +5,26 @@ them there, and a test compares them with the records.
 """
 
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from cells import PLANS, all_cells
+from cells import HERE, PLANS, all_cells
 from cells import Cell as Planned
 
 from dpfp_ray import Plan, calibrate
+from dpfp_ray.data.whole_files import read_json
 from dpfp_ray.plan.values import read_plan_file
+from dpfp_ray.privacy.ledger import Ledger
+from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.report.plots import cell_label
 from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.contests import Contest, contests_of
-from dpfp_ray.results.runs import Run, read_runs
+from dpfp_ray.results.runs import TASK_NAMES, Run, read_runs
 from dpfp_ray.results.store import Store
+from dpfp_ray.training.charged import enter_past
+from dpfp_ray.training.run_folder import RESULT
 
 BLOCK = re.compile(r"(<!-- study: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NOTHING = "*No run that belongs here is finished yet.*\n"
@@ -41,6 +48,7 @@ def study_tables(records: Path, report: Path, plans: Path = PLANS) -> dict[str, 
         "outcomes": outcome_lines([one for one in found if not is_subset(one.ranked[0].first)]),
         "accounting": accounting_table(),
         "audits": audit_table([run for run in runs if run.part("audit")]),
+        "price": price_table(records, HERE / "search" / "records"),
         "cost": cost_table([cell for cell in cells if not is_subset(cell.first)]),
         "curves": pictures(report, "epsilon-"),
         "figures": pictures(report, "heatmap-", "micro-"),
@@ -169,3 +177,38 @@ def cost_table(cells: Sequence[Cell]) -> str:
         )
     headings = ["task", "model", "method", "ε", "before (s)", "training (s)", "rows/s", "MiB"]
     return table(headings, rows)
+
+
+def price_table(records: Path, searches: Path) -> str:
+    """What the people in the data would pay if all private runs were published, by the ledger."""
+    found = {f"`{path.name}`": private_runs(path, "*") for path in sorted(records.glob("*/"))}
+    found["the searches"] = private_runs(searches, "*/*")
+    rows = []
+    for task in dict.fromkeys(task_of(runs) for runs in found.values() if runs):
+        mine = {name: runs for name, runs in found.items() if runs and task_of(runs) == task}
+        mine["**all of them**"] = [run for runs in mine.values() for run in runs]
+        # 1/(2D); the runs on a part of the data have larger ones.
+        delta = min(run["plan"]["delta"] for run in mine["**all of them**"])
+        for name, runs in mine.items():
+            spent = charged_together(runs, delta)
+            mark = "†" if spent.guarantee == "nominal" else ""
+            rows.append([task, name, str(len(runs)), f"{spent.private_epsilon:.1f}{mark}"])
+    return table(["people of", "runs of", "private runs", "ε of all of them"], rows)
+
+
+def private_runs(folder: Path, runs: str) -> list[dict[str, Any]]:
+    found = [read_json(path) for path in sorted(folder.glob(f"{runs}/{RESULT}"))]
+    return [record for record in found if record["plan"]["epsilon"] is not None]
+
+
+def task_of(runs: Sequence[dict[str, Any]]) -> str:
+    return TASK_NAMES[runs[0]["plan"]["task"]]
+
+
+def charged_together(runs: Sequence[dict[str, Any]], delta: float) -> Spent:
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(folder, delta=delta)
+        people = ledger.register(["all in the data"]).id
+        for record in runs:
+            enter_past(ledger, record, people, set())
+        return ledger.spent(people)
