@@ -30,6 +30,7 @@ SETTINGS = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_AIR_NEW_OUTPUT": "0",  # our table replaces Tune's
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # and says in a line what Tune says in a traceback
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # trials keep every core busy
     "RAY_DEDUP_LOGS": "0",

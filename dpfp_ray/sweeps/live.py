@@ -11,7 +11,7 @@ from rich.table import Table
 
 from dpfp_ray.data.terminal import LINE_EVERY_SECONDS, clock, stderr
 from dpfp_ray.plan.method_spec import modes_of
-from dpfp_ray.sweeps.trial import given_up, has_restarts_left
+from dpfp_ray.sweeps.trial import given_up, has_restarts_left, last_error
 
 SHOWN = 12
 REFRESH_SECONDS = 0.5
@@ -29,7 +29,7 @@ class LiveTable(Callback):
         self.started = self.shown_at = time.monotonic()
         self.trials: list[Any] = []
         self.live: Live | None = None
-        self.warned: set[str] = set()
+        self.said: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """Through Ray Client the table is pickled to where Tune runs; a terminal cannot follow."""
@@ -71,26 +71,39 @@ class LiveTable(Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        self._warn(result.get("warning"))
+        if result.get("warning"):
+            self._say_once(f"warning: {result['warning']}")
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._say(trial)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if not has_restarts_left(trial):
+        if has_restarts_left(trial):
+            self._say_restart(trial)
+        else:
             self._say(trial)
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._say_restart(trial)
 
     def _say(self, trial: Any) -> None:
         """A line for each finished trial: the only output where there is no terminal."""
         self.done += 1
-        facts = [f"{name} {_short(value)}" for name, value in _facts(trial, self.varied)]
-        line = "  ".join([f"[{self.done}/{self.total}]", *facts, _outcome(trial)])
-        stderr.print(line, markup=False)
+        stderr.print(
+            f"[{self.done}/{self.total}]  {self._line(trial, _outcome(trial))}", markup=False
+        )
 
-    def _warn(self, warning: str | None) -> None:
-        if warning and warning not in self.warned:
-            self.warned.add(warning)
-            stderr.print(f"warning: {warning}", markup=False)
+    def _say_restart(self, trial: Any) -> None:
+        self._say_once(f"again:  {self._line(trial, last_error(trial))}")  # Tune may tell twice
+
+    def _line(self, trial: Any, end: str) -> str:
+        facts = [f"{name} {_short(value)}" for name, value in _facts(trial, self.varied)]
+        return "  ".join([*facts, end])
+
+    def _say_once(self, line: str) -> None:
+        if line not in self.said:
+            self.said.add(line)
+            stderr.print(line, markup=False)
 
     def _state_of_all(self) -> str:
         """One line: how many are done, how good the best is, how long it takes."""
@@ -149,7 +162,7 @@ class SealedTable(LiveTable):
     def _say(self, trial: Any) -> None:
         pass
 
-    def _warn(self, warning: str | None) -> None:
+    def _say_once(self, line: str) -> None:
         pass
 
     def _state_of_all(self) -> str:

@@ -119,9 +119,15 @@ def has_restarts_left(trial: Any) -> bool:
 
 def given_up(trial: Any) -> str:
     """The last reason of a trial that was restarted as often as is allowed."""
-    error = trial.get_error()
-    reason = " ".join(str(error or "its process died").split())
-    return f"given up after restarts: {reason[-300:]}"
+    return f"given up after restarts: {last_error(trial)}"
+
+
+def last_error(trial: Any) -> str:
+    """What ended the process of one of Tune's trials, on one line."""
+    text = str(trial.get_error() or "").strip()
+    if not text or "actor died" in text:
+        return "its process died (killed, or out of memory)"
+    return text.splitlines()[-1][-300:]
 
 
 def error_reason(error: Exception) -> str:

@@ -73,6 +73,7 @@ def test_a_selection_shows_neither_trials_nor_their_number(
     shown = SealedTable("title", 7, 3, ["learning_rate"])
     with shown:
         shown.on_trial_complete(0, trials, trials[0])
+        shown.on_trial_recover(0, trials, trials[1])
         shown.on_step_end(0, trials)
         Console(file=output, width=120).print(shown._table())
     first, *rest = output.getvalue().splitlines()
@@ -101,3 +102,17 @@ def test_a_trial_s_warning_is_shown_once(output: io.StringIO) -> None:
         for _ in range(2):
             shown.on_trial_result(0, [trial], trial, {"warning": "states/x.pt is damaged"})
     assert output.getvalue().splitlines() == ["warning: states/x.pt is damaged"]
+
+
+def test_a_trial_that_starts_again_is_a_line_with_the_reason(output: io.StringIO) -> None:
+    ended_without_need = TuneTrial(1e-4, "ERROR")
+    ended_without_need.num_failures = 1
+    with table() as shown:
+        restarted = TuneTrial(1e-3)
+        shown.on_trial_recover(0, [restarted], restarted)
+        shown.on_trial_error(0, [ended_without_need], ended_without_need)
+    assert output.getvalue().splitlines() == [
+        "again:  learning_rate 0.001  the worker died",
+        "again:  learning_rate 0.0001  the worker died",
+    ]
+    assert shown.done == 0

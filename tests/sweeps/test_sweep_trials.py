@@ -177,6 +177,7 @@ def test_a_process_that_dies_while_it_is_handed_over_costs_no_trial(
     tmp_path: Path,
     ray_session: None,
     monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
     method: str,
 ) -> None:
     store = tmp_path / "store"
@@ -194,3 +195,7 @@ def test_a_process_that_dies_while_it_is_handed_over_costs_no_trial(
         1e-3,
         1e-2,
     ]
+    said = capfd.readouterr().err
+    assert said.count("again:  learning_rate") == 1
+    assert "its process died" in said
+    assert "Traceback" not in said

@@ -134,6 +134,7 @@ def test_small_space_ends_early(tmp_path: Path) -> None:
     two = Parameter("batch_size", values=(8, 16))
     tpe = make(tmp_path, samples=10, parameters=(two,))
     assert len(run(tpe)) == 2
+    assert tpe.left == 0
 
 
 def test_failed_trials_teach_nothing(tmp_path: Path) -> None:

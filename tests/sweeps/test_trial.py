@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +9,14 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.state import SweepState
-from dpfp_ray.sweeps.trial import SETTLED, Trial, error_reason, mark_interrupted, settle
+from dpfp_ray.sweeps.trial import (
+    SETTLED,
+    Trial,
+    error_reason,
+    last_error,
+    mark_interrupted,
+    settle,
+)
 from tests.support.result_records import make_record
 
 
@@ -130,3 +138,20 @@ def test_what_was_at_work_when_a_sweep_ended_is_interrupted_and_goes_on_later(
     found = {record["trial"]["id"]: record["trial"]["status"] for record in store.records()}
     assert found == {"a": "interrupted", "b": "finished", "c": "failed"}
     assert "interrupted" not in SETTLED
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "its process died (killed, or out of memory)"),
+        ("ActorDiedError: The actor died\nSome common causes", "its process died (killed, or out"),
+        (
+            "Traceback\n  here\nOSError: [Errno 28] No space left",
+            "OSError: [Errno 28] No space left",
+        ),
+    ],
+)
+def test_what_ended_a_process_is_one_line(text: str | None, reason: str) -> None:
+    said = last_error(SimpleNamespace(get_error=lambda: text))
+    assert said.startswith(reason)
+    assert "\n" not in said
