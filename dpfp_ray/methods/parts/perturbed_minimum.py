@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
 from scipy.special import expit, softmax
 
 from dpfp_ray.privacy.objective_perturbation import ObjectivePerturbation
@@ -29,7 +30,7 @@ BIAS = 0.25
 # Rows are kept in fp32 and a little shorter than 1, so that rounding makes none longer.
 SAFE = 1 - 1e-6
 CHUNK = 8192  # rows in fp64 at once
-SAMPLE = 8192  # rows, or four times the width, that stand for all of them in a preconditioner
+SAMPLE = 8192  # rows, or twice the width, that stand for all of them in a preconditioner
 LEAST_ACCURACY = 1e-3  # of a Newton step: what fp32 can give
 MOST_STEPS = 200
 
@@ -87,15 +88,18 @@ class Objective:
             change = change * self.weights[:, None].astype(np.float32)
         return self.ridge * v + self.x.T @ change
 
-    def spectrum(self) -> tuple[Floats, Floats]:
-        """Of XᵀX, nearly: eigenvalues and eigenvectors, from some of many rows and in fp32."""
-        every = max(1, len(self.x) // max(SAMPLE, 4 * self.x.shape[1]))
+    def gram(self) -> Floats:
+        """XᵀX, nearly: from some of many rows, and in fp32."""
+        every = max(1, len(self.x) // max(SAMPLE, 2 * self.x.shape[1]))
         some = self.x[::every]
         if self.weights is not None:
             some = some * np.sqrt(self.weights[::every, None]).astype(np.float32)
-        values, vectors = np.linalg.eigh(some.T @ some)
-        scale = len(self.x) / max(len(some), 1)
-        return scale * np.maximum(values.astype(np.float64), 0.0), vectors.astype(np.float64)
+        return len(self.x) / max(len(some), 1) * (some.T @ some).astype(np.float64)
+
+    def mean_curvature(self, probabilities: Floats) -> float:
+        """The w for which w XᵀX + λI is the Hessian with the rows' own weights averaged."""
+        weight = float(np.mean(probabilities * (1 - probabilities))) if len(probabilities) else 0.0
+        return weight if self.classes == 2 else weight * self.classes / (self.classes - 1)
 
     def _chunks(self) -> Iterator[tuple[slice, Floats]]:
         for start in range(0, len(self.x), CHUNK):
@@ -103,17 +107,46 @@ class Objective:
             yield part, self.x[part].astype(np.float64)
 
 
+class Preconditioner:
+    """(w XᵀX + λI)⁻¹, nearly: what is wrong with a preconditioner costs steps, never accuracy.
+
+    So w may be old: a factor of two costs a few products with the rows, a new factorisation as many
+    as there are columns. Under softmax all columns may move together without any effect, so their
+    mean meets λ alone.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective, self.gram = objective, objective.gram()
+        self.weight = np.nan
+
+    def renew(self, weight: float) -> None:
+        """For `weight`, or one like it."""
+        if not self.weight / 2 <= weight <= self.weight * 2:
+            matrix = weight * self.gram
+            matrix[np.diag_indices_from(matrix)] += self.objective.ridge
+            self.factor = cho_factor(matrix, lower=True, overwrite_a=True, check_finite=False)
+            self.weight = weight
+
+    def __call__(self, v: Floats) -> Floats:
+        if self.objective.classes == 2:
+            return np.asarray(cho_solve(self.factor, v, check_finite=False))
+        shared = v.mean(axis=1, keepdims=True)
+        own = cho_solve(self.factor, v - shared, check_finite=False)
+        return np.asarray(own + shared / self.objective.ridge)
+
+
 def minimise(objective: Objective, tau: float) -> Floats:
     """θ with ‖∇J(θ)‖ ≤ τ. It stops at τ/2, and leaves the other half to rounding in ∇J."""
     theta = np.zeros_like(objective.b)
     gradient, probabilities = objective.gradient(theta)
-    values, vectors = objective.spectrum()
+    precondition = Preconditioner(objective)
     first = size = float(np.linalg.norm(gradient))
     for _ in range(MOST_STEPS):
         if size <= tau / 2:
             return theta
         accuracy = max(LEAST_ACCURACY, min(0.1, np.sqrt(size / first)))
-        step = _newton_step(objective, probabilities, gradient, values, vectors, accuracy)
+        precondition.renew(objective.mean_curvature(probabilities))
+        step = _newton_step(objective, probabilities, gradient, precondition, accuracy)
         length = 1.0
         while True:
             nearer = theta + length * step
@@ -131,28 +164,11 @@ def _newton_step(
     objective: Objective,
     probabilities: Floats,
     gradient: Floats,
-    values: Floats,
-    vectors: Floats,
+    precondition: Preconditioner,
     accuracy: float,
 ) -> Floats:
-    """−H⁻¹∇J by conjugate gradients, to a residual of `accuracy` ‖∇J‖.
-
-    Preconditioned with w XᵀX + λI, w the mean p(1−p): H with the rows' weights averaged (and XᵀX
-    from some rows: what is wrong with a preconditioner costs steps, never accuracy). Under
-    softmax all columns may move together without any effect, so their mean meets λ alone.
-    """
-    weight = float(np.mean(probabilities * (1 - probabilities))) if len(probabilities) else 0.0
-    if objective.classes > 2:
-        weight *= objective.classes / (objective.classes - 1)
-    scale = 1 / (weight * values + objective.ridge)
+    """−H⁻¹∇J by conjugate gradients, to a residual of `accuracy` ‖∇J‖."""
     rounded = probabilities.astype(np.float32)
-
-    def precondition(v: Floats) -> Floats:
-        shared = v.mean(axis=1, keepdims=True) if objective.classes > 2 else np.zeros((len(v), 1))
-        own = vectors @ (scale[:, None] * (vectors.T @ (v - shared)))
-        result: Floats = own + shared / objective.ridge
-        return result
-
     step = np.zeros_like(gradient)
     residual = -gradient
     goal = accuracy * np.linalg.norm(gradient)
