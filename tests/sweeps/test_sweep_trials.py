@@ -183,18 +183,14 @@ def test_a_process_that_dies_while_it_is_handed_over_costs_no_trial(
     store = tmp_path / "store"
     scheduler = KillsOnce(store)
     monkeypatch.setattr(sweep_trials, "make_scheduler", lambda *_: scheduler)
-    rates = {"learning_rate": {"values": [1e-4, 1e-3, 1e-2]}}
-    more = {"samples": 3} if method == "tpe" else {}
+    rates = {"learning_rate": {"values": [1e-4, 1e-3]}}
+    more = {"samples": 2} if method == "tpe" else {}
     space = write_space(
         tmp_path / "s.yaml", tiny_task, method=method, parameters=rates, plan={"epochs": 1}, **more
     )
     ended = sweep_here(space, store)
     assert {record["trial"]["status"] for record in ended.values()} == {"finished"}
-    assert sorted(record["plan"]["learning_rate"] for record in ended.values()) == [
-        1e-4,
-        1e-3,
-        1e-2,
-    ]
+    assert sorted(record["plan"]["learning_rate"] for record in ended.values()) == [1e-4, 1e-3]
     said = capfd.readouterr().err
     assert said.count("again:  learning_rate") == 1
     assert "its process died" in said
