@@ -141,12 +141,24 @@ def start_local(options: dict[str, Any]) -> Path:
     import ray
 
     started_before = descendants()
+
+    def end_the_rest() -> None:
+        end_all(descendants() - started_before)
+
     for last in (False, True):
+        watch = RayWatch(end_the_rest)
+        watch.start()
         try:
             return init(options)
+        except KeyboardInterrupt:
+            if watch.lost is None:
+                raise
+            end_the_rest()
+            raise RayDied(watch.line) from None
         except Exception as error:  # Ray raises a bare Exception here
+            watch.stop()
             ray.shutdown()
-            end_all(descendants() - started_before)  # what the failed start left running
+            end_the_rest()
             if last:
                 raise UserError(
                     f"Ray did not start on this machine, twice: {one_line(error).rstrip('.')}. "
@@ -155,6 +167,8 @@ def start_local(options: dict[str, Any]) -> Path:
                     f"{ray_folder()}/session_latest/logs"
                 ) from None
             print("Ray did not start in time; starting it again", file=sys.stderr)
+        finally:
+            watch.stop()
     raise AssertionError("unreachable")
 
 

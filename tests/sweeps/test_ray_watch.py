@@ -28,15 +28,21 @@ from dpfp_ray.sweeps.cluster import connected, settings
 def wait():
     time.sleep(600)
 
+def kill():
+    [info] = worker._global_node.all_processes[sys.argv[1]]
+    info.process.kill()
+
+def kill_and_connect(*options, **more):
+    kill()
+    return connect(*options, **more)
+
+connect = worker.connect
+if sys.argv[2] == "at its start":
+    worker.connect = kill_and_connect
 try:
     with settings(), connected("local", cpus=1):
         import ray
-        [(name, process)] = [
-            (name, infos[0].process)
-            for name, infos in worker._global_node.all_processes.items()
-            if name == sys.argv[1]
-        ]
-        process.kill()
+        kill()
         ray.get(ray.remote(wait).remote())
 except UserError as error:
     print(error, file=sys.stderr)
@@ -45,10 +51,15 @@ except UserError as error:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["raylet", "gcs_server"])
-def test_a_dead_part_of_ray_is_one_line_and_not_a_minute(ray_turn: None, part: str) -> None:
+@pytest.mark.parametrize(
+    ("part", "when"),
+    [("raylet", "later"), ("gcs_server", "later"), ("gcs_server", "at its start")],
+)
+def test_a_dead_part_of_ray_is_one_line_and_not_a_minute(
+    ray_turn: None, part: str, when: str
+) -> None:
     end = subprocess.run(
-        [sys.executable, "-c", SCRIPT, part], capture_output=True, text=True, timeout=600
+        [sys.executable, "-c", SCRIPT, part, when], capture_output=True, text=True, timeout=600
     )
     assert end.returncode == 2, end.stderr
     assert f"Ray's {part} on this machine has died" in end.stderr
