@@ -38,6 +38,9 @@ class Wanted:
     offset: int = 0
 
 
+ANSWERS = 8  # questions whose matches are kept: the next page of rows is a slice of them
+
+
 @dataclass(frozen=True)
 class Matches:
     """`runs` are those of the page asked for, `all` those of every page."""
@@ -94,14 +97,30 @@ def matching(
 ) -> Matches:
     """`chosen` are exact values of columns, from the page's lists; the page shows trials that are
     at work first, since those are what people come to see."""
-    rows = query.filter_rows(snapshot.rows, asked.where, snapshot.columns)
-    for name, value in (chosen or {}).items():
-        rows = [row for row in rows if not value or row[name] == value]
-    rows = query.sort_rows(rows, asked.sort, snapshot.columns)
-    if asked.sort is None and chosen is not None:
-        rows.sort(key=lambda row: row["status"] != "running")
-    found = [snapshot.by_id[str(row["id"])] for row in rows]
+    lists = None if chosen is None else tuple(chosen.items())
+    question = (asked.where, asked.sort, lists)
+    found = snapshot.answers.get(question)
+    if found is None:
+        found = answer(snapshot, asked.where, asked.sort, lists)
+        for old in list(snapshot.answers)[: 1 - ANSWERS]:
+            snapshot.answers.pop(old, None)  # another thread may have been first
+        snapshot.answers[question] = found
     return Matches(found[asked.offset : asked.offset + asked.limit], found)
+
+
+def answer(
+    snapshot: Snapshot,
+    where: str | None,
+    sort: str | None,
+    chosen: tuple[tuple[str, str | None], ...] | None,
+) -> list[Run]:
+    rows = query.filter_rows(snapshot.rows, where, snapshot.columns)
+    for name, value in chosen or ():
+        rows = [row for row in rows if not value or row[name] == value]
+    rows = query.sort_rows(rows, sort, snapshot.columns)
+    if sort is None and chosen is not None:
+        rows.sort(key=lambda row: row["status"] != "running")
+    return [snapshot.by_id[str(row["id"])] for row in rows]
 
 
 LEGEND = MARKS[0]

@@ -7,9 +7,9 @@ import threading
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from uuid import uuid4
 
@@ -49,6 +49,8 @@ class Snapshot:
     broken: Sequence[str] = ()
     whole: "Snapshot | None" = None
     by_score: bool = False
+    # The runs that match a question, in its order; as true as the snapshot, which never changes.
+    answers: dict[Hashable, list[Run]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def rows(self) -> list[rows.Row]:

@@ -10,8 +10,9 @@ import pytest
 
 from dpfp_ray.results.runs import read_runs
 from dpfp_ray.results.store import Store
+from dpfp_ray.serve import api as service_api
 from dpfp_ray.serve import snapshot
-from dpfp_ray.serve.api import Wanted, matching, picks_by_score
+from dpfp_ray.serve.api import ANSWERS, Wanted, matching, picks_by_score
 from dpfp_ray.serve.snapshot import (
     BY_SCORE,
     IN_PART,
@@ -205,3 +206,19 @@ def test_the_page_shows_what_is_at_work_first_and_the_api_keeps_its_order() -> N
     assert [run.row["id"] for run in matching(now, Wanted()).all] == ["a-0", "b-0", "c-0"]
     sorted_by_hand = matching(now, Wanted(sort="id"), {})
     assert [run.row["id"] for run in sorted_by_hand.all] == ["a-0", "b-0", "c-0"]
+
+
+def test_the_next_page_of_rows_is_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Snapshot("v", read_runs([sample(name) for name in ("a", "b", "c")]), [])
+    first = matching(now, Wanted("accuracy >= 0", "-id", limit=2))
+    monkeypatch.setattr(service_api, "answer", lambda *_: pytest.fail("filtered once more"))
+    second = matching(now, Wanted("accuracy >= 0", "-id", limit=2, offset=2))
+    assert [run.row["id"] for run in (*first.runs, *second.runs)] == ["c-0", "b-0", "a-0"]
+
+
+def test_of_many_questions_the_last_few_are_kept() -> None:
+    now = Snapshot("v", read_runs([sample("a")]), [])
+    for number in range(3 * ANSWERS):
+        matching(now, Wanted(f"accuracy >= {number}"))
+    kept = [where for where, _, _ in now.answers]
+    assert kept == [f"accuracy >= {number}" for number in range(2 * ANSWERS, 3 * ANSWERS)]
