@@ -128,10 +128,19 @@ def test_dtypes_are_sent_in_an_order_that_all_processes_share(
     """The order of a set of dtypes differs between processes, and then they wait for each other."""
     sent: list[torch.dtype] = []
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda flat: sent.append(flat.dtype))
     kinds = [torch.float64, torch.int32, torch.float32, torch.int64, torch.bfloat16, torch.int16]
     for order in (kinds, kinds[::-1]):
         sent.clear()
         TorchComm().sum_([torch.zeros(2, dtype=kind) for kind in [*order, *kinds]])
         assert sent == order
+
+
+def test_a_group_of_one_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda _: pytest.fail("was sent"))
+    value = torch.ones(2)
+    TorchComm().sum_([value])
+    assert value.tolist() == [1, 1]
