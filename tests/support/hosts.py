@@ -25,9 +25,17 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 SHARED = Path("/srv")  # where hosts see the shared folder
-# Debian's package libfaketime; elsewhere, the variable DPFP_FAKETIME names the library.
-FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
+# Python runs it before anything else. libfaketime would change Ray's own programs too, which then
+# do not join; and under it `time.sleep` fails.
+LATE_CLOCK = """
+import time
+now, now_ns = time.time, time.time_ns
+time.time = lambda: now() + 3600
+time.time_ns = lambda: now_ns() + 3600 * 10**9
+"""
 TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 # What a host does first; `$1` is the shared folder, `$2` its name, `$3` the size of /tmp.
 BEGIN = """
@@ -129,6 +137,12 @@ class Host:
     def python(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         return self.start(sys.executable, *words, **environment)
 
+    def end(self, process: subprocess.Popen[str]) -> None:
+        """Ask a command to end, and wait for it: `process` itself only waits for it, too."""
+        for child in psutil.Process(process.pid).children():
+            child.terminate()
+        process.communicate()
+
     def vanish(self) -> None:
         """End it at once, with all that runs there, and without a word to anybody."""
         if self.process.poll() is None:
@@ -215,25 +229,16 @@ class Switch(threading.Thread):
                 os.close(port)
 
 
-def faketime() -> Path:
-    """The library that changes a program's wall clock; it need not exist."""
-    return Path(os.environ.get("DPFP_FAKETIME", FAKETIME))
-
-
 def an_hour_ahead(shared: Path) -> dict[str, str]:
-    """Variables under which a host's program has a wall clock that is an hour off."""
-    if not (shared / "libfaketime.so").exists():
-        shutil.copyfile(faketime(), shared / "libfaketime.so")
-    return {
-        "LD_PRELOAD": str(SHARED / "libfaketime.so"),
-        "FAKETIME": "+1h",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }
+    """Variables under which a host's Python programs have a wall clock that is an hour off."""
+    folder = shared / "late-clock"
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(LATE_CLOCK)
+    return {"PYTHONPATH": str(SHARED / folder.name)}
 
 
 def python_with_late_workers(shared: Path) -> str:
-    """A Python for `ray start` whose workers have a wall clock that is an hour off; Ray's own
-    programs, which do not join under libfaketime, keep the right time."""
+    """A Python for `ray start` whose workers have a wall clock that is an hour off."""
     folder = shared / "late"
     (folder / "bin").mkdir(parents=True)
     shutil.copyfile(Path(sys.prefix) / "pyvenv.cfg", folder / "pyvenv.cfg")

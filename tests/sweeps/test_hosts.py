@@ -2,8 +2,7 @@
 power fail. Every sweep ends with the records and the ledger of one that nothing disturbed.
 
 Run by `pytest -m cluster`. Records hold every loss to its last bit, so weights that differ show in
-them. Clocks that are off are those of drivers and of trials, not of Ray's own programs: these did
-not join under libfaketime.
+them. Clocks that are off are those of drivers and of trials, not of Ray's own programs.
 """
 
 import shutil
@@ -23,7 +22,6 @@ from tests.support.hosts import (
     Host,
     Hosts,
     an_hour_ahead,
-    faketime,
     missing,
     python_with_late_workers,
 )
@@ -33,7 +31,6 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.skipif(bool(missing()), reason=missing() or "hosts are possible"),
 ]
-needs_faketime = pytest.mark.skipif(not faketime().exists(), reason="there is no libfaketime")
 RATES = [1e-4, 1e-3, 3e-3, 1e-2]
 PORT = 6379
 # A node that does not answer for ten seconds is dead.
@@ -68,8 +65,7 @@ class Cluster:
         self.nodes[host] = host.start(python, "-m", "ray.scripts.scripts", "start", *to, *common)
 
     def leave(self, host: Host) -> None:
-        self.nodes[host].terminate()
-        self.nodes[host].communicate()
+        host.end(self.nodes[host])
 
     @property
     def address(self) -> str:
@@ -240,7 +236,6 @@ def test_a_partition_that_heals(cluster: Cluster, undisturbed: Any) -> None:
     assert cluster.results("parted") == undisturbed
 
 
-@needs_faketime
 def test_a_driver_whose_clock_is_an_hour_ahead_takes_no_lease_from_a_living_one(
     cluster: Cluster, undisturbed: Any
 ) -> None:
@@ -257,7 +252,6 @@ def test_a_driver_whose_clock_is_an_hour_ahead_takes_no_lease_from_a_living_one(
     assert cluster.results("clocks") == undisturbed
 
 
-@needs_faketime
 def test_trials_on_a_host_whose_clock_is_an_hour_ahead(cluster: Cluster, undisturbed: Any) -> None:
     host = cluster.hosts[2]
     cluster.leave(host)
