@@ -190,7 +190,11 @@ def check_seen_everywhere(storage: str, marker: str, nodes: list[dict[str, Any]]
         asked[look.remote(Path(path))] = node
     answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS)
     for answer in answered:
-        if not ray.get(answer):
+        try:
+            seen = ray.get(answer)
+        except ray.exceptions.RayError:  # that node has left the cluster: no trial will run there
+            continue
+        if not seen:
             name = asked[answer].get("NodeManagerHostname") or asked[answer]["NodeID"]
             raise UserError(
                 f"--storage {storage} is not the same folder on {name}; use one that all machines "

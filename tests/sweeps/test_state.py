@@ -149,3 +149,9 @@ def test_a_store_that_a_node_does_not_see_is_refused(ray_session: None, tmp_path
         check_seen_everywhere(str(tmp_path), "marker", ray.nodes())
     (tmp_path / "marker").touch()
     check_seen_everywhere(str(tmp_path), "marker", ray.nodes())
+
+
+def test_a_node_that_has_left_since_need_not_see_the_store(
+    ray_session: None, tmp_path: Path
+) -> None:
+    check_seen_everywhere(str(tmp_path), "marker", [{"NodeID": "ab" * 28}])
