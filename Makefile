@@ -14,7 +14,7 @@ NICE ?=
 
 demo: install  ## a sweep, a comparison at equal ε with audits, and a report, on real reviews
 	$(BIN)/dpfp sweep search_spaces/demo.yaml --storage $(DEMO)/sweep --ledger $(DEMO)/ledger
-	$(BIN)/dpfp compare --task demo --max-train 700 --max-dev 400 --epsilon 3 --delta 1e-5 \
+	$(BIN)/dpfp compare --task demo --max-train 600 --max-dev 400 --epsilon 3 --delta 1e-5 \
 	  --methods non_private,dpfp,dpfp:release_once,dpfp:moments,dpsgd:head --audit 350 \
 	  --set non_private.lr=2e-4 --set non_private.epochs=2 --set dpfp.lr=2e-4 --set dpfp.epochs=2 \
 	  --output $(DEMO)/compare --ledger $(DEMO)/ledger
