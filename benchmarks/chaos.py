@@ -395,13 +395,14 @@ def join(files: Sequence[str], output: str | None) -> int:
         one = json.loads(Path(file).read_text())
         part, settings = Story.of(one["facts"]), one["settings"]
         story = Story(story.done + part.done, story.rounds + part.rounds)
-        words.append(f"--seed {settings['seed']} --verbs {','.join(settings['verbs'])}")
+        flags = f"--seed {settings['seed']} --verbs {','.join(settings['verbs'])}"
+        words.append(f"benchmarks/chaos.py {flags}")
         minutes.append(f"{one['seconds'] / 60:.0f}")
         commits += [commit for commit in one["commits"] if commit not in commits]
     print(table(story))
     if output:
         how = f"{' + '.join(minutes)} minutes in pieces, commit {', '.join(commits)}"
-        text = report(table(story), "benchmarks/chaos.py " + "`, `".join(words), how)
+        text = report(table(story), "`, `".join(words), how)
         Path(output).write_text(text)
     return 1 if story.lost else 0
 
