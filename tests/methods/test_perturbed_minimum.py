@@ -70,6 +70,16 @@ def test_the_gradient_ends_below_tau_wherever_b_pulls(classes: int, scale: float
     assert np.linalg.norm(at) < 1e-5 * max(scale, 1)
 
 
+def test_rows_that_are_nearly_one_row_need_no_luck_with_rounding() -> None:
+    """XᵀX in fp32 then has eigenvalues below −λ."""
+    rng = np.random.default_rng(3)
+    u = rng.standard_normal(300) + 1e-5 * rng.standard_normal((8000, 300))
+    x = with_bias(u / np.linalg.norm(u, axis=1, keepdims=True))
+    o = Objective(x, rng.integers(0, 2, 8000), 2, 1e-5, 1e-3 * rng.standard_normal((301, 1)))
+    assert np.linalg.eigvalsh(0.25 * o.gram())[0] < -o.ridge
+    assert np.linalg.norm(o.gradient(minimise(o, 1e-3))[0]) <= 1e-3
+
+
 def test_without_records_the_minimum_is_b_over_lambda() -> None:
     o = Objective(np.zeros((0, 3), np.float32), np.zeros(0, np.int64), 2, 0.5, np.ones((3, 1)))
     np.testing.assert_allclose(minimise(o, 1e-10), -2 * np.ones((3, 1)))

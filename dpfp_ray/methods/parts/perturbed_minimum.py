@@ -31,6 +31,7 @@ BIAS = 0.25
 SAFE = 1 - 1e-6
 CHUNK = 8192  # rows in fp64 at once
 SAMPLE = 8192  # rows, or twice the width, that stand for all of them in a preconditioner
+ROUNDING = 1e-6  # of the trace of XᵀX, which bounds its eigenvalues: its errors in fp32
 LEAST_ACCURACY = 1e-3  # of a Newton step: what fp32 can give
 MOST_STEPS = 200
 
@@ -110,9 +111,10 @@ class Objective:
 class Preconditioner:
     """(w XᵀX + λI)⁻¹, nearly: what is wrong with a preconditioner costs steps, never accuracy.
 
-    So w may be old: a factor of two costs a few products with the rows, a new factorisation as many
-    as there are columns. Under softmax all columns may move together without any effect, so their
-    mean meets λ alone.
+    So w may be old: a factor of two costs a few more products with the rows, a new factorisation of
+    wide rows as much as a hundred. And λ is a little larger than it is, since rounding in XᵀX may
+    be as large as it: the matrix has to be positive definite. Under softmax all columns may move
+    together without any effect, so their mean meets λ alone.
     """
 
     def __init__(self, objective: Objective) -> None:
@@ -123,7 +125,8 @@ class Preconditioner:
         """For `weight`, or one like it."""
         if not self.weight / 2 <= weight <= self.weight * 2:
             matrix = weight * self.gram
-            matrix[np.diag_indices_from(matrix)] += self.objective.ridge
+            rounding = ROUNDING * float(np.trace(matrix))
+            matrix[np.diag_indices_from(matrix)] += self.objective.ridge + rounding
             self.factor = cho_factor(matrix, lower=True, overwrite_a=True, check_finite=False)
             self.weight = weight
 
