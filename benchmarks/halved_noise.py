@@ -52,7 +52,14 @@ PLACES = (
         "noise_multiplier / 2",
         (f"{MEASURED}::test_rows_of_release_once_get_the_planned_noise",),
     ),
-    Place("noise on gradients", "privacy/sampling.py", "alpha=std)", "std", "std / 2", (STEPS,)),
+    Place(
+        "noise on gradients",
+        "privacy/noise.py",
+        "radius *= np.float32(self.std)",
+        "self.std",
+        "self.std / 2",
+        (STEPS,),
+    ),
     Place(
         "DP-SGD, ghost and hooks",
         "methods/dpsgd.py",

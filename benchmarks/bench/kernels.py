@@ -19,7 +19,7 @@ from dpfp_ray.data.packing import ROW, arrange
 from dpfp_ray.methods.parts.base import Rows
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy import calibration, pld
-from dpfp_ray.privacy.sampling import add_noise
+from dpfp_ray.privacy.noise import add_noise
 from dpfp_ray.training.prepare import load_inputs
 from dpfp_ray.training.step import take
 

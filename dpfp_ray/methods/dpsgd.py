@@ -80,7 +80,7 @@ class DpSgd(Method):
         import torch
 
         from dpfp_ray.methods.parts.per_example import gradient
-        from dpfp_ray.privacy.sampling import add_noise
+        from dpfp_ray.privacy.noise import add_noise
 
         if self.clipping is not None:
             self.clipping.remove()

@@ -120,7 +120,7 @@ class Rgp(Method):
         return [self.sums]
 
     def finish(self, step: int) -> None:
-        from dpfp_ray.privacy.sampling import add_noise
+        from dpfp_ray.privacy.noise import add_noise
 
         add_noise([self.sums], self.sigma, self.seed, step)
         self.sums /= self.plan.B

@@ -1,5 +1,4 @@
-"""Which records take part in a step, and its noise: exact draws that are pure functions of (secret
-seed, step).
+"""Which records take part in a step: exact draws that are pure functions of (secret seed, step).
 
 Because nothing but the seed and the step's number enters, every worker can draw the whole step and
 take its share, and a resumed run repeats exactly what an unbroken one would have done. The seed is
@@ -8,22 +7,14 @@ the run's own (`run_seed`), so that runs which differ in anything have independe
 
 import hashlib
 import secrets
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfp_ray.plan.plan import Plan
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 Records = NDArray[np.int64]
-# Weights that share one key. The size is part of what a seed means: another one is other noise.
-# torch adds tensors of up to this size in the calling thread, so our threads do not start more.
-BLOCK = 2**15
 
 
 def fresh_seed() -> int:
@@ -31,13 +22,17 @@ def fresh_seed() -> int:
     return secrets.randbits(128)
 
 
+def step_key(seed: int, purpose: str, step: int) -> bytes:
+    """128 bits for one purpose at one step."""
+    return hashlib.blake2b(f"{seed} {purpose} {step}".encode(), digest_size=16).digest()
+
+
 def keyed_generator(seed: int, purpose: str, step: int) -> np.random.Generator:
     """The generator of one purpose at one step: Philox under a 128-bit key hashed from all three.
 
     torch's CPU generator would keep only 32 bits of a seed, few enough to try all; hence numpy.
     """
-    message = f"{seed} {purpose} {step}".encode()
-    key = np.frombuffer(hashlib.blake2b(message, digest_size=16).digest(), dtype=np.uint64)
+    key = np.frombuffer(step_key(seed, purpose, step), dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key))
 
 
@@ -125,40 +120,3 @@ def make_sampler(plan: Plan, seed: int) -> Sampler:
     if plan.private:
         return PoissonSampler(plan.D, plan.M, plan.p, seed)
     return ShuffleSampler(plan.D, plan.B, seed)
-
-
-def add_noise(tensors: "Sequence[Tensor]", std: float, seed: int, step: int) -> None:
-    """Add N(0, std²) to every number of `tensors`, in place: by several threads, because a
-    model has millions of weights.
-
-    The noise of block b of tensor i is a pure function of (seed, step, i, b), whatever the number
-    of threads, the tensor's device or its layout in memory. It is drawn in fp32 and on the CPU:
-    numpy has a generator with a key of 128 bits, torch has none.
-    """
-    import torch  # a second, which accounting need not wait
-
-    jobs = [
-        (number, block)
-        for number, tensor in enumerate(tensors)
-        for block in range(-(-tensor.numel() // BLOCK))
-    ]
-
-    def noise_block(job: tuple[int, int]) -> None:
-        number, block = job
-        flat = flats[number][block * BLOCK : (block + 1) * BLOCK]
-        rng = keyed_generator(seed, f"noise {number} {block}", step)
-        noise = torch.from_numpy(rng.standard_normal(flat.numel(), dtype="float32"))
-        flat.add_(noise.to(flat.device, flat.dtype), alpha=std)
-
-    # A transposed tensor cannot be seen as one row in the order of its indices; it gets a copy.
-    flats = [tensor.detach().contiguous().view(-1) for tensor in tensors]
-    threads = min(torch.get_num_threads(), len(jobs))
-    if threads > 1:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(noise_block, jobs))  # the list makes an exception in a thread ours
-    else:
-        for job in jobs:
-            noise_block(job)
-    for tensor, flat in zip(tensors, flats, strict=True):
-        if not tensor.is_contiguous():
-            tensor.detach().copy_(flat.view(tensor.shape))

@@ -126,16 +126,14 @@ def load_state(folder: Path, plan: Plan) -> State | None:
     return state
 
 
-def refuse_other_rows(state: State, plan: Plan) -> None:
-    """States without the mark `keying` are of the version before, which chose rows for dev and for
-    `max_train` in another way: there the run went through other records."""
-    held_out = not plan.dev_file and (plan.train_file or plan.task == "demo")
-    if "keying" in state or plan.one_release or not (plan.max_train or held_out):
-        return
-    raise UserError(
-        f"the unfinished run of plan {plan.hash} is of a version that chose other training records "
-        "(a held-out dev split, or max_train); --overwrite starts again"
-    )
+def refuse_earlier_version(state: State, plan: Plan) -> None:
+    """Its steps would be repeated with other noise, which is a second release of them."""
+    if state.get("keying") != KEYING:
+        raise UserError(
+            f"the unfinished run of plan {plan.hash} was begun by an earlier version of dpfp-ray, "
+            "which makes other noise from the same seed; finish it with that version, or "
+            "--overwrite starts again (the ledger keeps what was spent)"
+        )
 
 
 def forget_state(folder: Path) -> None:

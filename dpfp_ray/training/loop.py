@@ -27,10 +27,9 @@ from dpfp_ray.training.machine import Comm
 from dpfp_ray.training.step import Steps, make_optimizer, take
 
 State = dict[str, Any]
-# What a run's draws and noise are keyed by: 2 is `run_seed` of plan and records, 3 of the initial
-# weights, too. Unfinished runs are continued as they began; those without the mark are of the
-# version that used the seed as it is.
-KEYING = 3
+# How a run's draws and noise follow from its seed. Raised when that changes: an unfinished run of
+# another number would go on with noise that its repeated steps did not have.
+KEYING = 4
 
 
 class Reporter(Protocol):
@@ -90,12 +89,9 @@ def train(
     """
     device = next(model.parameters()).device
     shows_loss = show_training_loss or not plan.private
-    keying = KEYING if state is None else state.get("keying", 1)
-    if keying >= 2:
-        content = data.train.content()
-        if keying >= 3:  # a plan names an encoder, and other weights can have the same name
-            content += f" {weights_hash(model)}"
-        seed = run_seed(seed, plan, noise_multiplier, content)
+    # A plan names an encoder, and other weights can have the same name.
+    content = f"{data.train.content()} {weights_hash(model)}"
+    seed = run_seed(seed, plan, noise_multiplier, content)
     sampler = make_sampler(plan, seed)
     method = make_method(plan, model, noise_multiplier * plan.C, seed)
     optimizer = make_optimizer(plan, method)
@@ -120,7 +116,7 @@ def train(
             "plan_hash": plan.hash,
             "noise_multiplier": noise_multiplier,
             "epsilon": spending.spent(progress.step),
-            "keying": keying,
+            "keying": KEYING,
             "progress": vars(progress).copy(),
             "loss_sum": loss_sum.item() if shows_loss else 0.0,
             "loss_rows": loss_rows if shows_loss else 0,

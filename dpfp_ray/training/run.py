@@ -16,7 +16,7 @@ from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.privacy.sampling import fresh_seed
 from dpfp_ray.privacy.statement import guarantee, statement
 from dpfp_ray.training import machine, one_release
-from dpfp_ray.training.checkpoints import refuse_other_rows
+from dpfp_ray.training.checkpoints import refuse_earlier_version
 from dpfp_ray.training.dev_scores import Select, kept_predictions, quote, without_answers
 from dpfp_ray.training.loop import Progress, Reporter, State, train
 from dpfp_ray.training.machine import Comm, SoloComm
@@ -47,7 +47,7 @@ def run(
     plan = prepared.plan
     seed = fresh_seed() if seed is None else seed
     if state is not None:
-        refuse_other_rows(state, plan)
+        refuse_earlier_version(state, plan)
         # The noise that the first steps really had, should calibration come out otherwise by now.
         prepared = replace(prepared, noise_multiplier=state["noise_multiplier"])
     device = device or default_device()

@@ -14,14 +14,12 @@ from dpfp_ray.methods.parts.base import make_method
 from dpfp_ray.models.representations import HeadClassifier, RepresentationTable
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.sampling import make_sampler
 from dpfp_ray.training import loop
-from dpfp_ray.training.checkpoints import refuse_other_rows
 from dpfp_ray.training.loop import Data, State
 from dpfp_ray.training.machine import SoloComm
 from dpfp_ray.training.prepare import Inputs, Prepared, build_model, prepare
 from dpfp_ray.training.run import run
-from dpfp_ray.training.step import set_learning_rate, take
+from dpfp_ray.training.step import take
 from tests.support.one_release import make_table
 from tests.support.tiny_runs import (
     Killed,
@@ -178,73 +176,15 @@ def head_plan(**changes: Any) -> Plan:
     return tiny_plan("dpsgd", scope="head", task="sst2", **changes)
 
 
-def old_steps(plan: Plan, steps: int) -> tuple[HeadClassifier, torch.optim.Optimizer]:
-    """What the version before did: everything keyed by the seed as it is."""
-    model, table = HeadClassifier(6, 2, "mean", head_seed=3), head_data().train
-    method = make_method(plan, model, 0.5 * plan.C, SEED)
-    optimizer = torch.optim.AdamW(
-        method.parameters,
-        lr=plan.learning_rate or 0.0,
-        weight_decay=plan.weight_decay or 0.0,
-        fused=True,
-    )
-    sampler = make_sampler(plan, SEED)
-    for step in range(steps):
-        records = sampler.draw(step)
-        method.begin(step, len(records))
-        optimizer.zero_grad(set_to_none=True)
-        if len(records):
-            rows = np.arange(len(records))
-            method.backward(take(table, records, rows, torch.device("cpu")))
-        method.finish(step)
-        set_learning_rate(optimizer, plan, step)
-        optimizer.step()
-    return model, optimizer
-
-
 @pytest.mark.slow
-def test_a_state_without_the_mark_continues_as_it_began() -> None:
-    plan = head_plan()
-    listener = Listener(7)
-    with pytest.raises(Killed):
-        head_run(plan, listener)
-    model, optimizer = old_steps(plan, 7)
-    state = listener.state()
-    assert state.pop("keying") == 3
-    state["model"] = {name: p.detach() for name, p in model.named_parameters()}
-    state["optimizer"] = optimizer.state_dict()
-
-    again = Listener(9)  # stopped and continued once more, it is still of the old kind
-    with pytest.raises(Killed):
-        head_run(plan, again, state)
-    weights = head_run(plan, Listener(), again.state())
-    expected = dict(old_steps(plan, plan.steps)[0].named_parameters())
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
-    new = head_run(plan, Listener())
-    assert not torch.equal(new["head.weight"], weights["head.weight"])
-
-
-@pytest.mark.parametrize(
-    "chosen",
-    [{"max_train": 24}, {"task": "demo"}, {"task": "custom", "train_file": "reviews.csv"}],
-)
-def test_an_old_state_of_other_rows_is_refused(chosen: dict[str, Any]) -> None:
-    plan = replace(head_plan(), **chosen)
-    with pytest.raises(UserError, match=r"chose other training records.*--overwrite"):
-        refuse_other_rows({"plan_hash": plan.hash}, plan)
-    refuse_other_rows({"plan_hash": plan.hash, "keying": 2}, plan)
-    given = replace(head_plan(), task="custom", train_file="a.csv", dev_file="b.csv")
-    refuse_other_rows({"plan_hash": given.hash}, given)
-
-
-@pytest.mark.slow
-def test_a_run_refuses_an_old_state_of_other_rows() -> None:
+def test_a_run_refuses_a_state_of_an_earlier_version() -> None:
     plan = Plan(method="dpsgd", scope="head", batch_size=4, epochs=1, representation="mean")
     prepared = prepare(plan, Inputs(head_data(), ("no", "yes"), "mean"))
     listener = Listener(1)
     with pytest.raises(Killed):
         run(prepared, listener, seed=SEED)
     state = listener.state()
-    del state["keying"]
-    with pytest.raises(UserError, match="--overwrite"):
+    run(prepared, Listener(), seed=SEED, state=dict(state))
+    state["keying"] -= 1
+    with pytest.raises(UserError, match=r"earlier version.*--overwrite"):
         run(prepared, Listener(), seed=SEED, state=state)

@@ -59,9 +59,10 @@ class GhostClipping(Clipping):
     def squares(self, example: Tensor | None = None) -> Squares:
         """Each example's squared gradient norm, for each weight of which a gradient has arrived."""
         found: Squares = {}
+        products = Products()
         for module, uses in self.uses.items():
             if module in self.rows:
-                own = squared_norms_of_packed(module, uses, self.rows[module])
+                own = products.squared_norms(module, uses, self.rows[module])
             elif example is None:
                 own = squared_norms(module, uses)
             else:
@@ -105,33 +106,52 @@ def squared_norms_of_groups(module: Module, uses: list[Use], example: Tensor) ->
     return found
 
 
-def squared_norms_of_packed(module: Module, uses: list[Use], row: Tensor) -> Squares:
-    """As `squared_norms`, of rows that lie side by side in sequences; `row` is that of each token.
+class Products:
+    """Sums over pairs of tokens of one row, where rows lie side by side in sequences.
 
-    Where tokens of two rows meet, what is there is not multiplied by 0 but left out: it may be
-    infinite for the sake of one of them.
+    Where tokens of two rows meet, their product counts 0 times. An infinite one so makes its
+    neighbours undefined, for which the whole part is computed again, padded.
     """
-    row = _side_by_side([row] * len(uses))
-    squares: Squares = {}
-    if type(module) is Linear:
-        pairs = [(tokens(inputs), tokens(outputs)) for inputs, outputs in uses]
-    elif type(module) is Embedding:
-        pairs = [_without_padding(module, use) for use in uses]
-    else:
-        raise TypeError(f"tokens of packed rows have no ghost in a {type(module).__name__}")
-    inputs, outputs = (_side_by_side(list(side)) for side in zip(*pairs, strict=True))
-    if type(module) is Linear and module.bias is not None and module.bias.requires_grad:
-        squares[module.bias] = sum_tokens(outputs, row).square().sum(1)
-    group, of_tokens = max(1, CHUNK // (2 * row.shape[1] ** 2)), []
-    for r, a, g in zip(row.split(group), inputs.split(group), outputs.split(group), strict=True):
-        products, apart = g @ g.mT, r[:, :, None] != r[:, None, :]
+
+    def __init__(self) -> None:
+        self.inputs = self.rows = self.of_inputs = self.of_rows = torch.empty(0)
+
+    def among(self, inputs: Tensor) -> Tensor:
+        """aₛ·aₜ. Query, key and value have one input, and ask one after the other."""
+        if not _same_memory(inputs, self.inputs):
+            self.inputs, self.of_inputs = inputs, inputs @ inputs.mT
+        return self.of_inputs
+
+    def together(self, row: Tensor) -> Tensor:
+        """1 where two tokens are of one row, else 0."""
+        if not _same_memory(row, self.rows):
+            self.rows, self.of_rows = row, (row[:, :, None] == row[:, None, :]).float()
+        return self.of_rows
+
+    def squared_norms(self, module: Module, uses: list[Use], row: Tensor) -> Squares:
+        """As `squared_norms`; `row` is that of each token."""
         if type(module) is Linear:
-            products *= a @ a.mT
+            pairs = [(tokens(inputs), tokens(outputs)) for inputs, outputs in uses]
+        elif type(module) is Embedding:
+            pairs = [_without_padding(module, use) for use in uses]
         else:
-            apart |= a[:, :, None] != a[:, None, :]
-        of_tokens.append(products.masked_fill_(apart, 0).sum(2, keepdim=True))
-    squares[module.weight] = sum_tokens(torch.cat(of_tokens), row)[:, 0].clamp(min=0)
-    return squares
+            raise TypeError(f"tokens of packed rows have no ghost in a {type(module).__name__}")
+        inputs, outputs = (_side_by_side(list(side)) for side in zip(*pairs, strict=True))
+        row = row if len(uses) == 1 else _side_by_side([row] * len(uses))
+        has_bias = type(module) is Linear and module.bias is not None and module.bias.requires_grad
+        found: list[list[Tensor]] = [[], []]
+        group = max(1, CHUNK // (2 * row.shape[1] ** 2))
+        for r, a, g in zip(*(side.split(group) for side in (row, inputs, outputs)), strict=True):
+            products = (g @ g.mT).mul_(self.together(r))
+            if has_bias:  # its gradient is Σ gₜ
+                found[1].append(products.sum(2, keepdim=True))
+            products *= self.among(a) if type(module) is Linear else a[:, :, None] == a[:, None, :]
+            found[0].append(products.sum(2, keepdim=True))
+        weights = (module.weight, module.bias) if has_bias else (module.weight,)
+        return {
+            weight: sum_tokens(torch.cat(of_tokens), row)[:, 0].clamp(min=0)
+            for weight, of_tokens in zip(weights, found, strict=False)
+        }
 
 
 def squared_norms(module: Module, uses: list[Use], joined: int = 0) -> Squares:
@@ -217,6 +237,10 @@ def _whole_gradients(
 def tokens(value: Tensor) -> Tensor:
     """(rows, …, width) as (rows, tokens, width)."""
     return value.reshape(value.shape[0], -1, value.shape[-1])
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape
 
 
 def _side_by_side(uses: list[Tensor]) -> Tensor:
