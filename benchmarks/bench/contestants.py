@@ -45,9 +45,10 @@ class Ours:
         batch_size: int,
         records: int = 2000,
         comm: Comm | None = None,
+        **more: Any,
     ) -> None:
         method, _, scope = name.partition(":")
-        values = where.values(batch_size, records, method=method, scope=scope or "all")
+        values = where.values(batch_size, records, method=method, scope=scope or "all", **more)
         self.prepared: Prepared = prepare(make_plan(values))
         plan = self.plan = self.prepared.plan
         self.model = build_model(self.prepared, 0, CPU)

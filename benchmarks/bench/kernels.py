@@ -14,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from bench.bars import Bar, number_bar, ratio_bar
 from bench.contestants import Ours, Where
 from bench.race import Limits, race, ratio_of
-from dpfp_ray.data.batches import split_rows
 from dpfp_ray.data.packing import ROW, arrange
 from dpfp_ray.methods.parts.base import Rows
 from dpfp_ray.plan.values import make_plan
@@ -24,6 +23,13 @@ from dpfp_ray.training.prepare import load_inputs
 from dpfp_ray.training.step import take
 
 MATMUL = 2048  # rows and columns
+IN_STEPS: dict[str, tuple[str, dict[str, str]]] = {
+    "non-private": ("non_private", {}),
+    "DP-FP": ("dpfp", {}),
+    "DP-SGD": ("dpsgd", {}),
+    "RGP": ("rgp", {}),
+    "DP-SGD by hooks": ("dpsgd", {"clipping": "hooks"}),
+}
 
 
 class ForwardBackward(Ours):
@@ -123,39 +129,41 @@ def padding(where: Where) -> list[Bar]:
     """Pure counting, over 200 draws of B records."""
     values = where.values(32, 10**9)
     del values["max_train"], values["max_dev"]
-    plan = make_plan(values)
-    lengths = load_inputs(plan).data.train.lengths
+    lengths = load_inputs(make_plan(values)).data.train.lengths
+    at_once = most_rows(where)
     bars = []
     for batch_size in (32, 1024):
-        for name, sizes in WAYS.items():
+        for most, names in at_once.items():
             rng = np.random.default_rng(1)
             draws = [lengths[rng.integers(0, len(lengths), batch_size)] for _ in range(200)]
-            padded = sum(sizes(drawn, plan.max_physical_batch) for drawn in draws)
-            share = 1 - sum(int(drawn.sum()) for drawn in draws) / padded
+            packed = sum(packed_sizes(drawn, most) for drawn in draws)
+            share = 1 - sum(int(drawn.sum()) for drawn in draws) / packed
             bars.append(
                 number_bar(
-                    f"tokens that are padding, B = {batch_size:,}, {name}",
+                    f"tokens that are padding, B = {batch_size:,}, {', '.join(names)}",
                     "≤ 5%",
                     share,
                     f"{share:.1%}",
-                    f"{where.rows}, all {len(lengths):,} rows, 200 draws",
+                    f"{where.rows}, all {len(lengths):,} rows, 200 draws, {most} rows at once",
                 )
             )
     return bars
 
 
+def most_rows(where: Where) -> dict[int, list[str]]:
+    """The methods that pack, by how many rows go through the model at once: memory decides."""
+    found: dict[int, list[str]] = {}
+    for name, (method, more) in IN_STEPS.items():
+        ours = Ours(method, where, 32, **more)
+        assert ours.steps.packs, f"{name} does not pack"
+        found.setdefault(ours.method.max_rows, []).append(name)
+    return found
+
+
 def packed_sizes(lengths: Any, most: int) -> int:
-    """Tokens with padding, where rows are packed."""
+    """Tokens with padding."""
     parts = [lengths[start : start + most] for start in range(0, len(lengths), most)]
     return sum(count * longest for _, _, count, longest in map(arrange, parts))
-
-
-def padded_sizes(lengths: Any, most: int) -> int:
-    """The same where each row is a sequence, as whole gradients per example need it."""
-    return sum(len(part) * int(lengths[part].max()) for part in split_rows(lengths, most))
-
-
-WAYS = {"non-private, DP-FP, DP-SGD": packed_sizes, "DP-SGD by hooks, RGP": padded_sizes}
 
 
 def noise(where: Where) -> list[Bar]:

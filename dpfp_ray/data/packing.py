@@ -65,6 +65,21 @@ def packed(table: TokenTable, rows: Ints) -> "dict[str, Tensor]":
     return {**batch, ROW: spread(row, -1), PLACE: spread(place)}
 
 
+def spans(row: "Tensor") -> list[slice]:
+    """Of each row, where its tokens are among all of a packed batch, one sequence after the other.
+
+    They lie side by side, so a slice of what a layer holds for all tokens is the row's own.
+    """
+    where = (row.flatten() >= 0).nonzero()[:, 0]
+    numbers = row.flatten()[where]
+    counts = numbers.bincount()
+    starts = where[numbers.argsort(stable=True)[counts.cumsum(0) - counts]]
+    return [
+        slice(start, start + count)
+        for start, count in zip(starts.tolist(), counts.tolist(), strict=True)
+    ]
+
+
 def unpacked(batch: "dict[str, Tensor]") -> "dict[str, Tensor]":
     """A packed batch as a padded one, row by row."""
     import torch

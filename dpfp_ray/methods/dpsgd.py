@@ -35,9 +35,9 @@ class DpSgd(Method):
         if not isinstance(model, HeadClassifier):  # one linear layer on given rows always splits
             freeze_unsplittable(model)
         super().__init__(plan, model, sigma, seed)
-        # Of longer rows the gradient itself is cheaper than products of tokens.
-        short = plan.max_length <= LONGEST
-        self.takes_packed = plan.clipping == "ghost" and short and splits_packed(model)
+        # Of longer rows the gradient itself is cheaper than the ghost's products of tokens.
+        worth_it = plan.clipping == "hooks" or plan.max_length <= LONGEST
+        self.takes_packed = worth_it and splits_packed(model)
         self.clipping: Clipping | None = None
 
     @property

@@ -57,6 +57,7 @@ class Rgp(Method):
 
     def __init__(self, plan: Plan, model: Classifier, sigma: float, seed: int) -> None:
         from dpfp_ray.methods.parts.carriers import Carried, Direct, encoder_linears
+        from dpfp_ray.methods.parts.unsplittable import splits_packed
 
         linears = {} if plan.scope == "head" else encoder_linears(model)
         self.carried = [Carried(name, module, plan) for name, module in linears.items()]
@@ -67,6 +68,8 @@ class Rgp(Method):
         for parameter in model.parameters():
             parameter.requires_grad_(id(parameter) in trained)
         super().__init__(plan, model, sigma, seed)
+        # Asked of the weights' own gradients, whose tokens are those of the carriers'.
+        self.takes_packed = splits_packed(model)
         sizes = [math.prod(shape) for layer in self.layers for shape in layer.shapes]
         ends = list(itertools.accumulate(sizes))
         places = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
@@ -103,7 +106,7 @@ class Rgp(Method):
             return torch.zeros((), device=self.device)
         examples = len(rows.labels) if rows.example is None else int(rows.example.max()) + 1
         gradients = torch.zeros(examples, self.coordinates, device=self.device)
-        with self.tapped(gradients, rows.example):
+        with self.tapped(gradients, rows):
             logits = self.model.head(self.represent(rows.inputs))
             # A sum of the rows' own losses: what reaches a row's outputs is that row's gradient.
             losses = rows.losses(logits)
@@ -111,6 +114,8 @@ class Rgp(Method):
         losses = sum_by_example(losses.detach(), rows.example)
         norms = torch.linalg.vector_norm(gradients, dim=1)
         finite = losses.isfinite() & norms.isfinite()
+        if rows.packed_row is not None and not finite.all():
+            return self.backward(rows.padded())
         gradients[~finite] = 0  # no factor makes a bounded row of an undefined one
         factors = clip_factors(norms, self.plan.C, self.plan.clip_style).where(finite, 0.0)
         self.sums += factors @ gradients
@@ -132,20 +137,22 @@ class Rgp(Method):
             layer.assign(first, second)
 
     @contextmanager
-    def tapped(self, gradients: Tensor, example: Tensor | None = None) -> Iterator[None]:
+    def tapped(self, gradients: Tensor, rows: Rows) -> Iterator[None]:
         """In here a backward pass adds every row's gradients to `gradients`, and no others arise.
 
-        With `example`, to the row of `gradients` that it names.
+        Where rows are parts of examples, to the row of `gradients` that is their example's.
 
         Weights ask for no gradient meanwhile, so autograd computes none of their size; outputs ask
         for one instead. A layer used several times (ALBERT) adds up its uses.
         """
+        from dpfp_ray.data.packing import spans
         from dpfp_ray.methods.parts.carriers import tap
 
+        tokens = None if rows.packed_row is None else spans(rows.packed_row)
         for parameter in self.parameters:
             parameter.requires_grad_(False)
         handles = [
-            layer.module.register_forward_hook(tap(layer, places, gradients, example))
+            layer.module.register_forward_hook(tap(layer, places, gradients, rows.example, tokens))
             for layer, places in zip(self.layers, self.places, strict=True)
         ]
         try:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfp_ray.data.packing import PLACE, ROW, arrange, packed, unpacked
+from dpfp_ray.data.packing import PLACE, ROW, arrange, packed, spans, unpacked
 from dpfp_ray.data.tokens import tokenise_once
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from tests.support.tiny_models import ENCODERS
@@ -43,6 +43,17 @@ def test_what_is_unpacked_is_what_was_packed(zoo: Path) -> None:
     real = plain["attention_mask"].bool()
     for name in table.columns:
         assert torch.equal(found[name][real], plain[name][real])
+
+
+def test_a_rows_span_is_its_own_tokens_in_order(zoo: Path) -> None:
+    table = tokenise_once(tiny_split(60), load_tokenizer(str(zoo / "bert")), 16)
+    rows = np.array([3, 29, 3, 0, 11, 12, *range(30, 60)])
+    batch = packed(table, rows)
+    assert len(batch[ROW]) > 1  # of several sequences, with padding in some
+    ids = batch["input_ids"].flatten()
+    for own, row in zip(spans(batch[ROW]), rows, strict=True):
+        alone = table.collate(np.array([row]))["input_ids"][0]
+        assert torch.equal(ids[own], alone)
 
 
 @pytest.mark.parametrize("representation", ["mean", "cls"])

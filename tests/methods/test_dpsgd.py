@@ -28,10 +28,11 @@ from dpfp_ray.models.scopes import Lora
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.noise import add_noise
+from dpfp_ray.privacy.sampling import ShuffleSampler
 from dpfp_ray.training.evaluate import evaluate
 from dpfp_ray.training.loop import Data, State, train
 from dpfp_ray.training.machine import SoloComm
-from dpfp_ray.training.step import take
+from dpfp_ray.training.step import Steps, take
 from tests.support.tiny_models import ENCODERS, NO_POOLER, TEXTS, build_tiny
 
 CLIPPINGS = ("ghost", "hooks")
@@ -171,12 +172,13 @@ def test_ghost_hooks_and_naive_loop_agree(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("clipping", CLIPPINGS)
 @pytest.mark.parametrize("scope", ["all", "bias", "lora"])
 @pytest.mark.parametrize("architecture", ENCODERS)
 def test_packed_rows_have_the_clipped_sum_of_padded_ones(
-    tiny: Callable[[str], str], architecture: str, scope: str
+    tiny: Callable[[str], str], architecture: str, scope: str, clipping: str
 ) -> None:
-    plan = make_plan(tiny(architecture), scope=scope)
+    plan = make_plan(tiny(architecture), scope=scope, clipping=clipping)
     method = DpSgd(plan, build(plan), SIGMA, SEED)
     if not method.takes_packed:
         assert architecture not in ("bert", "roberta")
@@ -190,15 +192,53 @@ def test_packed_rows_have_the_clipped_sum_of_padded_ones(
         assert_same(clipped_sum(method, packed), clipped_sum(method, padded))
 
 
-def test_rows_that_may_be_long_are_padded(tiny: Callable[[str], str]) -> None:
-    plan = make_plan(tiny("bert"), max_length=512)
-    assert not DpSgd(plan, build(plan), SIGMA, SEED).takes_packed
+def test_a_padding_token_within_a_packed_text_gets_no_gradient(tiny: Callable[[str], str]) -> None:
+    folder = tiny("bert")
+    plan = make_plan(folder, clipping="hooks")
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    source = table(folder, ("a fine [PAD] film", "a dull one", *TEXTS))
+    found = clipped_sum(method, make_rows(source, packs=True))
+    assert encoder_padding(folder) in make_rows(source).inputs["input_ids"][0, :-1]
+    words = found["encoder.embeddings.word_embeddings.weight"]
+    assert words.any()
+    assert not words[encoder_padding(folder)].any()
 
 
-def test_a_neighbour_in_the_same_sequence_moves_the_sum_by_at_most_C(
-    tiny: Callable[[str], str],
+@pytest.mark.parametrize(("clipping", "packs"), [("ghost", False), ("hooks", True)])
+def test_rows_that_may_be_long_have_no_packed_ghost(
+    tiny: Callable[[str], str], clipping: str, packs: bool
 ) -> None:
-    plan = make_plan(tiny("bert"), clip=0.01)
+    plan = make_plan(tiny("bert"), max_length=512, clipping=clipping)
+    assert DpSgd(plan, build(plan), SIGMA, SEED).takes_packed is packs
+
+
+def test_hooks_are_given_packed_rows_by_the_loop(
+    tiny: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Parts of very few rows: memory allows hooks no more.
+    monkeypatch.setattr(DpSgd, "max_rows", 3)
+    plan = make_plan(tiny("bert"), clipping="hooks")
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    given: list[Rows] = []
+    backward = method.backward
+
+    def noted(rows: Rows) -> Tensor:
+        given.append(rows)
+        return backward(rows)
+
+    monkeypatch.setattr(method, "backward", noted)
+    sampler = ShuffleSampler(len(TEXTS), B, SEED)
+    optimizer = torch.optim.AdamW(method.parameters)
+    Steps(plan, method, optimizer, table(plan.model), sampler, SoloComm(), SEED).take(0)
+    assert len(given) > 1
+    assert all(rows.packed_row is not None and len(rows.labels) <= 3 for rows in given)
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_a_neighbour_in_the_same_sequence_moves_the_sum_by_at_most_C(
+    tiny: Callable[[str], str], clipping: str
+) -> None:
+    plan = make_plan(tiny("bert"), clip=0.01, clipping=clipping)
     method = DpSgd(plan, build(plan), SIGMA, SEED)
     source, everyone = table(plan.model), list(range(len(RECORDS)))
     whole = clipped_sum(method, make_rows(source, everyone, packs=True))
@@ -209,8 +249,11 @@ def test_a_neighbour_in_the_same_sequence_moves_the_sum_by_at_most_C(
         assert moved == pytest.approx(0.01, rel=1e-3)
 
 
-def test_an_undefined_row_takes_none_of_its_neighbours_with_it(tiny: Callable[[str], str]) -> None:
-    plan = make_plan(tiny("bert"))
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_an_undefined_row_takes_none_of_its_neighbours_with_it(
+    tiny: Callable[[str], str], clipping: str
+) -> None:
+    plan = make_plan(tiny("bert"), clipping=clipping)
     method = DpSgd(plan, build(plan), SIGMA, SEED)
     source = table(plan.model)
     ids = [set(source.collate(RECORDS[[i]])["input_ids"][0].tolist()) for i in range(len(RECORDS))]

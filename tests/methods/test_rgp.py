@@ -25,6 +25,7 @@ from dpfp_ray.privacy.spending import Spending
 from dpfp_ray.training.evaluate import evaluate
 from dpfp_ray.training.loop import Data, train
 from dpfp_ray.training.machine import SoloComm
+from dpfp_ray.training.step import take
 from tests.support.tiny_models import ENCODERS, TEXTS, build_tiny
 
 LOOSE = 1e9  # a clip that no row reaches
@@ -272,6 +273,73 @@ def test_padding_does_not_change_the_step(zoo: Path) -> None:
     plan = make_plan(rank=2, clip=0.5)
     expected = one_step(Rgp(plan, make_model(zoo), 0.0, SEED), rows)
     assert_same(one_step(Rgp(plan, make_model(zoo), 0.0, SEED), padded), expected, 1e-4)
+
+
+# Rows side by side in one sequence --------------------------------------------------------------
+
+
+def packed_sum(zoo: Path, method: Rgp, chosen: list[int], packs: bool = True) -> Tensor:
+    """The clipped sum of some texts' gradients, without noise."""
+    folder = str(zoo / Path(method.model.encoder.config.name_or_path).name)
+    labels = (np.arange(len(TEXTS)) % 3).astype(np.int64)
+    table = tokenise(Split(list(TEXTS), None, labels), load_tokenizer(folder), 32)
+    rows = take(table, np.arange(len(TEXTS)), np.array(chosen), torch.device("cpu"), packs=packs)
+    if packs:  # some do lie beside another
+        assert len(rows.inputs["input_ids"]) < len(chosen)
+    method.begin(0, len(chosen))
+    method.backward(rows)
+    return method.sums.clone()
+
+
+@pytest.mark.parametrize("clip", [LOOSE, 0.05])
+@pytest.mark.parametrize("architecture", [name for name in ENCODERS if name != "deberta-v2"])
+def test_packed_rows_have_the_clipped_sum_of_padded_ones(
+    zoo: Path, architecture: str, clip: float
+) -> None:
+    model = make_model(zoo, architecture)
+    method = Rgp(make_plan(rank=3, clip=clip), model, 0.0, SEED)
+    # What the pooler is given is one token a row; ModernBERT's masks are its own.
+    assert method.takes_packed == (
+        model.representation != "pooler" and architecture != "modernbert"
+    )
+    if method.takes_packed:
+        everyone = list(range(len(TEXTS)))
+        found, expected = (packed_sum(zoo, method, everyone, packs) for packs in (True, False))
+        assert (found - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_a_neighbour_in_the_same_sequence_moves_the_sum_by_at_most_C(zoo: Path) -> None:
+    method = Rgp(make_plan(rank=3, clip=0.01), make_model(zoo, "roberta"), 0.0, SEED)
+    everyone = list(range(7))
+    whole = packed_sum(zoo, method, everyone)
+    for left_out in everyone:
+        without = packed_sum(zoo, method, [row for row in everyone if row != left_out])
+        assert (whole - without).norm() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_an_undefined_row_takes_none_of_its_neighbours_with_it(zoo: Path) -> None:
+    method = Rgp(make_plan(rank=3, clip=0.5), make_model(zoo, "roberta"), 0.0, SEED)
+    words = [set(ids) for ids in load_tokenizer(str(zoo / "roberta"))(list(TEXTS[:7])).input_ids]
+    rare = [own.difference(*words[:row], *words[row + 1 :]) for row, own in enumerate(words)]
+    bad = next(row for row in range(7) if rare[row])
+    rest = [row for row in range(7) if row != bad]
+    expected = packed_sum(zoo, method, rest, packs=False)
+    encoder: Any = method.model.encoder
+    with torch.no_grad():
+        encoder.get_input_embeddings().weight[next(iter(rare[bad]))] = float("nan")
+    found = packed_sum(zoo, method, list(range(7)))
+    assert (found - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_an_encoder_that_mixes_tokens_of_packed_rows_is_given_padded_ones(zoo: Path) -> None:
+    model = make_model(zoo, "roberta")
+    assert Rgp(make_plan(rank=3), model, 0.0, SEED).takes_packed
+    # Turns the tokens of one long sequence around for a layer, and back: the same answers.
+    layer: Any = model.encoder.get_submodule("encoder.layer.0.output.dense")
+    layer.register_forward_pre_hook(lambda _, x: (x[0].flip(1),) if len(x[0]) == 1 else x)
+    layer.register_forward_hook(lambda _, x, y: y.flip(1) if len(y) == 1 else y)
+    assert model.packs
+    assert not Rgp(make_plan(rank=3), model, 0.0, SEED).takes_packed
 
 
 def test_two_workers_equal_one(zoo: Path) -> None:

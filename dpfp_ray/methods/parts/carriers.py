@@ -48,6 +48,20 @@ class Carried:
         x, g = (t.reshape(len(t), -1, t.shape[-1]) for t in (x, g))  # the pooler has no t
         return [g.transpose(1, 2) @ (x @ self.R.T), (g @ self.L).transpose(1, 2) @ x]
 
+    def add_packed(
+        self, x: Tensor, g: Tensor, rows: list[slice], of_L: Tensor, of_R: Tensor
+    ) -> None:
+        """`row_gradients` of rows that lie side by side in sequences, added to `of_L` and `of_R`.
+
+        `rows` are their tokens (`packing.spans`). Row by row into place: to put rows of unlike
+        lengths into one padded product costs more than many small ones.
+        """
+        x, g = x.flatten(0, 1), g.flatten(0, 1)
+        small_x, small_g = x @ self.R.T, g @ self.L
+        for own, left, right in zip(rows, of_L, of_R, strict=True):
+            left.addmm_(g[own].T, small_x[own])
+            right.addmm_(small_g[own].T, x[own])
+
     def assign(self, g_L: Tensor, g_R: Tensor) -> None:
         """The weight's gradient: g_L R + L g_R − L Lᵀ g_L R, as one product of rank 2r."""
         rest = g_L - self.L @ (self.L.T @ g_L)
@@ -75,15 +89,27 @@ def tap(
     places: tuple[slice, slice],
     gradients: Tensor,
     example: Tensor | None = None,
+    rows: list[slice] | None = None,
 ) -> Any:
-    """A forward hook that keeps the layer's input until the gradient of its output arrives."""
+    """A forward hook that keeps the layer's input until the gradient of its output arrives.
+
+    With `rows` the encoder's tokens are of packed rows; the head is given a row each as ever.
+    """
 
     def forward_hook(_: Module, inputs: tuple[Tensor], output: Tensor) -> None:
         kept = [inputs[0].detach()]
 
         def take(g: Tensor) -> None:
             # `pop` lets go of the input now, not when the whole pass is over.
-            pieces = layer.row_gradients(kept.pop().float(), g.float())
+            x, g = kept.pop().float(), g.float()
+            if rows is not None and isinstance(layer, Carried):
+                of_L, of_R = (
+                    gradients[:, place].unflatten(1, shape)
+                    for place, shape in zip(places, layer.shapes, strict=True)
+                )
+                layer.add_packed(x, g, rows, of_L, of_R)
+                return
+            pieces = layer.row_gradients(x, g)
             for place, piece in zip(places, pieces, strict=True):
                 if example is None:
                     gradients[:, place] += piece.flatten(1)

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import Embedding, LayerNorm, Linear, Module, functional
 
+from dpfp_ray.data.packing import spans
+
 AUTOMATIC_OFFSET = 0.01  # the authors' γ, the same for all of their tasks
 # What Opacus leaves behind on modules; `GradSampleHooks.cleanup` clears only what is on parameters.
 _LEFTOVERS = ("ft_compute_sample_grad", "max_batch_len")
@@ -123,8 +125,7 @@ class HooksClipping(Clipping):
     def take(
         self, module: Module, inputs: Tensor, backprops: Tensor, row: Tensor | None = None
     ) -> None:
-        assert row is None, "whole gradients are taken of padded rows"
-        for parameter, sample in per_example_gradients(module, inputs, backprops).items():
+        for parameter, sample in per_example_gradients(module, inputs, backprops, row).items():
             sample = sum_by_example(sample, self.example)
             before = self.samples.get(parameter)
             # Not in place: a bias's sample may be the gradient itself, which others hold too.
@@ -155,24 +156,53 @@ def sum_by_example(values: Tensor, example: Tensor | None) -> Tensor:
 
 
 def per_example_gradients(
-    module: Module, inputs: Tensor, backprops: Tensor
+    module: Module, inputs: Tensor, backprops: Tensor, row: Tensor | None = None
 ) -> dict[Tensor, Tensor]:
     """Each row's gradient of the module's trainable weights, by Opacus's rule for its type.
 
-    Its rule for LayerNorm wants a bias, which ModernBERT's do not have; ours does not.
+    Its rule for LayerNorm wants a bias, which ModernBERT's do not have; ours does not. It has none
+    for rows that lie side by side in sequences, where `row` is that of each token.
     """
     if isinstance(module, Linear) and not needs_inputs(module):
-        return {module.bias: sum_tokens(backprops)}
+        return {module.bias: sum_tokens(backprops, row)}
     if is_norm(module):
-        found = norm_gradients(module, inputs, backprops)
+        found = norm_gradients(module, inputs, backprops, row)
         pair = zip((module.weight, module.bias), found, strict=True)
         return {p: sample for p, sample in pair if p is not None and p.requires_grad}
+    if row is not None:
+        return _gradients_of_packed(module, inputs, backprops, row)
     sampler = GradSampleHooks.GRAD_SAMPLERS.get(type(module), ft_compute_per_sample_gradient)
     samples: dict[Tensor, Tensor] = sampler(module, [inputs], backprops)
     if isinstance(module, Embedding) and module.padding_idx is not None:
         # Opacus forgets what torch does: a padding token has no gradient.
         samples[module.weight][:, module.padding_idx] = 0
     return {parameter: sample for parameter, sample in samples.items() if parameter.requires_grad}
+
+
+def _gradients_of_packed(
+    module: Module, inputs: Tensor, backprops: Tensor, row: Tensor
+) -> dict[Tensor, Tensor]:
+    """Each row's from its own tokens, whose numbers are nowhere multiplied by those of others."""
+    inputs, backprops = inputs.flatten(0, 1), backprops.flatten(0, 1)
+    rows = int(row.max()) + 1
+    if type(module) is Linear:
+        samples = backprops.new_empty(rows, *module.weight.shape)
+        for own, sample in zip(spans(row), samples, strict=True):
+            torch.mm(backprops[own].T, inputs[own], out=sample)
+        found: dict[Tensor, Tensor] = {module.weight: samples}
+        if module.bias is not None and module.bias.requires_grad:
+            found[module.bias] = sum_tokens(backprops.view(*row.shape, -1), row)
+        return found
+    if type(module) is Embedding:
+        words, width = module.weight.shape
+        samples = backprops.new_zeros(rows, words, width)
+        # Padding, −1, has no gradient: what it adds to row 0 is zero.
+        place = row.flatten().clamp(min=0) * words + inputs
+        samples.view(-1, width).index_add_(0, place, backprops)
+        if module.padding_idx is not None:
+            samples[:, module.padding_idx] = 0
+        return {module.weight: samples}
+    raise TypeError(f"tokens of packed rows are not told apart in a {type(module).__name__}")
 
 
 def needs_inputs(module: Module) -> bool:
