@@ -25,7 +25,7 @@ study: install  ## benchmarks/study: hours or days on 2 cores; stopped, it goes 
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/study/run.py --workers 2 --threads 1
 	$(BIN)/python benchmarks/study/write_report.py
 
-bench: install  ## benchmarks/RESULTS.md, 20 minutes on two quiet cores; SST2=FOLDER for SST-2's rows
+bench: install  ## benchmarks/RESULTS.md, 25 minutes on two quiet cores; SST2=FOLDER for SST-2's rows
 	$(BIN)/python benchmarks/bench.py $(if $(SST2),--data-dir $(SST2))
 
 check: install  ## style, types, and the tests without Ray, a browser or much time; two minutes

@@ -1,12 +1,12 @@
 """Every speed bar, measured in one run: `make bench` writes benchmarks/RESULTS.md.
 
-    python benchmarks/bench.py                     # about 20 minutes on two quiet cores
+    python benchmarks/bench.py                     # about 25 minutes on two quiet cores
     python benchmarks/bench.py --quick             # about 3: fewer rounds, no `make demo`
     python benchmarks/bench.py --only dpfp,noise   # some; nothing is written without --output
     python benchmarks/bench.py --data-dir SST-2    # the bars' own rows; else the demo's sentences
 
 Contestants take turns in one process, round by round, and only ratios within a round count
-(bench/race.py). Nothing else should run on the machine; its load is recorded.
+(speed/race.py). Nothing else should run on the machine; its load is recorded.
 """
 
 import argparse
@@ -23,9 +23,9 @@ from pathlib import Path
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from bench import kernels, on_ray, steps
-from bench.bars import Bar, missing_bar
-from bench.contestants import Where
+from speed import kernels, on_ray, steps
+from speed.bars import Bar, missing_bar
+from speed.contestants import Where
 
 from dpfp_ray.training.machine import available_cores, use_threads
 

@@ -51,7 +51,7 @@ def write_rows(folder: Path, rows: int, seed: int, name: str = "part") -> None:
 
 def write_encoder(folder: Path) -> str:
     import torch
-    from transformers import BertConfig, BertModel, BertTokenizerFast
+    from transformers import BertConfig, BertModel, BertTokenizer
 
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(WORDS))]
     folder.mkdir()
@@ -67,7 +67,7 @@ def write_encoder(folder: Path) -> str:
     )
     BertModel(config).save_pretrained(folder)
     known = {word: number for number, word in enumerate(vocabulary)}
-    BertTokenizerFast(vocab=known, model_max_length=16).save_pretrained(folder)
+    BertTokenizer(vocab=known, model_max_length=16).save_pretrained(folder)
     return str(folder)
 
 

@@ -7,7 +7,7 @@ smaller payload can be tried in the same way.
 import io
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -96,7 +96,7 @@ class Inputs:
         return json.loads((self.run / "result.json").read_bytes())
 
 
-def make_ledger(place: Path, texts: list[str]) -> None:
+def make_ledger(place: Path, texts: Sequence[str]) -> None:
     """A ledger with one finished use and one that is open."""
     from dpfp_ray.plan.plan import Plan
     from dpfp_ray.privacy.ledger import Ledger

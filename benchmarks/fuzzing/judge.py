@@ -140,7 +140,7 @@ def command(arguments: list[str]) -> str | None:
             code = end.code
         out.flush()
         err.flush()
-    said = err.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    said = err.buffer.getvalue().decode()
     if "Traceback" in said:
         return f"traceback: {said[-300:]}"
     if code not in (0, 2, 130):

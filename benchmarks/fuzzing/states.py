@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 from fuzzing.cases import Case, Inputs
 from fuzzing.values import spoil, spoil_bytes
@@ -147,7 +147,8 @@ def _read_ledger(folder: Path, inputs: Inputs) -> Any:
     return ledger.to_json()
 
 
-Write, Read = Callable[[Path, Inputs], None], Callable[[Path, Inputs], Any]
+Write: TypeAlias = Callable[[Path, Inputs], None]
+Read: TypeAlias = Callable[[Path, Inputs], Any]
 KINDS: dict[str, tuple[Write, Read]] = {
     "run": (_write_run, _read_run),
     "trial": (_write_trial, _read_trial),

@@ -183,12 +183,32 @@ def renyi_epsilon(order: float, value: float, delta: float) -> float:
 
 
 def rdp_epsilon(mech: Mechanism, delta: float) -> float:
+    """The smallest ε of all of dp-accounting's orders, found with a quarter of them.
+
+    ε at an order α is (K(α) + (α−1) log(α−1) − α log α − log δ)/(α−1), K the convex cumulant of the
+    loss: a convex function over a positive linear one, so it falls and then rises. Whole orders,
+    whose sums are finite and exact, tell where; the orders between are asked there only.
+    """
     from dp_accounting import rdp
 
-    accountant = rdp.RdpAccountant()
-    with unconverged_orders_left_out():
-        accountant.compose(dp_event(mech))
+    event, orders = dp_event(mech), rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS
+    whole = [order for order in orders if order == int(order)]
+
+    def at(*chosen: float) -> float:
+        accountant = rdp.RdpAccountant(chosen)
+        accountant.compose(event)
         return float(accountant.get_epsilon(delta))
+
+    with unconverged_orders_left_out():
+        low, high = 0, len(whole) - 1
+        while low < high:
+            middle = (low + high) // 2
+            falls = at(whole[middle + 1]) < at(whole[middle])
+            low, high = (middle + 1, high) if falls else (low, middle)
+        first = whole[low - 1] if low else orders[0]
+        near = [order for order in orders if first <= order <= whole[min(low + 1, len(whole) - 1)]]
+        # The smallest order is where dp-accounting sees that δ alone covers everything.
+        return at(orders[0], *near)
 
 
 @contextmanager
@@ -209,7 +229,7 @@ def pld_epsilon(mech: Mechanism, delta: float) -> float:
         return gdp_epsilon(gdp_mu(mech), delta)  # no sampling: the Gaussian's profile is exact
     if -math.expm1(mech.n * math.log1p(-mech.p)) <= delta:
         return 0.0  # δ covers the chance that the record is ever sampled
-    # A rough size of ε, to choose the discretisation by; rdp takes some hundredths of a second.
+    # A rough size of ε, to choose the discretisation by; rdp takes some milliseconds.
     scale = rdp_epsilon(dataclasses.replace(mech, adjacency="zero_out"), delta)
     if scale > HOPELESS_EPSILON:
         return math.inf

@@ -18,6 +18,7 @@ composed each on its own; the larger ε counts. What a grid or a window leaves o
 the result is an upper bound at any grid.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ class Release:
 
     def top(self, mass: float) -> float:
         """The loss beyond which a divergence of `mass` is left."""
-        return _root_of_decreasing(self.forward, mass)
+        return _top(self, mass)
 
     def bottom(self, mass: float) -> float:
         """The same in the other direction; no outcome is less likely by more than 1 − p."""
@@ -195,6 +196,11 @@ def gaussian_curve(eps: Floats, noise_multiplier: float) -> Floats:
     above = log_ndtr(-eps / mu + mu / 2)
     below = eps + log_ndtr(-eps / mu - mu / 2)
     return -np.exp(above) * np.expm1(np.minimum(0.0, below - above))
+
+
+@functools.lru_cache(maxsize=64)  # every grid of a search for an interval asks for the same
+def _top(release: Release, mass: float) -> float:
+    return _root_of_decreasing(release.forward, mass)
 
 
 def _root_of_decreasing(curve: Callable[[Floats], Floats], mass: float) -> float:

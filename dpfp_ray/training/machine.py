@@ -93,6 +93,9 @@ class TorchComm:
     def __init__(self) -> None:
         self.rank = torch.distributed.get_rank()
         self.world_size = torch.distributed.get_world_size()
+        # What is sent, of each dtype and device. Kept: new memory of a model's size costs more each
+        # step than all the rest of the sum, as the machine must clear it page by page.
+        self.kept: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         if self.world_size == 1:  # the copies below would be a tenth of a step
@@ -101,11 +104,19 @@ class TorchComm:
         # In order of appearance: a set's order differs between processes, and they must agree.
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             chosen = [tensor for tensor in tensors if tensor.dtype == dtype]
-            flat = torch.cat([tensor.reshape(-1) for tensor in chosen])
+            sizes = [tensor.numel() for tensor in chosen]
+            flat = self._room(sum(sizes), chosen[0])
+            torch.cat([tensor.reshape(-1) for tensor in chosen], out=flat)
             torch.distributed.all_reduce(flat)
-            sums = flat.split([tensor.numel() for tensor in chosen])
+            sums = flat.split(sizes)
             for tensor, total in zip(chosen, sums, strict=True):
                 tensor.copy_(total.view_as(tensor))
+
+    def _room(self, size: int, like: Tensor) -> Tensor:
+        key = (like.dtype, like.device)
+        if key not in self.kept or self.kept[key].numel() < size:
+            self.kept[key] = like.new_empty(size)
+        return self.kept[key][:size]
 
 
 def share(rows: int, comm: Comm) -> slice:

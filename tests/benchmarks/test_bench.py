@@ -16,7 +16,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 @pytest.fixture
 def part(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return lambda name: importlib.import_module(f"bench.{name}")
+    return lambda name: importlib.import_module(f"speed.{name}")
 
 
 def test_the_interval_of_a_median_covers_it_as_often_as_it_says(part: Any) -> None:

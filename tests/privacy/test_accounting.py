@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
+from dp_accounting import rdp
 from scipy import integrate, stats
 
 from dpfp_ray.plan.fields import ACCOUNTANTS
@@ -221,6 +222,39 @@ def test_golden_noise_of_one_exact_release(eps: float, sigma: float) -> None:
 
 
 # Rényi
+
+
+def over_all_orders(mech: Mechanism, delta: float) -> float:
+    """The slow twin: dp-accounting's own minimum."""
+    accountant = rdp.RdpAccountant()
+    with accounting.unconverged_orders_left_out():
+        accountant.compose(accounting.dp_event(mech))
+        return float(accountant.get_epsilon(delta))
+
+
+@pytest.mark.parametrize("delta", [1e-12, 7.4e-6, 0.01])
+@pytest.mark.parametrize(
+    "mech",
+    [
+        sst2(32, 32, 0.4),
+        sst2(1024, 1, 0.8),
+        Mechanism(1.0, 5, 3.0, "zero_out"),
+        Mechanism(0.6233707327396185, 46_641, 28.7, "zero_out"),  # orders between are inexact here
+        Mechanism(1e-6, 10, 50.0, "zero_out"),  # δ alone covers it
+        Mechanism(1e-5, 10, 0.05, "zero_out"),  # the smallest orders
+        Mechanism(1e-3, 1, 20.0, "zero_out"),  # the largest
+    ],
+)
+def test_rdp_is_the_smallest_over_all_orders(mech: Mechanism, delta: float) -> None:
+    assert accounting.rdp_epsilon(mech, delta) == over_all_orders(mech, delta)
+
+
+def test_rdp_asks_for_few_of_the_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    plain = rdp.RdpAccountant
+    monkeypatch.setattr(rdp, "RdpAccountant", lambda orders: asked.extend(orders) or plain(orders))
+    accounting.rdp_epsilon(sst2(32, 32, 0.4), 7.4e-6)
+    assert 0 < len(asked) < len(rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS) / 3
 
 
 def test_rdp_has_no_bound_for_replacement_under_sampling() -> None:

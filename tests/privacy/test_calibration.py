@@ -194,7 +194,7 @@ def test_a_budget_that_any_noise_meets_gets_the_smallest() -> None:
 def test_calibration_needs_few_compositions(
     fresh_cache: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each takes about 20 ms at B = M = 32; benchmarks measure the seconds."""
+    """Each takes some milliseconds at B = M = 32; benchmarks measure the seconds."""
     sizes: list[float] = []
     compose = pld.epsilon_at
     monkeypatch.setattr(pld, "epsilon_at", lambda *a, **k: sizes.append(1) or compose(*a, **k))

@@ -170,7 +170,7 @@ def grid_sweep() -> Iterator[dict[str, Any]]:
         for r, rate in enumerate(rates):
             name = f"grid-{batch}-{rate}"
             score = 0.9 - 0.03 * abs(b - 1) - 0.04 * abs(r - 1.3)
-            fields = {
+            fields: dict[str, Any] = {
                 "batch_size": batch,
                 "learning_rate": rate,
                 "micro_batches": 1,

@@ -137,6 +137,18 @@ def test_dtypes_are_sent_in_an_order_that_all_processes_share(
         assert sent == order
 
 
+def test_sums_take_no_new_memory_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Tensor] = []
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", sent.append)
+    comm = TorchComm()
+    for size in (4, 3, 4):  # an evaluation between two steps sends less
+        comm.sum_([torch.ones(size), torch.ones(size)])
+    assert [flat.numel() for flat in sent] == [8, 6, 8]
+    assert len({flat.data_ptr() for flat in sent}) == 1
+
+
 def test_a_group_of_one_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)

@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.bars import Bar, missing_bar, number_bar, ratio_bar, verdict
-from bench.contestants import CPU, Ours, Where
-from bench.race import Limits, Turn, race, ratio_of
-from bench.rivals import plain_opacus
 from dpfp_ray.training import machine, step
+from speed.bars import Bar, missing_bar, number_bar, ratio_bar, verdict
+from speed.contestants import CPU, Ours, Where
+from speed.race import Limits, Turn, race, ratio_of
+from speed.rivals import plain_opacus
 
 # Bu et al. 2023, abstract (PMLR 202:3192-3218): GPT-2 with book-keeping has 0.83 of the speed of
 # training without privacy. The package (awslabs/fast-differential-privacy) is on no index.
@@ -54,7 +54,7 @@ def peak_memory(name: str, where: Where) -> int:
 
 
 def opacus(where: Where) -> list[Bar]:
-    limits = Limits(rounds=2, seconds=40) if where.quick else Limits(rounds=20, seconds=130)
+    limits = Limits(rounds=2, seconds=40) if where.quick else Limits(rounds=40, seconds=150)
     turns: dict[str, Turn] = {"dpfp": Ours("dpfp", where, 32)}
     for clipping in ("ghost", "hooks"):
         turns[clipping] = plain_opacus(where, clipping, 32)
@@ -142,7 +142,7 @@ class Split(Ours):
 
         setattr(owner, name, counted)
 
-    def __call__(self, number: int) -> None:
+    def __call__(self, number: int) -> float:
         plain = step.take
         self._count(step, "take")  # makes batches
         self.inside, started = 0.0, time.perf_counter()
@@ -150,6 +150,7 @@ class Split(Ours):
         step.take = plain
         self.whole.append(time.perf_counter() - started)
         self.outside.append(self.whole[-1] - self.inside)
+        return self.whole[-1]
 
 
 def trainer(where: Where) -> list[Bar]:
@@ -162,7 +163,7 @@ def trainer(where: Where) -> list[Bar]:
         reason = "transformers.Trainer needs accelerate, which is not installed"
         titles = [f"our non-private loop / transformers.Trainer, {name}" for name in names]
         return [missing_bar(title, goal, reason) for title, goal in zip(titles, goals, strict=True)]
-    from bench.rivals import Epoch, Trainer
+    from speed.rivals import Epoch, Trainer
 
     bars = []
     for name, goal, steps in zip(names, goals, (4, 25), strict=True):

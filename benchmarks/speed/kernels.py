@@ -11,9 +11,6 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.bars import Bar, number_bar, ratio_bar
-from bench.contestants import Ours, Where
-from bench.race import Limits, race, ratio_of
 from dpfp_ray.data.packing import ROW, arrange
 from dpfp_ray.methods.parts.base import Rows
 from dpfp_ray.plan.values import make_plan
@@ -21,6 +18,9 @@ from dpfp_ray.privacy import calibration, pld
 from dpfp_ray.privacy.noise import add_noise
 from dpfp_ray.training.prepare import load_inputs
 from dpfp_ray.training.step import take
+from speed.bars import Bar, number_bar, ratio_bar
+from speed.contestants import Ours, Where
+from speed.race import Limits, race, ratio_of
 
 MATMUL = 2048  # rows and columns
 IN_STEPS: dict[str, tuple[str, dict[str, str]]] = {
@@ -30,20 +30,24 @@ IN_STEPS: dict[str, tuple[str, dict[str, str]]] = {
     "RGP": ("rgp", {}),
     "DP-SGD by hooks": ("dpsgd", {"clipping": "hooks"}),
 }
+MATMULS = 8  # a turn, as one takes a tenth of a second
+TURN_ROWS = 256  # of forward and backward
 
 
 class ForwardBackward(Ours):
-    """Forward and backward of a step, without optimizer; counts its useful FLOPs."""
+    """Forward and backward of some steps, without optimizer, on the same rows in every round: so
+    their useful FLOPs are counted once, and a turn is long enough to be timed well."""
 
     def __init__(self, where: Where, batch_size: int) -> None:
         super().__init__("non_private", where, batch_size)
-        self.flops: list[float] = []
+        self.batches = [self.draw(number) for number in range(max(1, TURN_ROWS // batch_size))]
+        self.flops = sum(self.useful_flops(rows) for rows in self.batches)
 
-    def __call__(self, number: int) -> float:
-        batches = self.batches(number)
-        started = time.perf_counter()
-        self.pass_over(batches)
-        spent = time.perf_counter() - started
+    def __call__(self, number: int) -> None:
+        for rows in self.batches:
+            self.pass_over(rows)
+
+    def useful_flops(self, batches: list[Rows]) -> float:
         with FlopCounterMode(display=False) as counter:
             self.pass_over(batches)
         # Of layers only: attention among packed rows looks at more than it needs.
@@ -51,11 +55,10 @@ class ForwardBackward(Ours):
         layers = sum(done for op, done in counts.items() if "attention" not in str(op))
         rows = [rows.inputs[ROW] for rows in batches]
         useful = sum(int((row >= 0).sum()) for row in rows) / sum(row.numel() for row in rows)
-        self.flops.append(layers * useful)
-        return spent
+        return layers * useful
 
-    def batches(self, number: int) -> list[Rows]:
-        records = self.steps.sampler.draw(number % self.plan.steps)
+    def draw(self, number: int) -> list[Rows]:
+        records = self.steps.sampler.draw(number)
         every = np.arange(len(records))
         return [
             take(self.table, records, part, self.method.device, packs=True)
@@ -73,15 +76,16 @@ def flops(where: Where) -> list[Bar]:
     other, out = torch.randn(MATMUL, MATMUL), torch.empty(MATMUL, MATMUL)
 
     def matmul(number: int) -> None:
-        torch.mm(one, other, out=out)
+        for _ in range(MATMULS):
+            torch.mm(one, other, out=out)
 
     bars = []
     for batch_size in (32, 256):
         ours = ForwardBackward(where, batch_size)
-        limits = Limits(6, 15) if where.quick else Limits(30, 30, least=12)
+        limits = Limits(6, 15) if where.quick else Limits(40, 45)
         seconds = race({"ours": ours, "matmul": matmul}, [("matmul", "ours")], limits)
-        rate = [done / spent for done, spent in zip(ours.flops[1:], seconds["ours"], strict=True)]
-        plain = [2 * MATMUL**3 / spent for spent in seconds["matmul"]]
+        rate = [ours.flops / spent for spent in seconds["ours"]]
+        plain = [MATMULS * 2 * MATMUL**3 / spent for spent in seconds["matmul"]]
         how = (
             f"MiniLM, {where.rows}, B = {batch_size}, padding not counted: "
             f"{np.median(rate) / 1e9:.0f} of {np.median(plain) / 1e9:.0f} GFLOP/s "
@@ -110,7 +114,7 @@ KINDS = {
 
 def time_by_kind(ours: ForwardBackward) -> str:
     """Shares of the time in operators, by torch's profiler."""
-    batches = ours.batches(1)
+    batches = ours.batches[0]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         ours.pass_over(batches)
     found = dict.fromkeys([*KINDS, "the rest"], 0.0)
@@ -193,15 +197,22 @@ def noise(where: Where) -> list[Bar]:
 # SST-2 at the paper's B = M = 32, three epochs, ε = 3 at δ = 1/(2D).
 D, B, M, EPSILON = 67_349, 32, 32, 3.0
 P, N, DELTA = B / (M * D), 3 * D // B * M, 1 / (2 * D)
+OURS_A_TURN = 15
 
 
 def calibrations(where: Where) -> list[Bar]:
     rough = EPSILON  # what the accuracy of both is relative to
     interval = 1e-4 * rough
 
-    def ours(number: int) -> None:
-        with empty_cache():
-            calibration.smallest_noise(P, N, "add_remove", EPSILON, DELTA, "pld")
+    def ours(number: int) -> float:
+        """The mean of some: one alone is too short to be timed well."""
+        spent = 0.0
+        for _ in range(OURS_A_TURN):
+            with empty_cache():
+                started = time.perf_counter()
+                calibration.smallest_noise(P, N, "add_remove", EPSILON, DELTA, "pld")
+                spent += time.perf_counter() - started
+        return spent / OURS_A_TURN
 
     def google(number: int) -> None:
         dp_accounting_sigma(interval)
@@ -219,7 +230,7 @@ def calibrations(where: Where) -> list[Bar]:
     facts = f"B = M = 32, D = {D:,}, ε = 3, no cache: σ {sigma:.4f} (ε {near:.4f})"
     bars = []
     if not where.quick:
-        seconds = race({"ours": ours, "prv": prv}, [("prv", "ours")], Limits(3, 240, warm_up=False))
+        seconds = race({"ours": ours, "prv": prv}, [("prv", "ours")], Limits(8, 200, warm_up=False))
         took = f"{np.median(seconds['ours']):.2f} s and {np.median(seconds['prv']):.0f} s"
         ratio = ratio_of(seconds["prv"], seconds["ours"])
         bars.append(ratio_bar("σ calibration / Opacus PRV", "≥ 100×", ratio, f"{facts}; {took}"))
@@ -260,6 +271,8 @@ def dp_accounting_sigma(interval: float) -> float:
 
 @contextmanager
 def empty_cache() -> Iterator[None]:
+    """Neither on disk nor in memory is anything known of an earlier calibration."""
+    pld._top.cache_clear()
     kept = os.environ.get("DPFP_CACHE")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["DPFP_CACHE"] = folder

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.contestants import Ours, Where, same_rows
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.training.prepare import build_model, prepare
+from speed.contestants import Ours, Where, same_rows
 
 HOOKS_BYTES = 2 * 2**30  # per-example gradients at once, as our own hooks allow themselves
 
@@ -83,8 +83,8 @@ class ForTrainer(torch.nn.Module):
         self,
         input_ids: Tensor,
         attention_mask: Tensor,
+        labels: Tensor,
         token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
     ) -> dict[str, Tensor]:
         batch = {"input_ids": input_ids, "attention_mask": attention_mask}
         if token_type_ids is not None:
@@ -137,7 +137,9 @@ class Trainer:
             if self.best
             else transformers.default_data_collator
         )
-        grouped = {"train_sampling_strategy": "group_by_length"} if self.best else {}
+        grouped: dict[str, Any] = (
+            {"train_sampling_strategy": "group_by_length"} if self.best else {}
+        )
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
             settings = transformers.TrainingArguments(
                 folder,

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from bench.race import Ratio
+from speed.race import Ratio
 
 Outcome = Literal["met", "missed", "not known"]
 

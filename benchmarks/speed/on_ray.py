@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from bench.bars import Bar, number_bar, ratio_bar
-from bench.contestants import CPU, Ours, Where
-from bench.race import Limits, race, ratio_of
+from speed.bars import Bar, number_bar, ratio_bar
+from speed.contestants import CPU, Ours, Where
+from speed.race import Limits, Turn, race, ratio_of
 
 ROOT = Path(__file__).parent.parent.parent
 SLOTS = 2
@@ -33,7 +33,7 @@ def sweeps(where: Where) -> list[Bar]:
     how = (
         f"MiniLM, {count} trials of {rows} rows, {found['wall']:.0f} s against {share:.0f} s from "
         f"the first trial's start; before it Ray's start {found['ray']:.1f} s, inputs and "
-        f"workers {found['until_first']:.1f} s; one sweep"
+        f"workers {found['until_first']:.1f} s; one sweep, as three would take five minutes"
     )
     value = found["wall"] / share
     name = f"sweep wall time / (pure training ÷ {SLOTS} slots), {count} trials"
@@ -85,10 +85,11 @@ def sweep(values: list[dict[str, Any]]) -> dict[str, float]:
 def workers(where: Where) -> list[Bar]:
     """Two processes with a thread each that share every step, against one with two threads."""
     bars = []
-    for batch_size in (256,) if where.quick else (256, 1000):
-        limits = Limits(2, 30) if where.quick else Limits(12, 60)
+    # Time for six rounds or more, which the interval of a median needs.
+    for batch_size, most in ((256, 30.0),) if where.quick else ((256, 120.0), (1000, 220.0)):
+        limits = Limits(2 if where.quick else 40, most)
         with Pair(where, batch_size) as pair:
-            turns = {"two": pair, "one": Ours("dpsgd", where, batch_size, 4000)}
+            turns: dict[str, Turn] = {"two": pair, "one": Ours("dpsgd", where, batch_size, 4000)}
             seconds = race(turns, [("one", "two")], limits)
         bars.append(
             ratio_bar(
@@ -161,7 +162,7 @@ def ray_train(where: Where) -> list[Bar]:
 
     from dpfp_ray.sweeps.cluster import connected, settings
 
-    limits = Limits(2, 30) if where.quick else Limits(12, 100)
+    limits = Limits(2, 30) if where.quick else Limits(40, 150)
     # Ray's processes inherit it, and find this folder.
     os.environ["PYTHONPATH"] = f"{ROOT}/benchmarks{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     with tempfile.TemporaryDirectory() as folder, settings(), connected("local"):
