@@ -23,7 +23,7 @@ from speed.contestants import Ours, Where
 from speed.race import Limits, race, ratio_of
 
 MATMUL = 2048  # rows and columns
-IN_STEPS: dict[str, tuple[str, dict[str, str]]] = {
+IN_STEPS: dict[str, tuple[str, dict[str, Any]]] = {
     "non-private": ("non_private", {}),
     "DP-FP": ("dpfp", {}),
     "DP-SGD": ("dpsgd", {}),

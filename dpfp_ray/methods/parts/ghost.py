@@ -138,19 +138,19 @@ class Products:
             raise TypeError(f"tokens of packed rows have no ghost in a {type(module).__name__}")
         inputs, outputs = (_side_by_side(list(side)) for side in zip(*pairs, strict=True))
         row = row if len(uses) == 1 else _side_by_side([row] * len(uses))
-        has_bias = type(module) is Linear and module.bias is not None and module.bias.requires_grad
-        found: list[list[Tensor]] = [[], []]
+        bias = module.bias if type(module) is Linear else None
+        bias = None if bias is None or not bias.requires_grad else bias
+        found: dict[Tensor, list[Tensor]] = {module.weight: []}
         group = max(1, CHUNK // (2 * row.shape[1] ** 2))
         for r, a, g in zip(*(side.split(group) for side in (row, inputs, outputs)), strict=True):
             products = (g @ g.mT).mul_(self.together(r))
-            if has_bias:  # its gradient is Σ gₜ
-                found[1].append(products.sum(2, keepdim=True))
+            if bias is not None:  # its gradient is Σ gₜ
+                found.setdefault(bias, []).append(products.sum(2, keepdim=True))
             products *= self.among(a) if type(module) is Linear else a[:, :, None] == a[:, None, :]
-            found[0].append(products.sum(2, keepdim=True))
-        weights = (module.weight, module.bias) if has_bias else (module.weight,)
+            found[module.weight].append(products.sum(2, keepdim=True))
         return {
             weight: sum_tokens(torch.cat(of_tokens), row)[:, 0].clamp(min=0)
-            for weight, of_tokens in zip(weights, found, strict=False)
+            for weight, of_tokens in found.items()
         }
 
 
