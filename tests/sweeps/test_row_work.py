@@ -55,8 +55,13 @@ def arrays(table: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("fields", "windows"),  # two of tokens, and two of what the encoder makes of them
-    [({"scope": "all"}, 2), ({"scope": "head", "representation": "layers"}, 4)],
-    ids=["tokens", "representations"],
+    [
+        ({"scope": "all"}, 2),
+        ({"scope": "head", "representation": "layers"}, 4),
+        ({"scope": "head", "representation": "cls"}, 4),
+        ({"scope": "head", "representation": "pooler"}, 4),
+    ],
+    ids=["tokens", "layers", "cls", "pooler"],
 )
 def test_inputs_are_the_same_bits(
     ray_session: None,
