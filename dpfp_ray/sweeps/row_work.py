@@ -207,9 +207,8 @@ def shard_table(shard: Shard) -> pa.Table:
 
 
 def shard_of(table: pa.Table) -> Shard:
-    last, layers = array_of(table, "last"), np.empty(0, np.float16)
-    if "layers" in table.column_names:
-        layers = array_of(table, "layers")
+    last, none = array_of(table, "last"), np.empty(0, np.float16)
+    layers = array_of(table, "layers") if "layers" in table.column_names else none
     layers = layers.reshape(len(last), -1, last.shape[1])
     return Shard(array_of(table, DIGESTS).view("S16").reshape(-1), last, layers)
 
