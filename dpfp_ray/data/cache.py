@@ -5,14 +5,15 @@ Tokens are private records in another form: all of it is readable by its owner o
 """
 
 import contextlib
+import functools
 import hashlib
+import importlib.metadata
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from errno import EDQUOT, EFBIG, ENOSPC
-from importlib.metadata import version
 from pathlib import Path
 from uuid import uuid4
 
@@ -35,6 +36,13 @@ def cache_dir() -> Path:
             f"set DPFP_CACHE to a folder that can be written"
         ) from None
     return path
+
+
+@functools.cache
+def version(package: str) -> str:
+    """Of an installed package, looked up once: that reads and parses all that the package says of
+    itself, and every trial asks for several."""
+    return importlib.metadata.version(package)
 
 
 def cached_number(key: str, compute: Callable[[], float]) -> float:

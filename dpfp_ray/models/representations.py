@@ -20,17 +20,14 @@ from torch import Tensor
 from torch.nn import Linear, Module
 
 from dpfp_ray.data import content_hash, grouped
-from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.cache import cache_dir
 from dpfp_ray.data.pair_tokens import PairTable
-from dpfp_ray.data.terminal import counted_rows
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.data.whole_files import PRIVATE, ChecksumWriter, check_file, whole_file
 from dpfp_ray.models.classifier import Classifier, initialise_head
 from dpfp_ray.models.download import encoder_identity
 from dpfp_ray.models.modeling_dpfp import chosen_layers, join, relation
-from dpfp_ray.models.pretrained import build_classifier
-from dpfp_ray.models.row_store import INFERENCE_ROWS, Encode, encode_here, encoded_rows
+from dpfp_ray.models.row_store import MEANS, Encode, encode_here, encoded_rows, kind_of
 from dpfp_ray.plan.checks import is_joined
 
 # Part of every key: raise it when the meaning of the stored numbers changes.
@@ -127,7 +124,7 @@ def represent(
 
     The encoder runs in inference mode, without dropout; `name` is only for the progress bar. A
     pooler that the checkpoint lacks is random with seed 0, whatever the run's seed. `centre` is
-    what to take off (`public_centre`); `encode` is who runs the encoder (not for `cls`, `pooler`).
+    what to take off (`public_centre`); `encode` is who runs the encoder.
     """
     key = _key(table, model, representation, precision, centre)
     kind = np.dtype(np.float16 if is_joined(representation) else np.float32)
@@ -177,18 +174,16 @@ def _parts(
     centre: Floats | None,
     encode: Encode,
 ) -> Iterator[Rows]:
-    """All rows in order, some at a time; at least one part, be it empty."""
+    """All rows in order, some at a time."""
     off = None if centre is None else torch.from_numpy(centre)
     if isinstance(table, PairTable) or is_joined(representation):
         yield from _assemble(table, model, representation, precision, name, off, encode)
-    elif representation == "mean" and len(table):
-        encoded = encoded_rows(table, model, precision, name, encode)
+    else:
+        kind = kind_of(representation)
+        encoded = encoded_rows(table, model, kind, precision, name, encode)
         for rows in _slices(len(table)):
             h = encoded.last(rows)
             yield h if centre is None else h - centre
-    else:
-        h = _encode(table, model, representation, precision, name)
-        yield h if centre is None else h - centre
 
 
 def _slices(rows: int) -> Iterator[slice]:
@@ -211,7 +206,7 @@ def _assemble(
 ) -> Iterator[npt.NDArray[np.float16]]:
     """Joined rows from what the encoder said of each text."""
     sides = [table.first, table.second] if isinstance(table, PairTable) else [table]
-    encoded = [encoded_rows(side, model, precision, name, encode) for side in sides]
+    encoded = [encoded_rows(side, model, MEANS, precision, name, encode) for side in sides]
     for rows in _slices(len(table)):
         texts = [torch.from_numpy(one.layers(rows)).float() for one in encoded]
         if len(texts) == 2:
@@ -219,22 +214,6 @@ def _assemble(
         else:
             parts = chosen_layers(texts[0], representation)
         yield join(parts, centre).half().numpy()
-
-
-@torch.inference_mode()
-def _encode(
-    table: TokenTable, model: str, representation: str, precision: str, name: str
-) -> Floats:
-    """What the row store does not hold: `cls` and `pooler`."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    encoder = build_classifier(model, representation, classes=2, scope="head").to(device).eval()
-    h = np.empty((len(table), encoder.width), np.float32)
-    parts = split_rows(table.lengths, INFERENCE_ROWS, PART_COST[device.type])
-    for part in counted_rows(parts, f"encoding {name}".rstrip()):
-        batch = {key: tensor.to(device) for key, tensor in table.collate(part).items()}
-        with torch.autocast(device.type, torch.bfloat16, precision == "bf16"):
-            h[part] = encoder.represent(batch).float().cpu().numpy()
-    return h
 
 
 def _key(

@@ -3,16 +3,17 @@
 Kept are the mean of the last layer (fp32) and the means of all layers, each scaled to norm 1 (half
 precision: seven layers of a sentence in MiniLM are 5 KB). A text is found again by its own tokens,
 so subsets, supersets, other layers, pairs with a text in common and repeated texts encode nothing
-twice. Shards are folders that appear in one rename:
+twice. `cls` and `pooler` are in none of these means: each has a store of its own, of one vector a
+text (fp32) and no layers. Shards are folders that appear in one rename:
 
-    encoded/<encoder, precision>/<shard>/{digests,last,layers}.npy
+    encoded/<encoder, precision, kind of vector>/<shard>/{digests,last,layers}.npy
 
 They hold private data in another form: readable by their owner only, and no release.
 """
 
 import hashlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.cache import cache_dir
@@ -27,7 +29,6 @@ from dpfp_ray.data.terminal import counted_rows
 from dpfp_ray.data.texts import group
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.data.whole_files import PRIVATE, private_folder, whole_folder
-from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.download import encoder_identity
 from dpfp_ray.models.modeling_dpfp import unit
 from dpfp_ray.models.pretrained import build_classifier
@@ -37,6 +38,7 @@ FORMAT_VERSION = 1
 INFERENCE_ROWS = 256
 SHARD = 32_768  # rows: a pass that is killed loses at most these
 DIGESTED_ROWS = 8192  # at once
+MEANS = "layers"  # the kind of all that means of layers are enough for
 Floats = npt.NDArray[np.float32]
 Halves = npt.NDArray[np.float16]
 
@@ -45,7 +47,7 @@ Halves = npt.NDArray[np.float16]
 class Shard:
     digests: npt.NDArray[np.bytes_]  # (n,), 16 bytes each, of a row's tokens
     last: Floats  # (n, width)
-    layers: Halves  # (n, layers + 1, width)
+    layers: Halves  # (n, layers + 1, width); (n, 0, width) for `cls` and `pooler`
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Encode(Protocol):
     """Who makes shards: one of each work, in their order. On this machine `encode_here` does."""
 
     def __call__(
-        self, works: Iterator[Work], model: str, precision: str, name: str
+        self, works: Iterator[Work], model: str, kind: str, precision: str, name: str
     ) -> Iterator[Shard]: ...
 
 
@@ -92,18 +94,30 @@ class EncodedRows:
         return found
 
 
-def encode_here(works: Iterator[Work], model: str, precision: str, name: str) -> Iterator[Shard]:
+def encode_here(
+    works: Iterator[Work], model: str, kind: str, precision: str, name: str
+) -> Iterator[Shard]:
     encoder: Encoder | None = None
     for work in works:
-        encoder = encoder or Encoder(frozen_encoder(model), precision)
+        encoder = encoder or Encoder(model, kind, precision)
         yield encoder.shard(work, name)
 
 
+def kind_of(representation: str) -> str:
+    """Which kind of vector a representation is made from."""
+    return representation if representation in ("cls", "pooler") else MEANS
+
+
 def encoded_rows(
-    table: TokenTable, model: str, precision: str, name: str = "", encode: Encode = encode_here
+    table: TokenTable,
+    model: str,
+    kind: str,
+    precision: str,
+    name: str = "",
+    encode: Encode = encode_here,
 ) -> EncodedRows:
     """Every row of `table`, encoding those that were never met; `name` is for the progress bar."""
-    folder = store_of(model, precision)
+    folder = store_of(model, kind, precision)
     shards = list(_kept_shards(folder))
     kept = sum(len(shard.digests) for shard in shards)
     digests = np.concatenate([*(shard.digests for shard in shards), _digests(table)])
@@ -118,13 +132,15 @@ def encoded_rows(
     place_of[texts[kept + rows]] = kept + np.arange(len(rows))
     parts = (rows[start : start + SHARD] for start in range(0, len(rows), SHARD))
     works = (Work(table.take(part), digests[kept + part]) for part in parts)
-    shards += [_keep(folder, made) for made in encode(works, model, precision, name)]
+    shards += [_keep(folder, made) for made in encode(works, model, kind, precision, name)]
     return EncodedRows(shards, place_of[texts[kept:]])
 
 
-def store_of(model: str, precision: str) -> Path:
+def store_of(model: str, kind: str, precision: str) -> Path:
     """The folder of what an encoder said."""
     facts = f"{FORMAT_VERSION} {encoder_identity(model)} {precision}"
+    if kind != MEANS:  # those were there first, and what is kept of them is still good
+        facts += f" {kind}"
     return cache_dir() / "encoded" / hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
 
@@ -157,15 +173,12 @@ def _digests(table: TokenTable) -> npt.NDArray[np.bytes_]:
     return np.concatenate(found)
 
 
-def frozen_encoder(model: str) -> Classifier:
-    return build_classifier(model, "layers", classes=2, scope="head")
-
-
 class Encoder:
     """A frozen encoder that makes shards."""
 
-    def __init__(self, encoder: Classifier, precision: str) -> None:
+    def __init__(self, model: str, kind: str, precision: str) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        encoder = build_classifier(model, kind, classes=2, scope="head")
         self.encoder, self.precision = encoder.to(self.device).eval(), precision
 
     @torch.inference_mode()
@@ -177,14 +190,25 @@ class Encoder:
         for part in counted_rows(parts, f"encoding {name}".rstrip()):
             batch = {key: value.to(device) for key, value in table.collate(part).items()}
             with torch.autocast(device.type, torch.bfloat16, self.precision == "bf16"):
-                means = self.encoder.layer_means(batch).float()
+                last, layers = self._vectors(batch)
             if made is None:
-                last = np.empty((len(table), means.shape[2]), np.float32)
-                made = last, np.empty((len(table), *means.shape[1:]), np.float16)
-            made[0][part] = means[:, -1].cpu().numpy()
-            made[1][part] = unit(means).half().cpu().numpy()
+                rows = len(table)
+                made = (
+                    np.empty((rows, *last.shape[1:]), np.float32),
+                    np.empty((rows, *layers.shape[1:]), np.float16),
+                )
+            made[0][part] = last.cpu().numpy()
+            made[1][part] = unit(layers).half().cpu().numpy()
         assert made is not None, "there is at least one row to encode"
         return Shard(work.digests, *made)
+
+    def _vectors(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """(rows, width) and (rows, layers, width)."""
+        if self.encoder.representation == MEANS:
+            means = self.encoder.layer_means(batch).float()
+            return means[:, -1], means
+        h = self.encoder.represent(batch).float()
+        return h, h[:, None][:, :0]
 
 
 def _keep(folder: Path, shard: Shard) -> Shard:

@@ -124,10 +124,13 @@ class Ledger:
             raise ValueError(unknown("status", status, ENDS[:-1]))
         if done < 0:
             raise ValueError(f"done is {done}; steps are 0 or more")
-        entry = next((entry for entry in self.entries() if entry.id == entry_id), None)
-        if entry is None:
+        # Its own opening and no other: a sweep ends a thousand entries, one by one.
+        opening = f"{ENTRIES}/{entry_id}.json"
+        if opening not in self._read and f"{entry_id}.json" not in self.files.names(ENTRIES):
             raise UserError(f"the ledger {self.files.name} has no entry {entry_id!r}")
-        for name in (*entry.resumes, entry_id):
+        with self.files.intact(opening):
+            resumes = entry_from_json(self._load(opening), []).resumes
+        for name in (*resumes, entry_id):
             self._write_end(name, done, status)
 
     def enter_past(self, use: Use, done: int, status: str = "finished") -> None:

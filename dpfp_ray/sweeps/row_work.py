@@ -23,7 +23,7 @@ from dpfp_ray.data.tokens import (
     encode_chunk,
     tokenise_here,
 )
-from dpfp_ray.models.row_store import Encoder, Shard, Work, encode_here, frozen_encoder
+from dpfp_ray.models.row_store import Encoder, Shard, Work, encode_here
 from dpfp_ray.sweeps.cluster import connected, settings
 from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.training.machine import use_threads
@@ -64,15 +64,14 @@ class ClusterWork:
             yield from_lists(made)
 
     def encode(
-        self, works: Iterator[Work], model: str, precision: str, name: str
+        self, works: Iterator[Work], model: str, kind: str, precision: str, name: str
     ) -> Iterator[Shard]:
         few, works = self._few(works, lambda work: len(work.table))
         if few:
-            yield from encode_here(works, model, precision, name)
+            yield from encode_here(works, model, kind, precision, name)
             return
-        for made in self._stream(
-            map(work_table, works), EncodeBatches, model=model, precision=precision
-        ):
+        facts = {"model": model, "kind": kind, "precision": precision}
+        for made in self._stream(map(work_table, works), EncodeBatches, **facts):
             yield shard_of(made)
 
     def _few(self, parts: Iterator[T], rows: Callable[[T], int]) -> tuple[bool, Iterator[T]]:
@@ -140,9 +139,9 @@ def whole(parts: Iterator[pa.Table], sizes: Sequence[int]) -> Iterator[pa.Table]
 class EncodeBatches:
     """A frozen encoder in an actor of Ray Data."""
 
-    def __init__(self, model: str, precision: str) -> None:
+    def __init__(self, model: str, kind: str, precision: str) -> None:
         use_threads(1)
-        self.encoder = Encoder(frozen_encoder(model), precision)
+        self.encoder = Encoder(model, kind, precision)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         return shard_table(self.encoder.shard(work_of(table)))
@@ -198,19 +197,19 @@ def work_of(table: pa.Table) -> Work:
 
 
 def shard_table(shard: Shard) -> pa.Table:
-    layers = rows_array(shard.layers.reshape(len(shard.layers), -1))
-    return pa.table(
-        {
-            DIGESTS: rows_array(shard.digests.view("u1").reshape(-1, 16)),
-            "last": rows_array(shard.last),
-            "layers": layers,
-        }
-    )
+    columns = {
+        DIGESTS: rows_array(shard.digests.view("u1").reshape(-1, 16)),
+        "last": rows_array(shard.last),
+    }
+    if shard.layers.size:  # Arrow has no rows of no numbers
+        columns["layers"] = rows_array(shard.layers.reshape(len(shard.layers), -1))
+    return pa.table(columns)
 
 
 def shard_of(table: pa.Table) -> Shard:
-    last = array_of(table, "last")
-    layers = array_of(table, "layers").reshape(len(last), -1, last.shape[1])
+    last, none = array_of(table, "last"), np.empty(0, np.float16)
+    layers = array_of(table, "layers") if "layers" in table.column_names else none
+    layers = layers.reshape(len(last), -1, last.shape[1])
     return Shard(array_of(table, DIGESTS).view("S16").reshape(-1), last, layers)
 
 

@@ -130,13 +130,15 @@ class Runner:
         if not left:
             return
         self._connect()
-        from ray.tune import TuneConfig, grid_search
+        from ray.tune import TuneConfig
+
+        from dpfp_ray.sweeps.experiment import each_of
 
         for open_trials in until_none(lambda: unfinished(left, self.storage)):
             self._fit(
                 [trial.plan for trial in open_trials],
                 TuneConfig(scheduler=scheduler),
-                {"trial": grid_search([trial.to_config() for trial in open_trials])},
+                each_of(open_trials),
                 total=len(trials),
                 done=len(trials) - len(open_trials),
                 varied=varied,

@@ -23,7 +23,7 @@ from dpfp_ray.privacy.spending import Spending
 from dpfp_ray.training.dev_scores import Select, best_epoch
 from dpfp_ray.training.evaluate import evaluate
 from dpfp_ray.training.learning_checks import LEAST_RATE, PROBE_ROWS, Still, check_all_learn
-from dpfp_ray.training.machine import Comm
+from dpfp_ray.training.machine import Comm, keep_freed_memory
 from dpfp_ray.training.step import Steps, make_optimizer, take
 
 State = dict[str, Any]
@@ -88,6 +88,8 @@ def train(
     this function only if `show_training_loss` asks for it.
     """
     device = next(model.parameters()).device
+    if device.type == "cpu":
+        keep_freed_memory()
     shows_loss = show_training_loss or not plan.private
     # A plan names an encoder, and other weights can have the same name.
     content = f"{data.train.content()} {weights_hash(model)}"

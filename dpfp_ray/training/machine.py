@@ -21,6 +21,8 @@ from torch import Tensor
 
 from dpfp_ray.plan.errors import UserError
 
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
+
 
 def available_cores() -> int:
     """The cores that this process may use, which a container may have fewer of than the machine."""
@@ -41,6 +43,20 @@ def use_threads(count: int | None) -> None:
 def leave_modules_out_of_collections() -> None:
     """Once a process: searching modules for garbage takes longer than a closed-form trial."""
     gc.freeze()
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Once a process, before steps on a CPU: what a step frees is there for the next one.
+
+    glibc gives blocks of 32 MB and more, such as the gradient of the word embeddings, back to the
+    system at once, and asks for them again page by page: 12,000 page faults in a step of MiniLM, a
+    twentieth of its time (benchmarks/profile.md). Between runs `reset_peak_memory` gives it back.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # other C libraries have no mallopt
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_MAX, 0)
+        libc.mallopt(M_TRIM_THRESHOLD, -1)
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -4,11 +4,11 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 import torch
 
+from dpfp_ray.data.cache import version
 from dpfp_ray.methods.parts.one_release import release_id
 from dpfp_ray.models.activations import with_activations
 from dpfp_ray.models.classifier import Classifier, count_parameters

@@ -78,6 +78,12 @@ def test_keys_are_apart(fresh_cache: Path) -> None:
     assert cached_number("y", Counted(2.0)) == 2.0
 
 
+def test_a_version_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = cache.version("pytest")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: pytest.fail("looked up again"))
+    assert cache.version("pytest") == first == pytest.__version__
+
+
 def test_another_version_of_the_accountant_computes_again(
     fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

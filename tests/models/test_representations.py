@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dpfp_ray.data.tokens import TokenTable, tokenise
-from dpfp_ray.models import representations
+from dpfp_ray.models import representations, row_store
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.models.representations import HeadClassifier, RepresentationTable, represent
 from dpfp_ray.plan.plan import Plan
@@ -39,10 +39,12 @@ def tokens(model: str, rows: int = 30, seed: int = 1) -> TokenTable:
     return tokenise(tiny_split(rows, seed), load_tokenizer(model), 32)
 
 
-def test_rows_are_what_the_encoder_gives_one_by_one(model: str) -> None:
+@pytest.mark.parametrize("representation", ["mean", "cls", "pooler"])
+def test_rows_are_what_the_encoder_gives_one_by_one(model: str, representation: str) -> None:
+    """But for rounding, which depends on what else is in the batch."""
     table = tokens(model)
-    found = represent(table, model, "mean")
-    classifier = build_classifier(model, "mean", 2, scope="head").eval()
+    found = represent(table, model, representation)
+    classifier = build_classifier(model, representation, 2, scope="head").eval()
     with torch.no_grad():
         for row in range(len(table)):
             alone = classifier.represent(table.collate(np.array([row])))[0].numpy()
@@ -54,7 +56,7 @@ def test_the_second_time_nothing_is_encoded(
     model: str, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     first = represent(tokens(model), model, "mean")
-    monkeypatch.setattr(representations, "_encode", None)  # calling it would fail
+    monkeypatch.setattr(row_store.Encoder, "shard", None)  # calling it would fail
     second = represent(tokens(model), model, "mean")
     np.testing.assert_array_equal(first.h, second.h)
     assert first.key == second.key

@@ -19,7 +19,7 @@ from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_cost import Gaussian, Pure, composed_epsilon
-from dpfp_ray.privacy.ledger_entries import Use, use_of
+from dpfp_ray.privacy.ledger_entries import Entry, Use, entry_from_json, use_of
 from dpfp_ray.privacy.ledger_files import default_place
 from dpfp_ray.privacy.ledger_sum import rounded_up
 
@@ -532,6 +532,20 @@ def test_the_environment_names_the_place(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_end_needs_a_beginning(ledger: Ledger) -> None:
     with pytest.raises(UserError, match="no entry 'x'"):
         ledger.end("x", 1)
+
+
+def test_an_end_reads_no_other_entry(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else ending all trials of a sweep would read the ledger as often as there are trials."""
+    entries = ledger.begin_all([use(ledger, run=f"seed {n}") for n in range(5)])
+    parsed: list[str] = []
+
+    def counted(opening: Any, ends: Any) -> Entry:
+        parsed.append(opening["id"])
+        return entry_from_json(opening, ends)
+
+    monkeypatch.setattr("dpfp_ray.privacy.ledger.entry_from_json", counted)
+    ledger.end(entries[3].id, 1)
+    assert parsed == [entries[3].id]
 
 
 @pytest.mark.parametrize(("done", "status"), [(-1, "finished"), (0, "refused"), (0, "gone")])

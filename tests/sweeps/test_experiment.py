@@ -1,12 +1,14 @@
 """One Tune experiment: what would hang it is refused, and every trial has a last record."""
 
+import copy
 from pathlib import Path
 
 import pytest
+from ray.tune.search.variant_generator import generate_variants
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.experiment import LastRecords, check_deadlock
+from dpfp_ray.sweeps.experiment import LastRecords, check_deadlock, each_of
 from tests.support.tune_trial import TuneTrial
 
 
@@ -39,6 +41,15 @@ def test_a_trial_that_finished_is_left_alone(tmp_path: Path) -> None:
     trial = TuneTrial(1e-3, "TERMINATED", status="finished")
     LastRecords(str(tmp_path)).on_trial_complete(0, [trial], trial)
     assert Store(tmp_path).records() == []
+
+
+def test_tune_makes_each_trial_and_no_copy_of_their_list() -> None:
+    """It copies the whole space for each trial: with the list, that grows with its square."""
+    ours = [TuneTrial(rate, "PENDING").ours for rate in (1e-3, 1e-2, 1e-1)]
+    space = each_of(ours)
+    made = [spec["config"]["trial"] for _, spec in generate_variants({"config": space})]
+    assert made == [trial.to_config() for trial in ours]
+    assert copy.deepcopy(space)["trial"]["grid_search"] is space["trial"]["grid_search"]
 
 
 def test_nested_scheduler_without_dashboard_is_refused(ray_session: None) -> None:

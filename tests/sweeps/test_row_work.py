@@ -45,6 +45,19 @@ def test_tables_that_were_cut_are_whole_again() -> None:
     assert found == [[0, 1, 2], [3], [4, 5, 6, 7]]
 
 
+@pytest.mark.parametrize("layers", [0, 3])
+def test_a_shard_is_the_same_after_arrow(layers: int) -> None:
+    """Also one without layers, as `cls` and `pooler` have it."""
+    digests = np.array([b"a" * 16, b"b" * 16])
+    last = np.arange(8, dtype=np.float32).reshape(2, 4)
+    shard = row_store.Shard(digests, last, np.ones((2, layers, 4), np.float16))
+    again = vars(row_work.shard_of(row_work.shard_table(shard)))
+    for name, array in vars(shard).items():
+        assert np.array_equal(array, again[name])
+        assert array.dtype == again[name].dtype
+        assert array.shape == again[name].shape
+
+
 def arrays(table: Any) -> dict[str, Any]:
     if isinstance(table, PairTable):
         return {**arrays(table.first), **{f"2 {k}": v for k, v in arrays(table.second).items()}}
@@ -55,8 +68,13 @@ def arrays(table: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("fields", "windows"),  # two of tokens, and two of what the encoder makes of them
-    [({"scope": "all"}, 2), ({"scope": "head", "representation": "layers"}, 4)],
-    ids=["tokens", "representations"],
+    [
+        ({"scope": "all"}, 2),
+        ({"scope": "head", "representation": "layers"}, 4),
+        ({"scope": "head", "representation": "cls"}, 4),
+        ({"scope": "head", "representation": "pooler"}, 4),
+    ],
+    ids=["tokens", "layers", "cls", "pooler"],
 )
 def test_inputs_are_the_same_bits(
     ray_session: None,

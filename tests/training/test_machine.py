@@ -1,5 +1,6 @@
 """Peak memory that forgets what ran before."""
 
+import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
@@ -21,6 +22,22 @@ MEGABYTE = 2**20
 linux = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="only Linux can reset the peak"
 )
+
+
+FAULTS = """
+import resource, torch
+from dpfp_ray.training.machine import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        torch.zeros(16 * 2**20).sum()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+before = faults()
+keep_freed_memory()
+print(before, faults())
+"""
 
 
 def allocate(megabytes: int) -> None:
@@ -52,6 +69,24 @@ def test_a_reset_gives_back_what_small_tensors_have_used() -> None:
     del many
     machine.reset_peak_memory(CPU)
     assert machine.peak_memory(CPU) < calm + 50 * MEGABYTE
+
+
+@linux
+def test_steps_find_the_memory_that_the_last_one_freed() -> None:
+    """In a process of its own: it holds for all that comes later."""
+    command = [sys.executable, "-c", FAULTS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert after < before / 2  # none in the end, but it takes two or three blocks to find its place
+
+
+@linux
+def test_a_reset_gives_back_what_steps_have_kept() -> None:
+    machine.keep_freed_memory()
+    allocate(300)
+    high = machine.peak_memory(CPU)
+    machine.reset_peak_memory(CPU)
+    assert machine.peak_memory(CPU) < high - 200 * MEGABYTE
 
 
 def test_the_fallback_is_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
