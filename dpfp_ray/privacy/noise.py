@@ -3,8 +3,8 @@
 The bits are AES-128 in counter mode under a key of the step, so who cannot break AES cannot tell
 the noise from any other. Two words of 32 bits become two independent normal numbers (Box and Muller
 1958): r = √(−2 ln u) and an angle φ give r cos φ and r sin φ. numpy computes these with the
-processor's vector instructions, which makes a number four to five times as cheap as one of its own
-normal generators.
+processor's vector instructions, which makes a number four times as cheap as one of its own normal
+generators.
 """
 
 import math
@@ -21,9 +21,10 @@ from dpfp_ray.privacy.sampling import keyed_generator, step_key
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Numbers that are made at once, cosines before sines. The size is part of what a seed means: with
-# another one the same numbers come in another order.
-BLOCK = 2**17
+# Numbers that are made at once, cosines before sines: so many that threads seldom wait for each
+# other between two calls of numpy. The size is part of what a seed means: with another one the same
+# numbers come in another order.
+BLOCK = 2**19
 # u is (k + ½)/2³² for a word k. Below this k such a grid would be coarse and end at r = 6.8, which
 # 23 million weights reach once in a thousand steps: there u gets 53 bits more.
 TAIL = 1024
