@@ -58,6 +58,11 @@ class ClassStatistics:
     sum_var: Floats
     second_std: float
 
+    @cached_property
+    def in_order(self) -> "Classes | None":
+        """Once for all trials of a release, which may differ in the ridge alone."""
+        return put_in_order(self)
+
 
 @dataclass(frozen=True)
 class LinearHead:
@@ -113,13 +118,13 @@ def discriminant(
     `public` is a covariance of *public* rows. Classes differ mostly in directions in which texts
     differ at all, so g_c is then shrunk to what noise leaves likely, see `_likely`.
     """
-    found = in_order(known)
+    found = known.in_order
     if found is None:
         return LinearHead(np.zeros(known.sums.shape), np.zeros(len(known.counts)))
     return head_of(found, ridge, shrinkage, public)
 
 
-def in_order(known: ClassStatistics) -> Classes | None:
+def put_in_order(known: ClassStatistics) -> Classes | None:
     """None if noise hides even how many records there are."""
     width = known.sums.shape[1]
     seen = known.counts > np.maximum(1.0, SEEN * known.count_std)
@@ -230,7 +235,7 @@ def choose_ridge(
     """One of `RIDGES`."""
     scores = np.zeros(len(RIDGES))
     for _ in range(DRAWS if known.sums.shape[1] < WIDE else 1):
-        made_from, judged_by = (in_order(view) for view in two_views(known, rng))
+        made_from, judged_by = (view.in_order for view in two_views(known, rng))
         if made_from is None or judged_by is None:
             continue
         heads = [head_of(made_from, ridge, shrinkage, public) for ridge in RIDGES]
