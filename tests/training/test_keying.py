@@ -11,11 +11,11 @@ from torch import Tensor
 
 from dpfp_ray.data import Table
 from dpfp_ray.methods.parts.base import make_method
-from dpfp_ray.models.representations import HeadClassifier, RepresentationTable
+from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.training import loop
-from dpfp_ray.training.loop import Data, State
+from dpfp_ray.training.loop import Data
 from dpfp_ray.training.machine import SoloComm
 from dpfp_ray.training.prepare import Inputs, Prepared, build_model, prepare
 from dpfp_ray.training.run import run
@@ -157,29 +157,15 @@ def drawn(model_folder: str, plan: Plan, listener: Listener) -> list[list[int]]:
     return found
 
 
-# States of the version before ---------------------------------------------------------------------
-
-
-def head_data() -> Data:
-    return Data(make_table(24), {"dev": make_table(10, seed=3)})
-
-
-def head_run(plan: Plan, listener: Listener, state: State | None = None) -> dict[str, Tensor]:
-    model = HeadClassifier(6, 2, "mean", head_seed=3)
-    loop.train(
-        plan, 0.5, model, head_data(), seed=SEED, comm=SoloComm(), reporter=listener, state=state
-    )
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def head_plan(**changes: Any) -> Plan:
-    return tiny_plan("dpsgd", scope="head", task="sst2", **changes)
+# States of an earlier version ---------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_a_run_refuses_a_state_of_an_earlier_version() -> None:
     plan = Plan(method="dpsgd", scope="head", batch_size=4, epochs=1, representation="mean")
-    prepared = prepare(plan, Inputs(head_data(), ("no", "yes"), "mean"))
+    prepared = prepare(
+        plan, Inputs(Data(make_table(24), {"dev": make_table(10, seed=3)}), ("no", "yes"), "mean")
+    )
     listener = Listener(1)
     with pytest.raises(Killed):
         run(prepared, listener, seed=SEED)

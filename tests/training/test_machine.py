@@ -1,4 +1,4 @@
-"""Peak memory that forgets what ran before."""
+"""Memory that is kept and peaks that are forgotten; sums over workers."""
 
 import subprocess
 import sys
@@ -11,9 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpfp_ray.training import machine
+from dpfp_ray.models.representations import HeadClassifier
+from dpfp_ray.training import loop, machine
 from dpfp_ray.training.machine import SoloComm, TorchComm, share
 from tests.support.gloo import run_workers
+from tests.support.one_release import make_table
+from tests.support.tiny_runs import Listener, tiny_plan
 
 pytestmark = pytest.mark.slow
 
@@ -191,3 +194,13 @@ def test_a_group_of_one_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     value = torch.ones(2)
     TorchComm().sum_([value])
     assert value.tolist() == [1, 1]
+
+
+def test_the_loop_keeps_freed_memory_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(loop, "keep_freed_memory", lambda: asked.append(True))
+    plan = tiny_plan("non_private", scope="head", task="sst2")
+    model = HeadClassifier(6, 2, "mean", head_seed=3)
+    data = loop.Data(make_table(24), {"dev": make_table(10, seed=3)})
+    loop.train(plan, 0.0, model, data, seed=1, comm=SoloComm(), reporter=Listener())
+    assert asked == [True]
