@@ -4,7 +4,7 @@ The bits are AES-128 in counter mode under a key of the step, so who cannot brea
 the noise from any other. Two words of 32 bits become two independent normal numbers (Box and Muller
 1958): r = √(−2 ln u) and an angle φ give r cos φ and r sin φ. numpy computes these with the
 processor's vector instructions, which makes a number four times as cheap as one of its own normal
-generators.
+generators; processors of another kind may differ in a number's last digit.
 """
 
 import math
