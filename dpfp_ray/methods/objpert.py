@@ -133,6 +133,7 @@ SPEC = MethodSpec(
     method="objpert",
     label="Objective perturbation",
     order=7,
+    head_style=("#882255", "8", "-"),
     guarantee="proved",
     adjacencies=("add_remove",),
     scopes=("head",),

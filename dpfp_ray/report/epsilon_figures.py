@@ -7,16 +7,17 @@ nominal one an open marker and dashes, a refuted one a crossed marker and dots.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from dpfp_ray.report import method_rows
 from dpfp_ray.report.plots import (
     Drawing,
     canvas,
-    cell_label,
     clean,
     finish,
     legend,
     log_x_axis,
     plain_ticks,
     styles,
+    tagged_label,
 )
 from dpfp_ray.results.cells import Cell, budgets_of
 from dpfp_ray.results.contests import Contest
@@ -26,7 +27,7 @@ WORTH = (
     "Filled, solid: proved ε. Open, dashed: nominal (†), no guarantee. Crossed, dotted: "
     "refuted (‡)."
 )
-SIDE_BY_SIDE = 4  # so many methods' names fit below an axis; more are written aslant
+MOST_CURVES = 8  # more cannot be followed by eye: a row each
 _LINES = {"proved": "-", "refuted": ":"}
 _CALLS = {
     "better": ("s", "#0072B2", "told apart"),
@@ -52,12 +53,18 @@ def epsilon_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
                 continue
             number += 1
             budgets = budgets_of(private)
-            title = f"Accuracy against ε: {task}, {model}"
-            if len(budgets) == 1:
-                title = f"Accuracy at {budgets[0]}: {task}, {model}"
-            with canvas() as (figure, axes):
-                _epsilon_axes(axes, plain, private, accountant)
-                yield finish(figure, f"epsilon-{number}", title, _caption(private), command)
+            by = ACCOUNTANT_NAMES.get(accountant, accountant)
+            said = f"at {budgets[0]}" if len(budgets) == 1 else f"against ε ({by})"
+            title = f"Accuracy {said}: {task}, {model}"
+            rows = method_rows.rows_of(plain, private)
+            as_rows = len(budgets) == 1 or len(rows) > MOST_CURVES
+            caption = _caption(private) + (method_rows.WORTH if as_rows else WORTH)
+            with canvas(method_rows.height_of(rows) if as_rows else 4.0) as (figure, axes):
+                if as_rows:
+                    method_rows.row_axes(axes, rows, accountant)
+                else:
+                    _epsilon_axes(axes, plain, private, accountant)
+                yield finish(figure, f"epsilon-{number}", title, caption, command)
 
 
 def _caption(cells: Sequence[Cell]) -> str:
@@ -70,7 +77,7 @@ def _caption(cells: Sequence[Cell]) -> str:
         said += "Tuned: the best of several settings, not compared with the others. "
     if any(cell.one_class for cell in cells):
         said += "One class: the model gives every row the same answer. "
-    return said + WORTH
+    return said
 
 
 def _epsilon_axes(axes: Any, plain: Sequence[Cell], cells: Sequence[Cell], accountant: str) -> None:
@@ -84,7 +91,7 @@ def _epsilon_axes(axes: Any, plain: Sequence[Cell], cells: Sequence[Cell], accou
             100 * cell.accuracy,
             color=look["color"],
             linestyle=(0, (6, 2)),
-            label=clean(_name(cell), 40),
+            label=clean(tagged_label(cell), 40),
         )
         if cell.interval:
             low, high = (100 * end for end in cell.interval)
@@ -98,20 +105,8 @@ def _epsilon_axes(axes: Any, plain: Sequence[Cell], cells: Sequence[Cell], accou
     for name in names:
         line = sorted((c for c in cells if c.key.method == name), key=lambda c: c.key.epsilon or 0)
         if line:
-            # With one ε there is no curve: the methods stand side by side.
-            across = [c.key.epsilon if len(budgets) > 1 else names.index(name) for c in line]
-            _method_line(axes, line, across, style[name])
+            _method_line(axes, line, style[name])
     legend(axes)
-    if len(budgets) == 1:
-        ticks = [names.index(cell.key.method) for cell in cells]
-        if len(cells) > SIDE_BY_SIDE:
-            labels = [clean(_name(cell), 32) for cell in cells]
-            axes.set_xticks(ticks, labels=labels, rotation=30, ha="right")
-        else:
-            axes.set_xticks(ticks, labels=[_two_lines(_name(cell)) for cell in cells])
-        axes.margins(x=0.2)
-        axes.set_xlabel("method")
-        return
     log_x_axis(axes, budgets)
     plain_ticks(axes.xaxis, budgets)
     axes.set_xlabel(
@@ -119,8 +114,9 @@ def _epsilon_axes(axes: Any, plain: Sequence[Cell], cells: Sequence[Cell], accou
     )
 
 
-def _method_line(axes: Any, line: Sequence[Cell], across: Sequence[Any], look: Any) -> None:
+def _method_line(axes: Any, line: Sequence[Cell], look: Any) -> None:
     """One method's points; each point's marker says what its own ε is worth."""
+    across = [cell.key.epsilon for cell in line]
     scores = [100 * cell.accuracy for cell in line]
     worst = min((cell.guarantee for cell in line), key=_rank)
     axes.plot(
@@ -130,7 +126,7 @@ def _method_line(axes: Any, line: Sequence[Cell], across: Sequence[Any], look: A
         linestyle=_LINES.get(worst, "--"),
         marker=look["marker"],
         markerfacecolor="white" if worst != "proved" else look["color"],
-        label=clean(max((_name(cell) for cell in line), key=len), 40),
+        label=clean(max((tagged_label(cell) for cell in line), key=len), 40),
     )
     for at, cell, score in zip(across, line, scores, strict=True):
         if cell.guarantee == "proved" and worst != "proved":
@@ -150,16 +146,6 @@ def _rank(guarantee: str) -> int:
     """The least that any point of a line is worth decides how the line looks."""
     order = ("refuted", "nominal", "unknown", "none", "proved")
     return order.index(guarantee) if guarantee in order else 1
-
-
-def _name(cell: Cell) -> str:
-    marks = (" (tuned)" if cell.tuning else "") + (" (one class)" if cell.one_class else "")
-    return cell_label(cell) + marks
-
-
-def _two_lines(name: str) -> str:
-    """DP-FP (release once) as two lines: neighbours' labels must not touch."""
-    return clean(name, 32).replace(" (", "\n(", 1)
 
 
 def difference_figures(contests: Sequence[Contest], command: str) -> Iterator[Drawing]:
@@ -203,7 +189,7 @@ def _difference_axes(axes: Any, contests: Sequence[Contest]) -> None:
             )
             named.add(word)
             budget = "" if contest.budget is None else f", ε = {contest.budget.epsilon:g}"
-            names = [clean(_name(known[name]), 32) for name in (pair.first, pair.second)]
+            names = [clean(tagged_label(known[name]), 32) for name in (pair.first, pair.second)]
             labels.append(" − ".join(names) + budget)
     axes.axvline(0, color="#222222", linewidth=1)
     axes.set_yticks(range(len(labels)), labels=labels)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpfp_ray.plan.method_spec import FIRST_MODE, all_specs
+from dpfp_ray.plan.method_spec import FIRST_MODE, all_specs, labels
 from dpfp_ray.results.cells import Cell
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ _MORE = (
     ("#4D4D4D", ">", "-."),
     ("#332288", "h", ":"),
     ("#117733", "p", "-."),
-    ("#882255", "8", ":"),
     ("#999933", "d", "-."),
     ("#44AA99", "H", ":"),
     ("#CC6677", "p", ":"),
@@ -133,7 +132,7 @@ def finish(figure: "Figure", name: str, title: str, caption: str, command: str) 
         figure.set_layout_engine(None)
     svg, png = io.BytesIO(), io.BytesIO()
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None, "Title": title})
-    figure.savefig(png, format="png", dpi=_PNG_DPI, metadata={"Software": None})
+    figure.savefig(png, format="png", dpi=_PNG_DPI, metadata={"Software": None, "Title": title})
     # Where DejaVu is not installed, Verdana is as wide and the labels still fit.
     vector = svg.getvalue().replace(b"font-family: 'DejaVu Sans'", _FONTS)
     return Drawing(name, title, caption, command, vector, png.getvalue())
@@ -147,15 +146,24 @@ def clean(text: str, longest: int = 400) -> str:
 
 def method_label(name: str) -> str:
     """A method's name for people: `dpfp moments` is DP-FP (moments)."""
+    if name in known_looks():
+        return known_looks()[name].label
     method, _, variant = name.partition(" ")
-    if name in known_looks() or method not in known_looks():
-        return known_looks()[name].label if name in known_looks() else name
-    return f"{known_looks()[method].label} ({variant.replace(' ', ', ').replace('_', ' ')})"
+    if method not in labels():
+        return name
+    shown = variant.replace(" ", ", ").replace("_", " ")
+    return f"{labels()[method]} ({shown})" if shown else labels()[method]
 
 
 def cell_label(cell: Cell) -> str:
     """The same, with the marks of a nominal and of a refuted ε."""
     return method_label(cell.key.method) + cell.mark
+
+
+def tagged_label(cell: Cell) -> str:
+    """The same, with what else a figure has to say of its score."""
+    tags = (" (tuned)" if cell.tuning else "") + (" (one class)" if cell.one_class else "")
+    return cell_label(cell) + tags
 
 
 def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Which figures are drawn, from what, and that the files are sound."""
 
+import io
 import threading
 from collections import Counter
 from pathlib import Path
@@ -7,10 +8,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from PIL import Image
 
 from dpfp_ray.report import epsilon_figures
 from dpfp_ray.report.epsilon_figures import _LINES
 from dpfp_ray.report.figures import all_figures, averaged, curve_of
+from dpfp_ray.report.method_rows import row_axes, rows_of
 from dpfp_ray.report.page import Report
 from dpfp_ray.report.plots import Drawing, canvas, method_label, short, styles
 from dpfp_ray.report.sweep_figures import heat_maps
@@ -60,14 +63,41 @@ def test_proved_nominal_and_refuted_differ_without_colour(report: Report) -> Non
     assert len(set(lines.values())) == 3
 
 
-@pytest.mark.parametrize(("fit", "aslant"), [(1, True), (9, False)])
-def test_names_of_many_methods_at_one_epsilon_do_not_touch(
-    monkeypatch: pytest.MonkeyPatch, fit: int, aslant: bool
-) -> None:
-    monkeypatch.setattr(epsilon_figures, "SIDE_BY_SIDE", fit)
+def test_at_one_epsilon_each_method_has_a_row() -> None:
     records = [r for r in samples.comparison(seeds=1) if r["plan"]["epsilon"] in (None, 3.0)]
     (drawn,) = [drawing for drawing in draw(records) if drawing.name.startswith("epsilon")]
-    assert (b"rotate(-30" in drawn.svg) == aslant
+    said = words(drawn).splitlines()
+    assert {"Non-DP", "DP-FP†", "ε = 3 by PLD", "majority class"} <= set(said)
+    assert "privacy budget ε by PLD, log scale" not in said
+    assert "Open: nominal (†)" in drawn.caption
+
+
+def test_more_curves_than_an_eye_can_follow_become_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epsilon_figures, "MOST_CURVES", 2)
+    drawn = next(d for d in draw(samples.comparison(seeds=1)) if d.name.startswith("epsilon"))
+    said = words(drawn).splitlines()
+    assert "privacy budget ε by PLD, log scale" not in said
+    assert {"ε = 3 by PLD", "ε = 8 by PLD"} <= set(said)
+
+
+def test_rows_are_without_privacy_first_then_by_accuracy() -> None:
+    cells = cells_of(read_runs(samples.comparison(seeds=1)))
+    private = [cell for cell in cells if cell.private]
+    rows = rows_of([cell for cell in cells if not cell.private], private)
+    means = [sum(cell.accuracy for cell in row) / len(row) for row in rows]
+    assert [row[0].private for row in rows] == sorted(row[0].private for row in rows)
+    assert means[1:] == sorted(means[1:], reverse=True)
+    assert sum(len(row) for row in rows) == len(cells)
+
+
+def test_a_nominal_point_of_a_row_is_open_and_a_proved_one_filled() -> None:
+    cells = cells_of(read_runs(samples.comparison(seeds=1)))
+    with canvas() as (_, axes):
+        row_axes(axes, [[cell] for cell in cells if cell.private], "pld")
+        points = [line for line in axes.lines if len(line.get_xdata()) == 1]
+        open_ones = [line.get_markerfacecolor() == "white" for line in points]
+    assert open_ones == [cell.guarantee != "proved" for cell in cells if cell.private]
+    assert len(set(open_ones)) == 2
 
 
 def test_several_tasks_have_a_figure_of_ranks() -> None:
@@ -98,6 +128,13 @@ def test_text_is_text_with_units_marks_and_the_command(report: Report) -> None:
     assert "time before and of training (s)" in words(by_name(report, "cost"))
     assert "micro-batches a step M" in words(by_name(report, "micro"))
     assert "# sweep figure-batch" in words(by_name(report, "heatmap-batch"))
+
+
+def test_a_png_carries_its_title_as_an_svg_does(report: Report) -> None:
+    drawn = by_name(report, "epsilon")
+    with Image.open(io.BytesIO(drawn.png)) as picture:
+        assert picture.info["Title"] == drawn.title
+    assert f"<dc:title>{drawn.title}</dc:title>".encode() in drawn.svg
 
 
 def test_a_heat_map_shows_the_grid_and_its_gap(report: Report) -> None:
@@ -172,6 +209,8 @@ def test_a_method_that_nobody_listed_always_looks_the_same() -> None:
         ("dpfp release_once", "DP-FP (release once)"),
         ("rgp head", "RGP (head)"),
         ("dpfp release_once replace-one", "DP-FP (release once, replace-one)"),
+        ("objpert head", "Objective perturbation (head)"),
+        ("objpert head centred", "Objective perturbation (head, centred)"),
         ("new head", "new head"),
     ],
 )
