@@ -131,7 +131,7 @@ def noise_to_signal(plan: Plan, noise_multiplier: float, width: int, classes: in
 
 SPEC = MethodSpec(
     method="objpert",
-    label="Objective perturbation",
+    label="ObjPert",
     order=7,
     head_style=("#882255", "8", "-"),
     guarantee="proved",

@@ -22,12 +22,14 @@ from dpfp_ray.report.plots import (
 from dpfp_ray.results.cells import Cell, budgets_of
 from dpfp_ray.results.contests import Contest
 from dpfp_ray.results.runs import ACCOUNTANT_NAMES
+from dpfp_ray.results.statistics import Pair
 
 WORTH = (
     "Filled, solid: proved ε. Open, dashed: nominal (†), no guarantee. Crossed, dotted: "
     "refuted (‡)."
 )
 MOST_CURVES = 8  # more cannot be followed by eye: a row each
+MOST_PAIRS = 60  # more are not read one by one: those with the best method remain
 _LINES = {"proved": "-", "refuted": ":"}
 _CALLS = {
     "better": ("s", "#0072B2", "told apart"),
@@ -149,48 +151,52 @@ def _rank(guarantee: str) -> int:
 
 
 def difference_figures(contests: Sequence[Contest], command: str) -> Iterator[Drawing]:
-    """Every tested pair as a dot with its interval, one figure for each model and task."""
-    tables: dict[tuple[str, str], list[Contest]] = {}
+    """Tested pairs as dots with their intervals, one figure for each model and task."""
+    tables: dict[tuple[str, str], list[tuple[Contest, Pair]]] = {}
     for contest in contests:
-        if contest.statistics is not None and contest.statistics.pairs:
-            tables.setdefault((contest.model, contest.task), []).append(contest)
-    for number, ((model, task), members) in enumerate(tables.items(), start=1):
-        count = sum(len(c.statistics.pairs) for c in members if c.statistics)
-        with canvas(height=1.7 + 0.32 * count) as (figure, axes):
-            _difference_axes(axes, members)
-            caption = (
-                "Dots: difference of mean accuracies; bars: 95% intervals for all of these pairs "
-                "together. Square: told apart. Circle: a tie. Diamond: one seed, so only these "
-                "models are compared."
-            )
+        for pair in contest.statistics.pairs if contest.statistics else ():
+            tables.setdefault((contest.model, contest.task), []).append((contest, pair))
+    for number, ((model, task), pairs) in enumerate(tables.items(), start=1):
+        caption = (
+            "Dots: difference of mean accuracies; bars: 95% intervals for all tested pairs "
+            "together. Square: told apart. Circle: a tie. Diamond: one seed, so only these "
+            "models are compared."
+        )
+        if len(pairs) > MOST_PAIRS:
+            tested = len(pairs)
+            pairs = [
+                (contest, pair)
+                for contest, pair in pairs
+                if contest.ranked[0].key.method in (pair.first, pair.second)
+            ]
+            caption += f" Of {tested} pairs, those with the best mean at each ε; tables have all."
+        with canvas(height=1.7 + 0.32 * len(pairs)) as (figure, axes):
+            _difference_axes(axes, pairs)
             title = f"Differences between methods: {task}, {model}"
             yield finish(figure, f"differences-{number}", title, caption, command)
 
 
-def _difference_axes(axes: Any, contests: Sequence[Contest]) -> None:
+def _difference_axes(axes: Any, pairs: Sequence[tuple[Contest, Pair]]) -> None:
     labels: list[str] = []
     named = set()
-    for contest in contests:
-        assert contest.statistics is not None
+    for at, (contest, pair) in enumerate(pairs):
         known = {c.key.method: c for c in (*contest.ranked, contest.plain) if c is not None}
-        for pair in contest.statistics.pairs:
-            at = len(labels)
-            marker, colour, word = _CALLS[pair.call]
-            low, high = (100 * end for end in pair.simultaneous)
-            axes.plot([low, high], [at, at], color=colour, linewidth=1.4)
-            axes.plot(
-                [100 * pair.difference],
-                [at],
-                marker=marker,
-                color=colour,
-                linestyle="none",
-                markerfacecolor=colour if word == "told apart" else "white",
-                label=None if word in named else word,
-            )
-            named.add(word)
-            budget = "" if contest.budget is None else f", ε = {contest.budget.epsilon:g}"
-            names = [clean(tagged_label(known[name]), 32) for name in (pair.first, pair.second)]
-            labels.append(" − ".join(names) + budget)
+        marker, colour, word = _CALLS[pair.call]
+        low, high = (100 * end for end in pair.simultaneous)
+        axes.plot([low, high], [at, at], color=colour, linewidth=1.4)
+        axes.plot(
+            [100 * pair.difference],
+            [at],
+            marker=marker,
+            color=colour,
+            linestyle="none",
+            markerfacecolor=colour if word == "told apart" else "white",
+            label=None if word in named else word,
+        )
+        named.add(word)
+        budget = "" if contest.budget is None else f", ε = {contest.budget.epsilon:g}"
+        names = [clean(tagged_label(known[name]), 32) for name in (pair.first, pair.second)]
+        labels.append(" − ".join(names) + budget)
     axes.axvline(0, color="#222222", linewidth=1)
     axes.set_yticks(range(len(labels)), labels=labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)

@@ -3,12 +3,17 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 from dpfp_ray.plan.method_spec import uses
 from dpfp_ray.report import paper
-from dpfp_ray.report.epsilon_figures import difference_figures, epsilon_figures, places
+from dpfp_ray.report.epsilon_figures import (
+    MOST_CURVES,
+    difference_figures,
+    epsilon_figures,
+    places,
+)
 from dpfp_ray.report.plots import (
     Drawing,
     canvas,
@@ -59,20 +64,22 @@ def cost_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
         here = [
             cell
             for cell in cells
-            if cell.key[:2] == (model, task) and mean(seconds_of(cell) or [0.0]) >= LEAST_SECONDS
+            if cell.key[:2] == (model, task) and median(seconds_of(cell) or [0.0]) >= LEAST_SECONDS
         ]
         if len(here) < 2:
             continue
         style = styles(list(dict.fromkeys(cell.key.method for cell in here)))
+        crowded = len(style) > MOST_CURVES
         with canvas() as (figure, axes):
             named = set()
             for cell in here:
                 look = style[cell.key.method]
                 seconds = seconds_of(cell)
+                middle = median(seconds)
                 axes.errorbar(
-                    [mean(seconds)],
+                    [middle],
                     [100 * cell.accuracy],
-                    xerr=[stdev(seconds)] if len(seconds) > 1 else None,
+                    xerr=[[middle - min(seconds)], [max(seconds) - middle]],
                     yerr=[100 * cell.spread] if cell.spread else None,
                     color=look["color"],
                     marker=look["marker"],
@@ -81,15 +88,15 @@ def cost_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
                     label=None if cell.key.method in named else clean(cell_label(cell), 40),
                 )
                 named.add(cell.key.method)
-                if cell.key.epsilon is not None:
+                if cell.key.epsilon is not None and not crowded:
                     axes.annotate(
                         f"ε={cell.key.epsilon:g}",
-                        (mean(seconds), 100 * cell.accuracy),
+                        (middle, 100 * cell.accuracy),
                         xytext=(7, 5),
                         textcoords="offset points",
                         fontsize=8,
                     )
-            log_x_axis(axes, [mean(seconds_of(cell)) for cell in here])
+            log_x_axis(axes, [second for cell in here for second in seconds_of(cell)])
             axes.set_xlabel("time before and of training (s), log scale")
             axes.set_ylabel("dev accuracy (%)")
             axes.margins(x=0.12, y=0.15)
@@ -98,8 +105,11 @@ def cost_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
             caption = (
                 "Measured seconds of reading, tokenising and encoding, as far as no cache had it, "
                 "and of training; without evaluation and start-up. Less than a second is not "
-                "shown. Bars: standard deviation. Up and left is better."
+                "shown. Across: the run in the middle, from the fastest to the slowest. Upright: "
+                "standard deviation. Up and left is better."
             )
+            if crowded:
+                caption += " Points of one method: its budgets; tables say which."
             yield finish(figure, f"cost-{number}", title, caption, command)
 
 

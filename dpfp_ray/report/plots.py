@@ -215,7 +215,9 @@ def log_x_axis(axes: "Axes", values: Sequence[float], base: int = 10) -> None:
         axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
         return
     axes.set_xscale("log", base=base)
-    axis.set_major_locator(LogLocator(base=base, subs=(1.0, 2.0, 5.0) if base == 10 else (1.0,)))
+    # 1, 2 and 5 of each decade, as long as their labels do not touch.
+    subs = (1.0, 2.0, 5.0) if base == 10 and high / low < 1e3 else (1.0,)
+    axis.set_major_locator(LogLocator(base=base, subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axis.set_minor_locator(_no_ticks())
 

@@ -10,14 +10,15 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from dpfp_ray.report import epsilon_figures
+from dpfp_ray.report import epsilon_figures, figures
 from dpfp_ray.report.epsilon_figures import _LINES
 from dpfp_ray.report.figures import all_figures, averaged, curve_of
 from dpfp_ray.report.method_rows import row_axes, rows_of
 from dpfp_ray.report.page import Report
-from dpfp_ray.report.plots import Drawing, canvas, method_label, short, styles
+from dpfp_ray.report.plots import Drawing, canvas, log_x_axis, method_label, short, styles
 from dpfp_ray.report.sweep_figures import heat_maps
 from dpfp_ray.results.cells import cells_of
+from dpfp_ray.results.contests import contests_of
 from dpfp_ray.results.runs import read_runs
 from tests.support import samples
 
@@ -53,6 +54,22 @@ def test_a_tie_and_one_seed_are_called_so_in_the_figure(report: Report) -> None:
     assert "tie" in said.splitlines()
     alone = next(d for d in draw(samples.comparison(seeds=1)) if d.name == "differences-1")
     assert "one seed: these models only" in words(alone)
+
+
+def test_of_too_many_pairs_those_with_the_best_method_are_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    records = list(samples.comparison(seeds=1))
+    drawn = next(d for d in draw(records) if d.name == "differences-1")
+    monkeypatch.setattr(epsilon_figures, "MOST_PAIRS", 2)
+    fewer = next(d for d in draw(records) if d.name == "differences-1")
+    contests = contests_of(cells_of(read_runs(records)))
+    best = {method_label(c.ranked[0].key.method) for c in contests}
+    pairs = {line for line in words(fewer).splitlines() if " − " in line}
+    assert pairs < {line for line in words(drawn).splitlines() if " − " in line}
+    assert all(any(name in pair for name in best) for pair in pairs)
+    assert "those with the best mean" in fewer.caption
+    assert "those with the best mean" not in drawn.caption
 
 
 def test_proved_nominal_and_refuted_differ_without_colour(report: Report) -> None:
@@ -98,6 +115,23 @@ def test_a_nominal_point_of_a_row_is_open_and_a_proved_one_filled() -> None:
         open_ones = [line.get_markerfacecolor() == "white" for line in points]
     assert open_ones == [cell.guarantee != "proved" for cell in cells if cell.private]
     assert len(set(open_ones)) == 2
+
+
+def test_a_crowded_figure_of_cost_names_no_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = next(d for d in draw(samples.comparison(seeds=1)) if d.name == "cost-1")
+    assert "ε=3" in words(drawn).splitlines()
+    monkeypatch.setattr(figures, "MOST_CURVES", 1)
+    crowded = next(d for d in draw(samples.comparison(seeds=1)) if d.name == "cost-1")
+    assert "ε=3" not in words(crowded).splitlines()
+    assert "its budgets" in crowded.caption
+
+
+def test_ticks_of_a_wide_axis_do_not_touch() -> None:
+    with canvas() as (_, axes):
+        log_x_axis(axes, [0.02, 20_000.0])
+        axes.set_xlim(0.02, 20_000.0)
+        shown = [tick for tick in axes.get_xticks() if 0.02 <= tick <= 20_000]
+    assert shown == pytest.approx([0.1, 1, 10, 100, 1000, 10_000])
 
 
 def test_several_tasks_have_a_figure_of_ranks() -> None:
@@ -209,8 +243,8 @@ def test_a_method_that_nobody_listed_always_looks_the_same() -> None:
         ("dpfp release_once", "DP-FP (release once)"),
         ("rgp head", "RGP (head)"),
         ("dpfp release_once replace-one", "DP-FP (release once, replace-one)"),
-        ("objpert head", "Objective perturbation (head)"),
-        ("objpert head centred", "Objective perturbation (head, centred)"),
+        ("objpert head", "ObjPert (head)"),
+        ("objpert head centred", "ObjPert (head, centred)"),
         ("new head", "new head"),
     ],
 )
