@@ -25,7 +25,9 @@ GROUPS = {
 def add_plan_flags(parser: argparse.ArgumentParser, skip: tuple[str, ...] = ()) -> None:
     """`--batch-size 32` for the plan's `batch_size`, and so on, grouped as in the plan."""
     parser.add_argument(
-        "--plan", metavar="FILE", help="YAML file of plan fields; flags win over it"
+        "--plan",
+        metavar="FILE",
+        help="YAML file of plan fields, or the result.json of a run; flags win over it",
     )
     names = list(FIELDS)
     for title, (first, last) in GROUPS.items():

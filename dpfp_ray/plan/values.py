@@ -54,7 +54,7 @@ def field_name(key: Any) -> str:
 
 
 def read_plan_file(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML plan file."""
+    """The mapping in a YAML plan file, or the plan that a run's result.json keeps."""
     import yaml
 
     try:
@@ -74,7 +74,8 @@ def read_plan_file(path: str | Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise UserError(f"{path} must hold `key: value` lines, not a {type(content).__name__}")
-    return content
+    recorded = content.get("plan") if "plan_hash" in content else None
+    return recorded if isinstance(recorded, dict) else content
 
 
 def unfolds(content: Any, most: int = MOST_VALUES) -> bool:

@@ -301,6 +301,12 @@ def test_a_plan_file_is_read(tmp_path: Path) -> None:
     assert (plan.task, plan.learning_rate, plan.B, plan.model) == ("sst2", 5e-6, 64, "minilm")
 
 
+def test_the_record_of_a_run_is_a_plan_file(tmp_path: Path) -> None:
+    plan = Plan(task="sst2", method="rgp", epsilon=1).bind(records=67_349, classes=2)
+    record = {"schema": 1, "plan": plan.to_dict(), "plan_hash": plan.hash, "finished": True}
+    assert make_plan(read_plan_file(write(tmp_path, json.dumps(record)))) == plan
+
+
 def test_an_empty_plan_file_is_the_default_plan(tmp_path: Path) -> None:
     assert make_plan(read_plan_file(write(tmp_path, "# nothing\n"))) == Plan()
 
