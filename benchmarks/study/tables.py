@@ -1,10 +1,12 @@
-"""The tables of docs/study.md, each from the records, the plans or the accountants alone.
+"""The tables of docs/study.md and README.md here, each from the records, the plans or the
+accountants alone.
 
-docs/study.md holds them between `<!-- study: NAME -->` and `<!-- end -->`; `write_report.py` puts
+The documents hold them between `<!-- study: NAME -->` and `<!-- end -->`; `write_report.py` puts
 them there, and a test compares them with the records.
 """
 
 import re
+import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,21 +14,25 @@ from typing import Any
 
 from cells import HERE, PLANS, all_cells
 from cells import Cell as Planned
+from PIL import Image
 
 from dpfp_ray import Plan, calibrate
 from dpfp_ray.data.whole_files import read_json
 from dpfp_ray.plan.values import read_plan_file
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_sum import Spent
-from dpfp_ray.report.plots import cell_label
+from dpfp_ray.report.plots import cell_label, method_label
 from dpfp_ray.results.cells import Cell, cells_of
-from dpfp_ray.results.contests import Contest, contests_of
+from dpfp_ray.results.contests import contests_of
 from dpfp_ray.results.runs import TASK_NAMES, Run, read_runs
 from dpfp_ray.results.store import Store
 from dpfp_ray.training.charged import enter_past
 from dpfp_ray.training.run_folder import RESULT
 
+DOCUMENTS = (HERE.parents[1] / "docs" / "study.md", HERE / "README.md")
+AGAIN = HERE / "again"  # one more run of cells that were known, from the same plans
 BLOCK = re.compile(r"(<!-- study: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+CURVES = "Accuracy against ε (PLD)"
 NOTHING = "*No run that belongs here is finished yet.*\n"
 # D of the paper's four tasks, and what it says it spent by gdp with CLT (its columns ε = 3 and 8).
 GLUE = {
@@ -41,17 +47,18 @@ def study_tables(records: Path, report: Path, plans: Path = PLANS) -> dict[str, 
     """All that is made for the document, by name; pictures are those that `report` has."""
     runs = read_runs(Store(records).records())
     cells = [cell for cell in cells_of(runs) if not cell.first.part("audit")]
-    found = contests_of(cells)
+    cells = [cell for cell in cells if not is_subset(cell.first)]
     return {
         "progress": progress_table(all_cells(Path("data"), plans), records, plans),
-        "accuracy": accuracy_tables([cell for cell in cells if not is_subset(cell.first)]),
-        "outcomes": outcome_lines([one for one in found if not is_subset(one.ranked[0].first)]),
+        "accuracy": accuracy_tables(cells),
+        "outcomes": outcome_lines(cells),
+        "again": again_table(cells, AGAIN),
         "accounting": accounting_table(),
         "audits": audit_table([run for run in runs if run.part("audit")]),
-        "price": price_table(records, HERE / "search" / "records"),
-        "cost": cost_table([cell for cell in cells if not is_subset(cell.first)]),
-        "curves": pictures(report, "epsilon-"),
-        "figures": pictures(report, "heatmap-", "micro-"),
+        "price": price_table(records, HERE / "search" / "records", AGAIN),
+        "cost": cost_table(cells),
+        "curves": pictures(report, *(f"{CURVES}: {task}" for task in ("SST-2,", "MNLI,"))),
+        "figures": pictures(report, "Accuracy over", "Accuracy against M"),
     }
 
 
@@ -106,35 +113,64 @@ def accuracy_tables(cells: Sequence[Cell]) -> str:
 
 
 def score(cell: Cell) -> str:
+    """`83.6 ± 0.4 [81.1, 85.8], 10 seeds`: ± the deviation of one run over seeds."""
     seeds = f"{len(cell.runs)} seed{'s' if len(cell.runs) > 1 else ''}"
     shown = f"{100 * cell.accuracy:.1f}"
+    if len(cell.runs) > 1:
+        shown += f" ± {100 * statistics.stdev(accuracies(cell)):.1f}"
     if cell.interval is not None:
         shown += f" [{100 * cell.interval[0]:.1f}, {100 * cell.interval[1]:.1f}]"
     return f"{shown}, {seeds}" + (" (one class)" if cell.one_class else "")
 
 
-def pictures(report: Path, *kinds: str) -> str:
-    """Links to the report's pictures, from the folder of the document."""
-    found = sorted(path.name for path in (report / "figures").glob("*.png"))
-    named = [name for name in found if name.startswith(kinds)]
-    return "".join(f"![{n[:-4]}](../benchmarks/study/report/figures/{n})\n" for n in named)
+def accuracies(cell: Cell) -> list[float]:
+    return [float(run.row["accuracy"]) for run in cell.runs]
 
 
-def outcome_lines(found: Sequence[Contest]) -> str:
-    """What the paired tests say, budget by budget."""
+def pictures(report: Path, *titles: str) -> str:
+    """Links to the report's pictures whose titles begin so, from the folder of the document."""
+    found = {}
+    for path in sorted((report / "figures").glob("*.png")):
+        with Image.open(path) as drawn:
+            found[path.name] = drawn.info.get("Title", "")
+    links = [
+        f"![{title}](../benchmarks/study/report/figures/{name})\n"
+        for beginning in titles
+        for name, title in found.items()
+        if title.startswith(beginning)
+    ]
+    return "".join(links)
+
+
+def outcome_lines(cells: Sequence[Cell]) -> str:
+    """What the paired tests say, budget by budget, of the methods with more than one seed."""
     lines = []
-    for one in found:
+    for one in contests_of([cell for cell in cells if len(cell.runs) > 1]):
         if len(one.ranked) < 2 or one.budget is None:
             continue
         names = ", ".join(cell_label(cell) for cell in one.leaders)
-        calls = {
-            "won": f"{names} is best",
-            "tie": f"a tie of {names}",
-            "one seed": f"no winner, some have one seed; nobody is shown to be better than {names}",
-        }
-        said = calls.get(one.outcome, one.outcome)
+        behind = ", ".join(cell_label(c) for c in one.ranked if c not in one.leaders)
+        said = {"won": f"{names} is best", "tie": f"a tie of {names}"}.get(one.outcome, one.outcome)
+        said += f"; behind: {behind}" if behind else ""
         lines.append(f"- {one.task}, {one.model}, {one.budget}: {said}.\n")
     return "".join(lines)
+
+
+def again_table(cells: Sequence[Cell], again: Path) -> str:
+    """Where one more run landed, and how far from the mean of the runs before it."""
+    rows = []
+    for one in cells_of(read_runs(Store(again).records())) if again.exists() else []:
+        known = next((cell for cell in cells if cell.key == one.key), None)
+        if known is None or known.interval is None:
+            continue
+        low, high = known.interval
+        for accuracy in accuracies(one):
+            inside = "inside" if low <= accuracy <= high else "outside"
+            at = "" if one.key.epsilon is None else f"{one.key.epsilon:g}"
+            place = [one.key.task, one.key.model, cell_label(known), at]
+            rows.append([*place, score(known), f"{100 * accuracy:.1f}", inside])
+    headings = ["task", "model", "method", "ε", "the study", "once more", "its interval"]
+    return table(headings, rows)
 
 
 def accounting_table() -> str:
@@ -157,32 +193,36 @@ def audit_table(runs: Sequence[Run]) -> str:
         shown = "—" if bound is None else f"{bound:.2f}"
         budget = "—" if stated is None else f"{stated:g}{run.mark}"
         kind = f"{audit.get('canaries', '—')} {audit.get('family', '')}".strip()
-        rows.append([run.method, budget, shown, kind, str(run.outcome)])
-    return table(["method", "stated ε", "audit: ε ≥", "canaries", "outcome"], rows)
+        records = f"{run.row['records']:,}"
+        rows.append([method_label(run.method), records, budget, shown, kind, str(run.outcome)])
+    return table(["method", "D", "stated ε", "audit: ε ≥", "canaries", "outcome"], rows)
 
 
 def cost_table(cells: Sequence[Cell]) -> str:
-    """Means over the runs, one thread; what came before training depends on what was cached."""
-    rows = []
+    """Of each method the run that is in the middle, by the time of an epoch, at any ε."""
+    by_method: dict[tuple[str, str, str], list[Run]] = {}
     for cell in cells:
-        rates = cell.rates
-        rate = f"{sum(rates) / len(rates):,.0f}" if rates else "—"
-        memory = cell.average("peak_memory_bytes")
-        seconds = [cell.average("prepare_seconds"), cell.average("train_seconds")]
-        times = ["—" if value is None else f"{value:,.1f}" for value in seconds]
-        at = "" if cell.key.epsilon is None else f"{cell.key.epsilon:g}"
-        kept = "—" if memory is None else f"{memory / 2**20:,.0f}"
-        rows.append(
-            [cell.key.task, cell.key.model, cell_label(cell), at, *times, rate, kept],
-        )
-    headings = ["task", "model", "method", "ε", "before (s)", "training (s)", "rows/s", "MiB"]
+        place = (cell.key.task, cell.key.model, cell_label(cell))
+        by_method.setdefault(place, []).extend(cell.runs)
+    rows = []
+    for place, runs in by_method.items():
+        ordered = sorted(runs, key=lambda run: run.row["train_seconds"] / run.row["epochs"])
+        middle = ordered[len(ordered) // 2]
+        rate = "—" if middle.rate is None else f"{middle.rate:,.0f}"
+        seconds = f"{middle.row['train_seconds']:,.1f}"
+        memory = max(run.row["peak_memory_bytes"] for run in runs)
+        epochs = f"{middle.row['epochs']:g}"
+        rows.append([*place, epochs, seconds, rate, f"{memory / 2**20:,.0f}"])
+    headings = ["task", "model", "method", "epochs", "training (s)", "rows/s", "MiB, at most"]
     return table(headings, rows)
 
 
-def price_table(records: Path, searches: Path) -> str:
+def price_table(records: Path, searches: Path, again: Path) -> str:
     """What the people in the data would pay if all private runs were published, by the ledger."""
     found = {f"`{path.name}`": private_runs(path, "*") for path in sorted(records.glob("*/"))}
     found["the searches"] = private_runs(searches, "*/*")
+    for path in sorted(again.glob("*/")):
+        found[f"`{path.name}`, once more"] = private_runs(path, "*")
     rows = []
     for task in dict.fromkeys(task_of(runs) for runs in found.values() if runs):
         mine = {name: runs for name, runs in found.items() if runs and task_of(runs) == task}

@@ -1,19 +1,19 @@
 """The study's report from its records: tables, figures and a page in `report/`, and the tables that
-docs/study.md holds.
+docs/study.md and README.md hold.
 
   python benchmarks/study/write_report.py
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 from cells import HERE
-from tables import filled, study_tables
+from tables import DOCUMENTS, filled, study_tables
 
 from dpfp_ray import UserError, report
 
-DOCUMENT = HERE.parents[1] / "docs" / "study.md"
 TITLE = "A study of DP-FP and its rivals"
 
 
@@ -25,13 +25,16 @@ def main() -> int:
     parser.add_argument("--ledger", type=Path, default=None, metavar="DIR",
                         help="of the study (default: ledger beside the records)")  # fmt: skip
     parser.add_argument("--output", type=Path, default=HERE / "report", metavar="DIR")
-    parser.add_argument("--document", type=Path, default=DOCUMENT, metavar="FILE")
+    parser.add_argument("--documents", type=Path, nargs="+", default=DOCUMENTS, metavar="FILE")
     arguments = parser.parse_args()
     ledger = arguments.ledger or arguments.records.parent / "ledger"
-    made = report(arguments.records, output=arguments.output, title=TITLE, ledger=ledger)
-    text = arguments.document.read_text(encoding="utf-8")
+    # Figures carry the command that makes them: for every reader, not for this machine.
+    records, output = (os.path.relpath(path) for path in (arguments.records, arguments.output))
+    made = report(records, output=output, title=TITLE, ledger=ledger)
     tables = study_tables(arguments.records, arguments.output)
-    arguments.document.write_text(filled(text, tables), encoding="utf-8")
+    for document in arguments.documents:
+        text = document.read_text(encoding="utf-8")
+        document.write_text(filled(text, tables), encoding="utf-8")
     print(made.index)
     print(made.headline, file=sys.stderr)
     return 0

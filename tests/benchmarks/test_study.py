@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dpfp_ray import UserError
+from dpfp_ray.plan.values import make_plan, read_plan_file
 from tests.support.tiny_runs import tiny_world, write_csv
 
 STUDY = Path(__file__).parents[2] / "benchmarks" / "study"
@@ -88,10 +89,39 @@ def test_missing_data_are_said_at_once(study: Any, tmp_path: Path) -> None:
         study.main(["--records", str(tmp_path / "records"), "--data", str(tmp_path / "none")])
 
 
-@pytest.mark.slow
-def test_the_document_says_what_the_records_say(study: Any) -> None:
+def test_a_cell_run_once_more_stands_beside_the_interval_it_should_hit(
+    study: Any, tiny: list[str], tmp_path: Path
+) -> None:
     tables = importlib.import_module("tables")
-    text = (STUDY.parents[1] / "docs" / "study.md").read_text()
+    again = tmp_path / "again"
+    assert study.main(tiny) == 0
+    assert study.main([*tiny[:2], "--records", str(again), "--max-seeds", "1"]) == 0
+    known = tables.cells_of(tables.read_runs(tables.Store(tmp_path / "records").records()))
+    _, _, *rows = tables.again_table(known, again).splitlines()
+    assert len(rows) == 2
+    for row, cell in zip(rows, known, strict=True):
+        fields = [field.strip() for field in row.strip("|").split("|")]
+        low, high = cell.interval
+        inside = 100 * low - 0.05 <= float(fields[5]) <= 100 * high + 0.05
+        assert fields[4] == tables.score(cell)
+        assert fields[6] == ("inside" if inside else "outside")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", sorted(path.name for path in (STUDY / "records").glob("*/")))
+def test_a_record_is_a_plan_file_of_the_same_run(plan: str) -> None:
+    record = min((STUDY / "records" / plan).glob("*/result.json"))
+    again = make_plan(read_plan_file(record))
+    assert again.hash == json.loads(record.read_text())["plan_hash"]
+
+
+@pytest.mark.slow
+def test_the_documents_say_what_the_records_say(study: Any) -> None:
+    tables = importlib.import_module("tables")
     made = tables.study_tables(STUDY / "records", STUDY / "report")
-    assert tables.filled(text, made) == text, "run benchmarks/study/write_report.py"
-    assert {name for _, name, _ in tables.BLOCK.findall(text)} == set(made)
+    found = set()
+    for document in tables.DOCUMENTS:
+        text = document.read_text()
+        assert tables.filled(text, made) == text, "run benchmarks/study/write_report.py"
+        found |= {name for _, name, _ in tables.BLOCK.findall(text)}
+    assert found == set(made)
