@@ -93,7 +93,8 @@ def progress_table(planned: Sequence[Planned], records: Path, plans: Path) -> st
 def accuracy_tables(cells: Sequence[Cell]) -> str:
     """For each task and model: methods by ε; mean, 95% interval over rows and seeds, seeds."""
     said = []
-    for model, task in dict.fromkeys((c.key.model, c.key.task) for c in cells):
+    places = {(cell.key.task, cell.key.model) for cell in cells}
+    for task, model in sorted(places, reverse=True):  # all of SST-2 before a part of MNLI
         here = [cell for cell in cells if cell.key[:2] == (model, task)]
         budgets = sorted({c.key.epsilon for c in here if c.key.epsilon is not None})
         rows = []
