@@ -24,7 +24,7 @@ from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.report.plots import cell_label, method_label
 from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.contests import contests_of
-from dpfp_ray.results.runs import TASK_NAMES, Run, read_runs
+from dpfp_ray.results.runs import REFUTED, TASK_NAMES, Run, read_runs
 from dpfp_ray.results.store import Store
 from dpfp_ray.training.charged import enter_past
 from dpfp_ray.training.run_folder import RESULT
@@ -116,7 +116,7 @@ def accuracy_tables(cells: Sequence[Cell]) -> str:
 def score(cell: Cell) -> str:
     """`83.6 ± 0.4 [81.1, 85.8], 10 seeds`: ± the deviation of one run over seeds."""
     seeds = f"{len(cell.runs)} seed{'s' if len(cell.runs) > 1 else ''}"
-    shown = f"{100 * cell.accuracy:.1f}"
+    shown = f"{100 * cell.accuracy:.1f}" + (REFUTED if cell.refutation else "")
     if len(cell.runs) > 1:
         shown += f" ± {100 * statistics.stdev(accuracies(cell)):.1f}"
     if cell.interval is not None:
@@ -203,7 +203,7 @@ def cost_table(cells: Sequence[Cell]) -> str:
     """Of each method the run that is in the middle, by the time of an epoch, at any ε."""
     by_method: dict[tuple[str, str, str], list[Run]] = {}
     for cell in cells:
-        place = (cell.key.task, cell.key.model, cell_label(cell))
+        place = (cell.key.task, cell.key.model, method_label(cell.key.method))
         by_method.setdefault(place, []).extend(cell.runs)
     rows = []
     for place, runs in by_method.items():
