@@ -53,7 +53,6 @@ class Steps:
             and method.device.type == "cpu"
             and isinstance(table, TokenTable)
             and table.persons is None
-            and bool(self.lengths.all())  # a record that is absent has no token to pack
         )
 
     def take(self, step: int) -> Taken:
@@ -64,10 +63,12 @@ class Steps:
         mine = np.arange(len(records))[whole_units(share(len(drawn), comm), owners)]
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), dtype=torch.float64, device=device)
-        for number, part in enumerate(self.parts(records[mine], owners, mine)):
+        # A record that an audit left out has no token to pack; its step is padded.
+        packs = self.packs and bool(self.lengths[records].all())
+        for number, part in enumerate(self.parts(records[mine], owners, mine, packs)):
             if self.plan.dropout:
                 torch.manual_seed(keyed_integer(self.seed, f"dropout {comm.rank} {number}", step))
-            rows = take(self.table, records, mine[part], device, owners, self.packs)
+            rows = take(self.table, records, mine[part], device, owners, packs)
             loss += method.backward(rows)
         comm.sum_([*method.gradients(), loss])
         method.finish(step)
@@ -75,10 +76,12 @@ class Steps:
         self.optimizer.step()
         return Taken(loss, len(drawn), len(records))
 
-    def parts(self, records: Indices, owners: Indices | None, mine: Indices) -> list[Indices]:
+    def parts(
+        self, records: Indices, owners: Indices | None, mine: Indices, packs: bool
+    ) -> list[Indices]:
         """Positions of rows that go through the model together."""
         most = self.method.max_rows
-        if self.packs:
+        if packs:
             return [
                 np.arange(start, min(start + most, len(records)))
                 for start in range(0, len(records), most)
