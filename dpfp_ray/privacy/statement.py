@@ -40,9 +40,9 @@ CENTRAL_LIMIT = (
 )
 
 
-def guarantee(plan: Plan) -> str:
-    """none | nominal | proved: of the plan's own ε, by its own accountant."""
-    by_limit_theorem = plan.accountant == "gdp" and plan.private and plan.p < 1
+def guarantee(plan: Plan, accountant: str | None = None) -> str:
+    """none | nominal | proved: of the plan's ε by `accountant`, or by its own."""
+    by_limit_theorem = (accountant or plan.accountant) == "gdp" and plan.private and plan.p < 1
     return "nominal" if by_limit_theorem else plan.spec.guarantee
 
 

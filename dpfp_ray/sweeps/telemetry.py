@@ -13,7 +13,6 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -64,9 +63,7 @@ class TrialGauges:
     def __init__(self, trial: Trial, sweep: str, silent: bool = False) -> None:
         self.silent = silent
         self.tags = trial_tags(trial.plan, trial.id, sweep)
-        self.guarantees = {
-            name: guarantee(replace(trial.plan, accountant=name)) for name in ACCOUNTANTS
-        }
+        self.guarantees = {name: guarantee(trial.plan, name) for name in ACCOUNTANTS}
         self.sigma = trial.noise_multiplier * trial.plan.C if trial.plan.private else None
 
     def report(self, record: Mapping[str, Any]) -> None:

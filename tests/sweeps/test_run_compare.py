@@ -5,9 +5,12 @@ from typing import Any
 
 import pandas
 
+from dpfp_ray.plan.method_spec import all_specs
 from dpfp_ray.sweeps.run_compare import compare
 from tests.support.ray_runs import ONE_PROCESS, records
 from tests.support.tiny_runs import tiny_split
+
+METHODS = [spec.title.replace(" ", ":") for spec in all_specs().values()]
 
 
 def test_data_in_memory_are_compared_and_audited(
@@ -39,3 +42,16 @@ def test_data_in_memory_are_compared_and_audited(
     assert shown["verdict"].notna().all()
     assert "<html" in table.report(tmp_path / "page").index.read_text(encoding="utf-8")
     assert repr(table).startswith("| method |")
+
+
+def test_every_method_is_a_trial_that_finishes(
+    tiny_task: dict[str, Any], tmp_path: Path, ray_session: None
+) -> None:
+    names = ("train_file", "dev_file", "model", "representation", "batch_size")
+    shared = {name: tiny_task[name] for name in names}
+    table = compare(
+        methods=METHODS, epsilon=[8], epochs=1, output=tmp_path / "out", **shared, **ONE_PROCESS
+    )
+    errors = [record.get("error") for record in records(tmp_path / "out").values()]
+    assert errors == [None] * len(METHODS)
+    assert table.to_pandas()["accuracy"].notna().all()

@@ -102,6 +102,17 @@ def test_epsilon_is_nominal_for_the_papers_mode_and_proved_for_dpsgd_but_not_by_
     }
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"method": "objpert"},  # which pld alone calibrates
+        {"method": "dpfp", "mode": "release_once", "label_epsilon": 1.0},  # for which rdp has no bound
+    ],
+)
+def test_a_plan_that_some_accountants_cannot_calibrate_has_gauges(values: dict[str, Any]) -> None:
+    assert gauges_of(bound(**values)).guarantees["pld"] == "proved"
+
+
 def test_a_report_shows_everything_of_the_last_epoch(shown: Shown) -> None:
     record = make_record()
     record["metrics"] |= {"accuracy": 0.9, "accuracy_last": 0.8}
