@@ -1,6 +1,7 @@
 """From a search space to trials on one budget, run on Ray, and a record of every one of them."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from types import SimpleNamespace
@@ -18,7 +19,14 @@ from dpfp_ray.sweeps.search_space import SearchSpace
 from dpfp_ray.sweeps.shared import INPUT_FIELDS, input_key
 from dpfp_ray.sweeps.trial import SETTLED, Trial
 from dpfp_ray.training.dev_scores import quote
-from dpfp_ray.training.prepare import Inputs, TaskFacts, choose_representation, load_inputs, prepare
+from dpfp_ray.training.prepare import (
+    Inputs,
+    TaskFacts,
+    choose_representation,
+    load_inputs,
+    possible_representations,
+    prepare,
+)
 
 if TYPE_CHECKING:
     from ray.tune.schedulers import TrialScheduler
@@ -75,8 +83,8 @@ def run_sweep(space: SearchSpace, runner: Runner) -> None:
         return
     from dpfp_ray.sweeps.tpe import Tpe
 
-    plans = input_variants(space)
     bind_trial(space.plan_values(first_choice(space)), runner.inputs_of)  # wrong spaces fail now
+    plans = input_variants(space, runner.inputs_of)
     searcher = Tpe(
         space,
         runner.storage,
@@ -108,13 +116,24 @@ def plan_trials(space: SearchSpace, runner: Runner) -> list[Trial]:
     return list(trials.values())
 
 
-def input_variants(space: SearchSpace) -> list[Plan]:
+def input_variants(space: SearchSpace, inputs_of: Callable[[Plan], Inputs]) -> list[Plan]:
     """Plans that between them need all data and models which the space's trials may need."""
     variants = [first_choice(space)]
     for parameter in space.parameters:
-        if parameter.grouped or parameter.name in INPUT_FIELDS:
+        if parameter.grouped or parameter.name in ("method", "mode", *INPUT_FIELDS):
+            if not parameter.values:
+                raise UserError(
+                    f"{parameter.name} is a distribution; with method: tpe give it {{values: …}}, "
+                    "because what trials load is prepared before the first of them"
+                )
             variants = [{**one, parameter.name: v} for one in variants for v in parameter.values]
-    return [make_plan(space.plan_values(one)) for one in variants]
+    plans = []
+    for one in variants:
+        with suppress(UserError):  # no plan, or none for these data: such a trial is refused
+            plan = make_plan(space.plan_values(one))
+            names = possible_representations(plan, inputs_of(plan).paired)
+            plans += [replace(plan, representation=name) for name in names]
+    return plans
 
 
 def first_choice(space: SearchSpace) -> dict[str, Any]:

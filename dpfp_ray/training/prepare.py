@@ -70,6 +70,16 @@ def choose_representation(plan: Plan, facts: TaskFacts, own: OwnEncoder | None =
     return resolve_representation(plan.model, wanted)
 
 
+def possible_representations(plan: Plan, paired: bool) -> tuple[str, ...]:
+    """What plans read that differ from this one in numbers alone: its budget, B, C, epochs."""
+    if plan.representation == "auto" and plan.scope == "head":
+        if paired:
+            return ("pair",)
+        if plan.spec.noise_to_signal is not None:
+            return ("layers", resolve_representation(plan.model, "auto"))
+    return (resolve_representation(plan.model, plan.representation),)
+
+
 def affords_layers(plan: Plan, facts: TaskFacts, width: int) -> bool:
     """Whether noise on rows as wide as all layers together leaves them readable.
 

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from ray.tune.schedulers import FIFOScheduler
 
@@ -15,10 +16,12 @@ from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps import sweep_trials
 from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.sweeps.runner import Runner
+from dpfp_ray.sweeps.shared import input_key
 from dpfp_ray.sweeps.space_files import read_search_space
 from dpfp_ray.sweeps.sweep_trials import (
     NO_EPOCH_LIMIT,
     InputsOnce,
+    bind_trial,
     input_variants,
     make_scheduler,
     plan_trials,
@@ -81,13 +84,39 @@ def test_a_space_with_nothing_left_is_an_error(tiny_task: dict[str, Any], tmp_pa
         plan_trials(read_search_space(path, {}), runner(tmp_path))
 
 
-def test_all_inputs_of_a_space_are_known_beforehand(
-    tiny_task: dict[str, Any], tmp_path: Path
+HEADS = {"setting": {"values": [{"method": "objpert"}, {"method": "dpsgd", "scope": "head"}]}}
+
+
+@pytest.mark.parametrize(
+    ("plan", "parameters"),
+    [
+        ({}, {"max_length": {"values": [16, 32]}, "learning_rate": {"values": [1, 2, 3]}}),
+        ({"method": "dpsgd", "scope": "lora"}, {"lora_rank": {"values": [1, 2]}}),
+        # With little noise such heads read all layers, with much the last one.
+        ({}, {**HEADS, "epsilon": {"values": [0.01, 1000]}}),
+        ({}, {"method": {"values": ["dpsgd", "objpert"]}}),
+    ],
+)
+def test_all_inputs_that_a_search_may_ask_for_are_known_beforehand(
+    tiny_task: dict[str, Any], tmp_path: Path, plan: dict[str, Any], parameters: dict[str, Any]
 ) -> None:
-    parameters = {"max_length": {"values": [16, 32]}, "learning_rate": {"values": [1, 2, 3]}}
+    names = ("train_file", "dev_file", "model", "epsilon", "accountant")
+    task = {name: tiny_task[name] for name in names}  # all else is left open
+    keys = {"method": "tpe", "budget": {"accountant": "pld"}, "parameters": parameters}
+    path = write_space(tmp_path / "s.yaml", task, plan=plan, **keys)
+    space, inputs_of = read_search_space(path, {}), InputsOnce()
+    known = {input_key(one) for one in input_variants(space, inputs_of)}
+    rng = np.random.default_rng(0)
+    drawn = [{p.name: p.draw(rng) for p in space.parameters} for _ in range(20)]
+    trials = [bind_trial(space.plan_values(chosen), inputs_of) for chosen in drawn]
+    assert {input_key(trial.plan) for trial in trials} <= known
+
+
+def test_what_trials_load_is_no_distribution(tiny_task: dict[str, Any], tmp_path: Path) -> None:
+    parameters = {"dropout": {"distribution": "uniform", "min": 0, "max": 0.2}}
     path = write_space(tmp_path / "s.yaml", tiny_task, method="tpe", parameters=parameters)
-    plans = input_variants(read_search_space(path, {}))
-    assert sorted(plan.max_length for plan in plans) == [16, 32]
+    with pytest.raises(UserError, match=r"dropout is a distribution; .* {values: "):
+        input_variants(read_search_space(path, {}), InputsOnce())
 
 
 def asha(tiny_task: dict[str, Any], path: Path) -> Path:
@@ -125,7 +154,9 @@ def test_asha_remembers_what_finished_before(tiny_task: dict[str, Any], tmp_path
 def test_tpe_on_ray_is_on_budget_and_can_be_extended(
     tiny_task: dict[str, Any], tmp_path: Path, ray_session: None
 ) -> None:
-    """Two objectives at once: what works for two works for one."""
+    """Two objectives at once: what works for two works for one. The representation is left open,
+    as in the spaces that we ship."""
+    tiny_task = {name: value for name, value in tiny_task.items() if name != "representation"}
     parameters = {
         "learning_rate": {"distribution": "log_uniform", "min": 1e-4, "max": 1e-2},
         "batch_size": {"distribution": "power_of_two", "min": 4, "max": 16},

@@ -106,7 +106,11 @@ def test_epsilon_is_nominal_for_the_papers_mode_and_proved_for_dpsgd_but_not_by_
     "values",
     [
         {"method": "objpert"},  # which pld alone calibrates
-        {"method": "dpfp", "mode": "release_once", "label_epsilon": 1.0},  # for which rdp has no bound
+        {
+            "method": "dpfp",
+            "mode": "release_once",
+            "label_epsilon": 1.0,
+        },  # for which rdp has no bound
     ],
 )
 def test_a_plan_that_some_accountants_cannot_calibrate_has_gauges(values: dict[str, Any]) -> None:
