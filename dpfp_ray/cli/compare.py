@@ -26,6 +26,7 @@ from dpfp_ray.cli.options import (
     positive,
     ray_choices,
     show_costs,
+    show_failures,
     split_change,
 )
 from dpfp_ray.data.whole_files import to_json
@@ -121,7 +122,7 @@ def command(arguments: argparse.Namespace) -> int:
     else:
         made.show(wide=arguments.wide)
     show_costs(made.costs, arguments.json)
-    return 0
+    return show_failures(made.records)
 
 
 def parse_methods(text: str) -> list[str]:

@@ -1,6 +1,7 @@
 """`dpfp VERB --flag value`: parses, dispatches, and turns a user's mistake into one line.
 
-Results go to stdout, progress to stderr. Bad input exits with 2, an interrupted run with 130.
+Results go to stdout, progress to stderr. Bad input exits with 2, an interrupted run with 130, a
+sweep or comparison in which trials failed with 1.
 """
 
 import argparse

@@ -11,6 +11,7 @@ from dpfp_ray.plan.values import ALIASES, by_method, field_name, make_plan, read
 
 if TYPE_CHECKING:
     from dpfp_ray.privacy.ledger_sum import Spent
+    from dpfp_ray.results.store import Record
     from dpfp_ray.sweeps.selection_cost import SelectionCost
 
 GROUPS = {
@@ -218,3 +219,16 @@ def show_costs(costs: "Sequence[SelectionCost | Spent]", as_json: bool) -> None:
 
     for cost in costs:
         (stderr if as_json else stdout).print(cost.sentence(), markup=False)
+
+
+def show_failures(records: "Sequence[Record]") -> int:
+    """The exit code: 1 where trials failed, so that a script does not take a part for the whole."""
+    from dpfp_ray.data.terminal import stderr
+
+    failed = sum(record.get("trial", {}).get("status") == "failed" for record in records)
+    if failed:
+        stderr.print(
+            f"{failed} of {len(records)} trials failed, for the reasons above; they stay on record "
+            "and are not tried again, but in another folder"
+        )
+    return 1 if failed else 0

@@ -19,6 +19,7 @@ from dpfp_ray.cli.options import (
     ledger_choices,
     ray_choices,
     show_costs,
+    show_failures,
     split_change,
 )
 from dpfp_ray.data.whole_files import to_json
@@ -67,7 +68,7 @@ def command(arguments: argparse.Namespace) -> int:
     )
     if results.records:
         show(results, arguments.json, arguments.wide)
-    return 0
+    return show_failures(results.records)
 
 
 def show(results: "FinishedSweep", as_json: bool, wide: bool) -> None:

@@ -14,6 +14,7 @@ from dpfp_ray.cli.main import main
 from dpfp_ray.data.whole_files import without_checksum
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.sweeps.state import SECRET
+from dpfp_ray.sweeps.trial import settle
 from tests.support.ray_runs import (
     ONE_PROCESS_FLAGS,
     Command,
@@ -223,3 +224,14 @@ def test_mistakes_are_one_line(
     errors = capsys.readouterr().err
     assert words in errors
     assert errors.count("\n") == 1
+
+
+def test_a_sweep_with_a_failed_trial_says_so_and_exits_with_1(
+    tiny_task: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parameters = {"learning_rate": {"values": [1e-3]}}
+    space = write_space(tmp_path / "s.yaml", tiny_task, method="grid", parameters=parameters)
+    failed = trial(tiny_task, learning_rate=1e-3)
+    settle(str(tmp_path / "runs"), failed, "failed", "no luck", {})
+    assert main(["sweep", str(space), "--storage", str(tmp_path / "runs")]) == 1
+    assert "1 of 1 trials failed" in capsys.readouterr().err
