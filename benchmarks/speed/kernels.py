@@ -62,7 +62,7 @@ class ForwardBackward(Ours):
         every = np.arange(len(records))
         return [
             take(self.table, records, part, self.method.device, packs=True)
-            for part in self.steps.parts(records, None, every)
+            for part in self.steps.parts(records, None, every, packs=True)
         ]
 
     def pass_over(self, batches: list[Rows]) -> None:

@@ -1,7 +1,7 @@
 """What several verbs share: flags, one of them for each field of a plan, and what they print."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.plan.errors import UserError, unknown
@@ -11,7 +11,6 @@ from dpfp_ray.plan.values import ALIASES, by_method, field_name, make_plan, read
 
 if TYPE_CHECKING:
     from dpfp_ray.privacy.ledger_sum import Spent
-    from dpfp_ray.results.store import Record
     from dpfp_ray.sweeps.selection_cost import SelectionCost
 
 GROUPS = {
@@ -221,7 +220,7 @@ def show_costs(costs: "Sequence[SelectionCost | Spent]", as_json: bool) -> None:
         (stderr if as_json else stdout).print(cost.sentence(), markup=False)
 
 
-def show_failures(records: "Sequence[Record]") -> int:
+def show_failures(records: Sequence[Mapping[str, Any]]) -> int:
     """The exit code: 1 where trials failed, so that a script does not take a part for the whole."""
     from dpfp_ray.data.terminal import stderr
 
