@@ -1,5 +1,5 @@
-"""The tables of docs/study.md and README.md here, each from the records, the plans or the
-accountants alone.
+"""The tables of docs/study_tables.md and README.md here, each from the records, the plans or the
+accountants alone; docs/study.md has pictures of them.
 
 The documents hold them between `<!-- study: NAME -->` and `<!-- end -->`; `write_report.py` puts
 them there, and a test compares them with the records.
@@ -29,8 +29,10 @@ from dpfp_ray.results.store import Store
 from dpfp_ray.training.charged import enter_past
 from dpfp_ray.training.run_folder import RESULT
 
-DOCUMENTS = (HERE.parents[1] / "docs" / "study.md", HERE / "README.md")
+DOCS = HERE.parents[1] / "docs"
+DOCUMENTS = (DOCS / "study.md", DOCS / "study_tables.md", HERE / "README.md")
 AGAIN = HERE / "again"  # one more run of cells that were known, from the same plans
+SEARCHES = HERE / "search" / "records"
 BLOCK = re.compile(r"(<!-- study: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CURVES = "Accuracy against ε (PLD)"
 NOTHING = "*No run that belongs here is finished yet.*\n"
@@ -52,12 +54,14 @@ def study_tables(records: Path, report: Path, plans: Path = PLANS) -> dict[str, 
         "progress": progress_table(all_cells(Path("data"), plans), records, plans),
         "accuracy": accuracy_tables(cells),
         "outcomes": outcome_lines(cells),
+        "search": search_table(read_runs(Store(SEARCHES).records())),
         "again": again_table(cells, AGAIN),
         "accounting": accounting_table(),
         "audits": audit_table([run for run in runs if run.part("audit")]),
-        "price": price_table(records, HERE / "search" / "records", AGAIN),
+        "price": price_table(records, SEARCHES, AGAIN),
         "cost": cost_table(cells),
-        "curves": pictures(report, *(f"{CURVES}: {task}" for task in ("SST-2,", "MNLI,"))),
+        "curves": pictures(report, f"{CURVES}: SST-2,"),
+        "curves_of_mnli": pictures(report, f"{CURVES}: MNLI,"),
         "figures": pictures(report, "Accuracy over", "Accuracy against M"),
     }
 
@@ -155,6 +159,17 @@ def outcome_lines(cells: Sequence[Cell]) -> str:
         said += f"; behind: {behind}" if behind else ""
         lines.append(f"- {one.task}, {one.model}, {one.budget}: {said}.\n")
     return "".join(lines)
+
+
+def search_table(runs: Sequence[Run]) -> str:
+    """Every point that was tried, with its interval over dev rows."""
+    rows = []
+    for run in sorted(runs, key=lambda run: (run.method, run.row["accuracy"])):
+        names = ("batch_size", "learning_rate", "epochs")
+        setting = [f"{run.part('plan')[name]:g}" for name in names]
+        shown = score(Cell(run.key, [run])).removesuffix(", 1 seed")
+        rows.append([method_label(run.method), *setting, shown])
+    return table(["method", "B", "learning rate", "epochs", "accuracy"], rows)
 
 
 def again_table(cells: Sequence[Cell], again: Path) -> str:

@@ -1,5 +1,5 @@
-"""The study's report from its records: tables, figures and a page in `report/`, and the tables that
-docs/study.md and README.md hold.
+"""The study's report from its records: tables, figures and a page in `report/`, and what is made of
+them in docs/study.md, docs/study_tables.md and README.md.
 
   python benchmarks/study/write_report.py
 """
