@@ -137,7 +137,8 @@ def measure(
     return Metrics(
         accuracy=float((truth == answers).mean()),
         f1=float(f1[1] if classes == 2 else f1.mean()),
-        matthews=float(matthews_corrcoef(truth, answers)),
+        # 0 where all rows are of one class: there is nothing to tell apart.
+        matthews=float(matthews_corrcoef(truth, answers)) if np.ptp(truth) else 0.0,
         recall=tuple(None if np.isnan(value) else float(value) for value in recall),
         one_class=one_class_runs(answers[None]) == 1,
         majority_accuracy=float((truth == majority_class(truth)).mean()),

@@ -59,3 +59,9 @@ def test_certainty_that_is_right_is_calibrated_and_certainty_that_is_wrong_is_no
 
     assert calibration_error(certain, [1, 1]) == 0.0
     assert measure([1, 1], [0, 0], classes=2, probabilities=certain).calibration_error == 1.0
+
+
+@pytest.mark.filterwarnings("error")
+def test_rows_of_one_class_have_a_matthews_of_zero_and_no_warning() -> None:
+    assert measure([1, 1, 1], [1, 1, 1], classes=2).matthews == 0.0
+    assert measure([0, 1, 1], [1, 1, 1], classes=2).matthews == 0.0
