@@ -161,5 +161,5 @@ if __name__ == "__main__":
         say(f"study: {error}")
         sys.exit(2)
     except KeyboardInterrupt as stopped:
-        say(f"study: {stopped or 'stopped'}")
+        say(f"study: {str(stopped) or 'stopped'}")
         sys.exit(130)
