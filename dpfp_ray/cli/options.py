@@ -228,6 +228,6 @@ def show_failures(records: Sequence[Mapping[str, Any]]) -> int:
     if failed:
         stderr.print(
             f"{failed} of {len(records)} trials failed, for the reasons above; they stay on record "
-            "and are not tried again, but in another folder"
+            "and are not tried again here: give another folder to run them once more"
         )
     return 1 if failed else 0

@@ -57,27 +57,29 @@ class TaskFacts:
 
 def choose_representation(plan: Plan, facts: TaskFacts, own: OwnEncoder | None = None) -> str:
     """The plan's own, checked; for "auto" the one that suits."""
-    wanted = plan.representation
-    if wanted == "pair" and not facts.paired:
+    if plan.representation == "pair" and not facts.paired:
         raise UserError("representation pair needs two texts a record; give pair_column, or mean")
-    if wanted == "auto" and plan.scope == "head":
-        if facts.paired:
-            wanted = "pair"
-        elif own is None and affords_layers(plan, facts, width_of_layers(plan.model)):
-            wanted = "layers"
+    *layers, other = representations_for(plan, facts.paired)
     if own is not None:
-        return own.resolve_representation(wanted)
-    return resolve_representation(plan.model, wanted)
+        return own.resolve_representation(other)
+    if layers and affords_layers(plan, facts, width_of_layers(plan.model)):
+        return resolve_representation(plan.model, "layers")
+    return resolve_representation(plan.model, other)
 
 
-def possible_representations(plan: Plan, paired: bool) -> tuple[str, ...]:
+def possible_representations(plan: Plan, paired: bool) -> list[str]:
     """What plans read that differ from this one in numbers alone: its budget, B, C, epochs."""
+    return [resolve_representation(plan.model, one) for one in representations_for(plan, paired)]
+
+
+def representations_for(plan: Plan, paired: bool) -> list[str]:
+    """Between which the plan's numbers decide; the last one is for much noise."""
     if plan.representation == "auto" and plan.scope == "head":
         if paired:
-            return ("pair",)
+            return ["pair"]
         if plan.spec.noise_to_signal is not None:
-            return ("layers", resolve_representation(plan.model, "auto"))
-    return (resolve_representation(plan.model, plan.representation),)
+            return ["layers", "auto"]
+    return [plan.representation]
 
 
 def affords_layers(plan: Plan, facts: TaskFacts, width: int) -> bool:
@@ -86,8 +88,7 @@ def affords_layers(plan: Plan, facts: TaskFacts, width: int) -> bool:
     A method that says so gives the size of its noise over that of what it hides; 1 is as much of
     the one as of the other.
     """
-    if plan.spec.noise_to_signal is None:
-        return False
+    assert plan.spec.noise_to_signal is not None
     bound = plan.bind(records=facts.records, classes=facts.classes)
     sigma = noise_multiplier(bound)
     return plan.spec.noise_to_signal(bound, sigma, width, facts.classes) <= 1
