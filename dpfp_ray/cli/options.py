@@ -171,12 +171,7 @@ def add_ray_flags(parser: argparse.ArgumentParser, default_storage: str | None =
 def add_ledger_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of every verb that uses private records."""
     group = parser.add_argument_group("ledger")
-    group.add_argument(
-        "--ledger",
-        metavar="PATH_OR_URI",
-        help="privacy ledger of the people in the data (default: $DPFP_LEDGER, else the user's "
-        "data folder); see dpfp ledger",
-    )
+    add_ledger_flag(group)
     group.add_argument(
         "--total-epsilon",
         type=float,
@@ -184,6 +179,15 @@ def add_ledger_flags(parser: argparse.ArgumentParser) -> None:
         help="what they may ever pay, set once; what would pass it is refused",
     )
     group.add_argument("--total-delta", type=float, metavar="D", help="its δ (default: 1e-6)")
+
+
+def add_ledger_flag(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--ledger",
+        metavar="PATH_OR_URI",
+        help="privacy ledger of the people in the data (default: $DPFP_LEDGER, else the user's "
+        "data folder); see dpfp ledger",
+    )
 
 
 def ledger_choices(arguments: argparse.Namespace) -> dict[str, Any]:

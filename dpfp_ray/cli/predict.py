@@ -16,6 +16,8 @@ every line is a text; for sentence pairs, two texts with a tab between.
 Each line of the answer is label, probability, text; --json gives an object a line with the
 probabilities of all classes. Where the rows have labels, accuracy, F1, scores by class and the
 confusion matrix follow on stderr, with 95% intervals; --evaluate prints only those, on stdout.
+Rows that the ledger knows as private records are entered there as used without privacy: scores of
+them are exact. Under a total they are refused.
 """
 
 import argparse
@@ -23,6 +25,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from dpfp_ray.cli.options import add_ledger_flag
 from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.errors import UserError
 
@@ -56,12 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch", type=int, default=256, metavar="N", help="rows at a time (default: 256)"
     )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
+    add_ledger_flag(parser)
 
 
 def command(arguments: argparse.Namespace) -> int:
     if [bool(arguments.file), bool(arguments.text), arguments.dev].count(True) != 1:
         raise UserError("give one of: a FILE (or - for standard input), --text, --dev")
-    options: dict[str, Any] = {n: getattr(arguments, n) for n in (*OPTIONS, "threads")}
+    options: dict[str, Any] = {n: getattr(arguments, n) for n in (*OPTIONS, "threads", "ledger")}
     if arguments.text:
         options["texts"] = given_texts(arguments.text, arguments.pair or [])
     elif arguments.file == "-":

@@ -4,6 +4,7 @@ import warnings
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from unicodedata import category
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from dpfp_ray.data.readers import (
     text_problem,
 )
 from dpfp_ray.data.streams import open_files
-from dpfp_ray.data.texts import TextWriter
+from dpfp_ray.data.texts import Texts, TextWriter, distinct, normal
 from dpfp_ray.plan.errors import Guess, UserError
 from dpfp_ray.plan.plan import Plan
 
@@ -28,6 +29,8 @@ from dpfp_ray.plan.plan import Plan
 TEXT = ("text", "sentence", "review", "content", "tweet", "comment", "document", "message", "body")
 FIRST = ("sentence1", "premise", "question1", "#1 string", "text1", "text_a", "question")
 SECOND = ("sentence2", "hypothesis", "question2", "#2 string", "text2", "text_b", "sentence")
+# A value in more rows than both of these says nothing about whose row it is.
+COMMON_ROWS, COMMON_SHARE = 10, 0.01
 LABEL = (
     *("gold_label", "label", "is_duplicate", "quality"),
     *("labels", "target", "class", "category", "sentiment", "polarity"),
@@ -61,8 +64,8 @@ def read_split(
     numbers = label_numbers(names, glue) if names else None
     bad = BadRows(table, skip or plan.bad_rows == "skip")
     used = [*texts_at, label_at, *([] if user_at is None else [user_at])]
-    # A GLUE task's columns are the same for everybody; in a user's file another may be the text.
-    others = [] if glue else [i for i in table.with_text if i not in used]
+    # A later run on the same file may train on another of its columns.
+    others = [i for i in table.with_text if i not in used]
     width = len(texts_at)
     texts = [TextWriter() for _ in texts_at]
     users = TextWriter()
@@ -88,7 +91,7 @@ def read_split(
         for writer, value in zip(texts, values, strict=True):
             writer.add(value)
         for writer, value in zip(beside, row.fields[len(used) :], strict=True):
-            writer.add(value if _tells(value) else "")
+            writer.add(value if _is_text(value) else "")
         if user_at is not None:
             users.add(user)
         codes.append(met.setdefault(label, len(met)))
@@ -106,16 +109,38 @@ def read_split(
         first,
         second[0] if second else None,
         by_code[np.frombuffer(codes, np.int64)],
-        tuple(column for writer in beside if any(column := writer.finish())),
+        tuple(column for writer in beside if any(column := without_common(writer.finish()))),
         {**roles, "guessed": guessed},
         None if user_at is None else users.finish(),
     )
     return split, names
 
 
-def _tells(value: object) -> bool:
-    """Whether a cell can tell whose row it is: not a word or a date that many rows share."""
-    return isinstance(value, str) and len(value) >= 16 and len(value.split()) > 2
+def _is_text(value: object) -> bool:
+    """Whether a cell holds text of any script, and not only a number, a date or an empty field.
+
+    Numbers are left out because row numbers are the same in all files.
+    """
+    if not isinstance(value, str):
+        return False
+    try:
+        float(value)
+    except ValueError:
+        return any(letter.isalpha() or category(letter) == "So" for letter in value)
+    return False
+
+
+def without_common(column: Texts) -> Texts:
+    """The column with "" for values that repeat too often in it to tell whose row it is.
+
+    Such values (a country, a category) would make one group of people of unrelated files. A value
+    counts as common above ten rows and above a hundredth of the rows, so that oversampled
+    rows, and texts that several annotators labelled, still count.
+    """
+    groups, _ = distinct(normal(text) for text in column)
+    rows_of_value = np.bincount(groups)
+    rare = rows_of_value[groups] <= max(COMMON_ROWS, COMMON_SHARE * len(column))
+    return column.blank(~rare)
 
 
 def _user_column(table: RawTable, plan: Plan, taken: Sequence[int]) -> int | None:

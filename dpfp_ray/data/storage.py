@@ -12,10 +12,16 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
-from uuid import uuid4
 
 from dpfp_ray.data.cache import NoRoom, trouble
-from dpfp_ray.data.whole_files import PRIVATE, PUBLIC, new_file, private_folder, whole_file
+from dpfp_ray.data.whole_files import (
+    PRIVATE,
+    PUBLIC,
+    new_file,
+    private_folder,
+    scratch_of,
+    whole_file,
+)
 from dpfp_ray.plan.errors import UserError
 
 RECORDS = "records"
@@ -189,7 +195,7 @@ class LocalFiles:
 
     def keep(self, name: str) -> None:
         path = self.root / name
-        scratch = path.with_name(f".{path.name}.{uuid4().hex}")
+        scratch = scratch_of(path)
         try:
             try:
                 os.link(path, scratch)  # takes no room

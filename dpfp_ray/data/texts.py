@@ -7,8 +7,10 @@ process is.
 """
 
 import hashlib
+import re
 import tempfile
 import threading
+import unicodedata
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -31,6 +33,27 @@ Ints = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.uint32]
 Numbers = npt.NDArray[np.uint64]
 Item = TypeVar("Item")
+
+
+# Characters that no reader sees, beside those of the category Cf: fillers, joiners, variation
+# selectors (Unicode's Default_Ignorable_Code_Point), which no module of Python lists.
+IGNORABLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]"
+)
+
+
+def normal(text: str) -> str:
+    """One spelling for what people would call the same text: case, white space, compatible forms
+    and characters that nobody sees make no difference."""
+    if not (text.isascii() and text.isprintable()):
+        text = unicodedata.normalize("NFKC", text)
+        text = "".join(
+            letter
+            for letter in IGNORABLE.sub("", text)
+            if letter.isspace() or unicodedata.category(letter) not in ("Cf", "Cc")
+        )
+        text = unicodedata.normalize("NFKC", text.casefold())
+    return " ".join(text.casefold().split())
 
 
 class ManyTexts(Protocol):
@@ -83,6 +106,10 @@ class Texts(Sequence[str]):
 
     def take(self, rows: npt.NDArray[Any]) -> "Texts":
         return Texts(self._letters, self._starts[rows], self._lengths[rows])
+
+    def blank(self, rows: npt.NDArray[np.bool_]) -> "Texts":
+        """The same with "" at `rows`."""
+        return Texts(self._letters, self._starts, np.where(rows, np.uint32(0), self._lengths))
 
     @overload
     def __getitem__(self, place: int) -> str: ...

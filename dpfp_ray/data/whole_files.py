@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from errno import EMLINK, ENOTDIR, ENOTSUP, EPERM
-from glob import escape
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 from uuid import uuid4
@@ -35,25 +34,39 @@ def whole_file(path: Path, mode: int = PUBLIC) -> Iterator[BinaryIO]:
     if mode == PRIVATE:
         private_folder(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{uuid4().hex}")
+    scratch = scratch_of(path)
     try:
-        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            if mode == PRIVATE:
-                os.fchmod(file.fileno(), mode)  # a umask may have taken more than it should
+        with _synced(scratch, mode) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())  # without it, a power failure may leave the new name empty
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
 
 
+def scratch_of(path: Path) -> Path:
+    """The name under which `path` is written; `delete_secret` knows its form."""
+    return path.with_name(f".{path.name}.{uuid4().hex}")
+
+
+@contextmanager
+def _synced(scratch: Path, mode: int) -> Iterator[BinaryIO]:
+    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        if mode == PRIVATE:
+            os.fchmod(file.fileno(), mode)  # a umask may have taken more than it should
+        yield file
+        file.flush()
+        os.fsync(file.fileno())  # without it, a power failure may leave the new name empty
+
+
 def new_file(path: Path, content: bytes, mode: int = PUBLIC) -> bool:
     """Make `path`, whole; False, and nothing done, if it is there. Of several, one succeeds."""
+    if mode == PRIVATE:
+        private_folder(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{uuid4().hex}")
+    # The scratch file carries its target's name, so that `delete_secret` removes it after a kill.
+    scratch = scratch_of(path)
     try:
-        with whole_file(scratch, mode) as file:
+        with _synced(scratch, mode) as file:
             file.write(content)
         try:
             os.link(scratch, path)  # unlike a rename, fails if the name is taken
@@ -80,7 +93,7 @@ def new_file(path: Path, content: bytes, mode: int = PUBLIC) -> bool:
 def whole_path(path: Path) -> Iterator[Path]:
     """As `whole_file`, for writers that want a name; they leave nothing behind if they fail."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{uuid4().hex}")
+    scratch = scratch_of(path)
     try:
         yield scratch
         with scratch.open("rb") as file:
@@ -146,11 +159,15 @@ def write_json(path: Path, value: Any, mode: int = PUBLIC) -> None:
 
 
 def delete_secret(path: Path) -> None:
-    """Delete a file and what killed writes of it have left, under today's and older names."""
-    name = escape(path.name)
-    for pattern in (name, f"{name}.*", f".{name}*"):
-        for found in path.parent.glob(pattern):
-            found.unlink(missing_ok=True)
+    """Delete a file, its copies and what killed writes of it have left."""
+    for other in path.parent.glob("*"):
+        if is_copy(other.name, path.name):
+            other.unlink(missing_ok=True)
+
+
+def is_copy(name: str, secret: str) -> bool:
+    """Whether a file called `name` may hold what the file `secret` holds, or a part of it."""
+    return name == secret or name.startswith((f"{secret}.", f".{secret}."))
 
 
 def read_json(path: Path) -> Any:

@@ -16,14 +16,22 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
 from dpfp_ray.data.cache import cache_dir
 from dpfp_ray.data.terminal import waiting
-from dpfp_ray.data.whole_files import PRIVATE, private_folder, whole_folder, write_text
+from dpfp_ray.data.whole_files import (
+    PRIVATE,
+    Damaged,
+    private_folder,
+    whole_file,
+    whole_folder,
+    with_checksum,
+    without_checksum,
+)
 from dpfp_ray.plan.errors import UserError
 
 
@@ -216,13 +224,15 @@ def _file_hash(file: Path) -> str:
     """The content's hash, remembered for as long as path, size and time of change stay."""
     status = file.stat()
     key = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}"
-    known = cache_dir() / "hashes" / hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
-    if known.is_file():
-        return known.read_text()
+    cached = cache_dir() / "hashes" / hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+    # Missing, damaged or unreadable: the hash is computed again.
+    with suppress(OSError, Damaged):
+        return without_checksum(cached.read_bytes(), required=True).decode()
     with file.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    write_text(known, found, PRIVATE)
-    return found
+        content_hash = hashlib.file_digest(stream, "sha256").hexdigest()
+    with whole_file(cached, PRIVATE) as written:
+        written.write(with_checksum(content_hash.encode()))
+    return content_hash
 
 
 def _unpack_minilm(scratch: Path, folder: Path) -> None:

@@ -23,7 +23,6 @@ once a total is set, and one from before leaves the guarantee at "none" for ever
 import dataclasses
 import getpass
 import hashlib
-import json
 import math
 import os
 import secrets
@@ -46,9 +45,9 @@ from dpfp_ray.privacy.ledger_entries import (
 )
 from dpfp_ray.privacy.ledger_files import OnceWritten, Place, default_place
 from dpfp_ray.privacy.ledger_sum import Spent, refusal, sum_up
-from dpfp_ray.privacy.people import KnownPeople, People
+from dpfp_ray.privacy.people import ENTRIES, KnownPeople, People
 
-ENTRIES, TOTALS = "entries", "totals"
+TOTALS = "totals"
 TOTAL_DELTA = 1e-6  # of a total without a δ: 1/(2D) for half a million people
 
 
@@ -109,7 +108,7 @@ class Ledger:
                     use=use,
                     resumes=tuple(left) if resumed else (),
                 )
-                self._write(f"{ENTRIES}/{entry.id}.json", opening_to_json(entry))
+                self.files.write_json(f"{ENTRIES}/{entry.id}.json", opening_to_json(entry))
                 new.append(entry)
             problem = self._refusal(new) if new else None
             if problem is not None:
@@ -140,7 +139,7 @@ class Ledger:
             if any(entry.run_id == run_id for entry in self.entries()):
                 return
             entry = Entry(f"{run_id}-{secrets.token_hex(6)}", _now(), _who(), use)
-            self._write(f"{ENTRIES}/{entry.id}.json", opening_to_json(entry))
+            self.files.write_json(f"{ENTRIES}/{entry.id}.json", opening_to_json(entry))
             self._write_end(entry.id, done, status)
 
     def set_total(self, epsilon: float, delta: float | None = None, force: bool = False) -> Total:
@@ -165,7 +164,7 @@ class Ledger:
                 )
             number = max((int(n.split("-")[0]) for n in self.files.names(TOTALS)), default=-1) + 1
             event = {"set_at": _now(), "who": _who(), "total": dataclasses.asdict(wanted)}
-            self._write(f"{TOTALS}/{number:06d}-{secrets.token_hex(4)}.json", event)
+            self.files.write_json(f"{TOTALS}/{number:06d}-{secrets.token_hex(4)}.json", event)
         return wanted
 
     # --- reading ---
@@ -221,7 +220,42 @@ class Ledger:
 
     def find(self, texts: ManyTexts) -> str | None:
         """A known data set that has one of these texts; unlike `register`, writes nothing."""
-        return self.people.find(texts)
+        return next(iter(self.people.shared(texts)), None)
+
+    def show_without_privacy(self, texts: ManyTexts, method: str, plan_hash: str) -> int:
+        """Enter that these texts' records are about to be scored exactly, hence without privacy.
+
+        Returns how many of the texts are private records of this ledger. A total refuses them.
+        """
+        shared = self.people.shared(texts)
+        if not shared:
+            return 0
+        group_of = self.people.groups()
+        one_set_a_group = {group_of[name]: name for name in shared}.values()
+        most, total = max(shared.values()), self.total()
+        if total is not None:
+            raise UserError(
+                f"{most:,} of these {len(texts):,} texts are private records of the ledger "
+                f"{self.files.name}, whose total is ε = {total.epsilon:g}; exact scores of them "
+                f"have no privacy (ε = ∞): take their rows out of the file"
+            )
+        for name in one_set_a_group:
+            use = Use(
+                purpose="evaluation",
+                plan_hash=plan_hash,
+                method=f"evaluation of {method}",
+                people=name,
+                records=shared[name],
+                steps=1,
+                parts=(),
+                adjacency="zero_out",
+                labels_protected=False,
+                guarantee="none",
+                delta=None,
+                run="evaluation",
+            )
+            self.end(self.begin(use).id, 1)
+        return most
 
     def exists(self) -> bool:
         return bool(self.files.names(ENTRIES) or self.files.names(TOTALS))
@@ -263,14 +297,11 @@ class Ledger:
 
     def _write_end(self, entry_id: str, done: int, status: str) -> None:
         event = {"done": done, "status": status, "ended_at": _now(), "who": _who()}
-        self._write(f"{ENTRIES}/{entry_id}.end.{secrets.token_hex(4)}.json", event)
-
-    def _write(self, name: str, event: dict[str, Any]) -> None:
-        self.files.write(name, json.dumps(event, indent=1, allow_nan=False).encode())
+        self.files.write_json(f"{ENTRIES}/{entry_id}.end.{secrets.token_hex(4)}.json", event)
 
     def _load(self, name: str) -> Any:
         if name not in self._read:
-            self._read[name] = json.loads(self.files.read(name))
+            self._read[name] = self.files.read_json(name)
         return self._read[name]
 
 

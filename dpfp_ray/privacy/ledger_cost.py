@@ -11,16 +11,24 @@ then a list of the parts below with its usual sensitivity, and all of them compo
 **The filter.** Each of these is a fully adaptive privacy filter on its own:
 
     Rényi filter at an order α fixed beforehand: Σ RDP(α) ≤ r (Feldman & Zrnic 2021)
-    GDP filter: Σ μ² ≤ μ_total², plain Gaussians only (Koskela, Tobaben & Honkela 2022)
+    GDP filter: Σ μ² ≤ μ_total² of μ-GDP mechanisms (Koskela, Tobaben & Honkela 2022)
 
-One α alone fails badly for sampled Gaussians, whose RDP explodes above an order that depends on
+A plain Gaussian is 1/σ-GDP, and the GDP filter is tight for a list of these. A sampled Gaussian is
+1/σ-GDP too (sampling only mixes in a mechanism that says nothing), and so is an (ε, 0)-DP one with
+μ = 2 Φ⁻¹(e^ε/(1 + e^ε)): its trade-off function is a chord above the convex one of G_μ, through the
+same point with equal errors. Both bounds are valid and coarse; Rényi filters are for these. One α
+alone fails badly for sampled Gaussians, whose RDP explodes above an order that depends on
 their noise (SST-2, B = M = 32, one run of ε = 3: 1.6e6 at the α that is best for plain Gaussians).
-So k filters F_1 … F_k are fixed beforehand, each for (ε, δ/k), and a use is admitted if at least
-one of them admits the whole sum with it. This is (ε, δ)-DP: let A_j be the transcripts whose final
-sum is within F_j but none before it. Spending only grows, so such a transcript was within F_j all
-along, and on A_j the process M equals M_j, the process stopped by F_j alone. For every event S
+So filters F_1 … F_k are fixed beforehand, each for (ε, δ_j) with Σ δ_j = δ, and a use is admitted
+if at least one of them admits the whole sum with it. This is (ε, δ)-DP: let A_j be the transcripts
+whose final sum is within F_j but none before it. Spending only grows, so such a transcript was
+within F_j all along, and on A_j the process M equals M_j, the process stopped by F_j alone. For
+every event S
 
-    P[M ∈ S] = Σ_j P[M_j ∈ S ∩ A_j] ≤ Σ_j (e^ε Q[M_j ∈ S ∩ A_j] + δ/k) = e^ε Q[M ∈ S] + δ.
+    P[M ∈ S] = Σ_j P[M_j ∈ S ∩ A_j] ≤ Σ_j (e^ε Q[M_j ∈ S ∩ A_j] + δ_j) = e^ε Q[M ∈ S] + δ.
+
+The shares δ_j/δ are fixed with the total; without one, by the mechanism of the first use, which
+nobody chose after seeing a result (`filters_from`).
 
 What is proved by a filter is the total that was fixed beforehand; "ε so far" by the filter is the
 smallest total that would have admitted what was done.
@@ -34,7 +42,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.special import expit, logsumexp, ndtri
 
 from dpfp_ray.privacy import pld
 from dpfp_ray.privacy.accounting import gdp_epsilon, renyi_epsilon, unconverged_orders_left_out
@@ -42,8 +50,14 @@ from dpfp_ray.privacy.pld import Release
 
 # Fixed in the code, hence before any use, for ledgers without a total.
 WIDE_ORDERS = tuple(1 + 2.0**k for k in range(-3, 9))
-# Of α − 1 where plain Gaussians are best served: sampled ones need less, by their noise.
-ORDER_SHARES = (1.0, 0.66, 0.43)
+# Where the first use is a plain Gaussian, this share of δ is the GDP filter's. The rest costs it
+# little (ε = 1.837 for 1.835), and keeps Rényi filters for what may come later.
+GDP_SHARE_OF_PLAIN = 0.99
+# With a total, whose first use is not known: half of δ for plain Gaussians, half for all others.
+GDP_SHARE_OF_TOTAL = 0.5
+# Fractions of the optimal α − 1 for unsampled Gaussians, tried as filter orders: sampled ones need
+# a smaller order, by their noise.
+ORDER_FRACTIONS = (1.0, 0.66, 0.43)
 HOPELESS_EPSILON = 1e3  # protects nobody, and distributions would need gigabytes to say so
 LARGEST_NOISE = 1e6
 
@@ -156,33 +170,57 @@ def total_of(epsilon: float, delta: float) -> Total:
     n plain Gaussians cost α ρ at order α, and the budget there is about ε − L/(α − 1), L = log of
     the inverse share of δ. Most ρ fits at α = 1 + (L + √(L (L + ε)))/ε.
     """
-    log_inverse = math.log((len(ORDER_SHARES) + 1) / delta)
+    log_inverse = math.log(len(ORDER_FRACTIONS) / (1 - GDP_SHARE_OF_TOTAL) / delta)
     best = (log_inverse + math.sqrt(log_inverse * (log_inverse + epsilon))) / epsilon
     # Whole orders have a finite closed form; below 4 the rounding would matter.
-    orders = (1 + best * share for share in ORDER_SHARES)
+    orders = (1 + best * fraction for fraction in ORDER_FRACTIONS)
     return Total(epsilon, delta, tuple(float(round(a, 0 if a > 4 else 2)) for a in orders))
 
 
-def filter_epsilon(
-    counts: Counts, delta: float, orders: Sequence[float] = WIDE_ORDERS
-) -> tuple[float, str]:
+@dataclass(frozen=True)
+class Filters:
+    """Filters that are fixed before the first use: shares of δ, 1 in all."""
+
+    gdp_share: float
+    renyi_shares: Mapping[float, float]  # by order
+
+
+def filters_of(total: Total) -> Filters:
+    share = (1 - GDP_SHARE_OF_TOTAL) / len(total.orders)
+    return Filters(GDP_SHARE_OF_TOTAL, dict.fromkeys(total.orders, share))
+
+
+def filters_from(first_use: Sequence[Part]) -> Filters:
+    """The filters of people without a total, by the mechanism of the first use of their records.
+
+    A share s costs log(1/s)/(α − 1) at order α, so low orders get larger shares; those below 2
+    are for sums that protect hardly anybody.
+    """
+    gdp_share = GDP_SHARE_OF_PLAIN if all(_plain(part) for part in first_use) else 0.0
+    weights = {order: 0.5 if order < 2 else (order - 1) ** -0.5 for order in WIDE_ORDERS}
+    scale = (1 - gdp_share) / sum(weights.values())
+    return Filters(gdp_share, {order: scale * weight for order, weight in weights.items()})
+
+
+def filter_epsilon(counts: Counts, delta: float, filters: Filters) -> tuple[float, str]:
     """The smallest ε whose filters admit `counts`, and which of them does."""
     if not counts:
         return 0.0, "nothing was released"
-    share = delta / (len(orders) + 1)
-    found = [
-        (renyi_epsilon(alpha, value, share), f"Rényi filter, α = {alpha:g}")
-        for alpha, value in zip(orders, renyi_curve(counts, orders), strict=True)
+    curve = renyi_curve(counts, tuple(filters.renyi_shares))
+    epsilons = [
+        (renyi_epsilon(alpha, value, share * delta), f"Rényi filter, α = {alpha:g}")
+        for (alpha, share), value in zip(filters.renyi_shares.items(), curve, strict=True)
     ]
-    if all(_plain(part) for part in counts):
-        found.append((gdp_epsilon(_plain_mu(counts), share), "GDP filter"))
-    return min(found)
+    mu = _mu(counts)
+    if filters.gdp_share and mu < math.inf:
+        epsilons.append((gdp_epsilon(mu, filters.gdp_share * delta), "GDP filter"))
+    return min(epsilons)
 
 
 def would_fit(counts: Counts, new: Counts, total: Total) -> bool:
     together = Counter(dict(counts))
     together.update(dict(new))
-    return filter_epsilon(together, total.delta, total.orders)[0] <= total.epsilon * (1 + 1e-9)
+    return filter_epsilon(together, total.delta, filters_of(total))[0] <= total.epsilon * (1 + 1e-9)
 
 
 def what_fits(counts: Counts, template: Counts, total: Total) -> float:
@@ -264,7 +302,7 @@ def composed_epsilon(counts: Counts, delta: float) -> float:
     if not counts:
         return 0.0
     if all(_plain(part) for part in counts):
-        return gdp_epsilon(_plain_mu(counts), delta)
+        return gdp_epsilon(_mu(counts), delta)
     fine_orders = tuple(1 + 10 ** (k / 12) for k in range(-14, 37))
     by_renyi = min(
         renyi_epsilon(alpha, value, delta)
@@ -275,7 +313,7 @@ def composed_epsilon(counts: Counts, delta: float) -> float:
     plain = {part: count for part, count in counts.items() if _plain(part)}
     parts: list[tuple[pld.OnGrid, int]] = []
     if plain:
-        one = pld.PlainGaussian(1 / _plain_mu(plain))
+        one = pld.PlainGaussian(1 / _mu(plain))
         parts.append((pld.release(one), 1))
     for part, count in counts.items():
         if isinstance(part, Pure):
@@ -290,10 +328,12 @@ def _plain(part: Part) -> bool:
     return isinstance(part, Gaussian) and part.p == 1
 
 
-def _plain_mu(counts: Counts) -> float:
-    """√Σ μ², exact for plain Gaussians (Dong et al. 2022, corollary 2)."""
-    return math.sqrt(
-        sum(
-            n / part.noise_multiplier**2 for part, n in counts.items() if isinstance(part, Gaussian)
-        )
-    )
+def _mu(counts: Counts) -> float:
+    """√Σ μ² of all parts: exact for plain Gaussians (Dong et al. 2022, corollary 2)."""
+    return math.sqrt(sum(n * _mu_of_one(part) ** 2 for part, n in counts.items()))
+
+
+def _mu_of_one(part: Part) -> float:
+    if isinstance(part, Gaussian):
+        return 1 / part.noise_multiplier
+    return -2 * float(ndtri(expit(-part.epsilon))) if isinstance(part, Pure) else math.inf

@@ -5,15 +5,22 @@ that is the bucket's policy to say. A name can be written once: a second writer 
 fails, on folders and on S3. On other stores names carry random digits, so that no two writers
 choose the same.
 
+Every object carries a checksum, JSON as a field and other bytes at their end, so that a changed
+number is noticed and not summed. It covers the object's name too: a copy under another name is
+damage. It is no signature: the owner of the folder can make another one.
+
 Listing must show what was written before it: true of local folders, and of S3 (since December
 2020), Google Cloud Storage and Azure.
 """
 
 import fcntl
+import hashlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from dpfp_ray.data.remote_files import RemoteFiles
 from dpfp_ray.data.storage import LocalFiles, open_files, reachable
@@ -22,6 +29,8 @@ from dpfp_ray.plan.errors import UserError
 
 Place = LocalFiles | RemoteFiles
 LISTINGS = 100  # tries
+DIGEST = 16  # bytes of a checksum
+CHECKSUM = "checksum"
 
 
 def default_place() -> str:
@@ -32,6 +41,15 @@ def default_place() -> str:
     import platformdirs
 
     return str(Path(platformdirs.user_data_dir("dpfp-ray", appauthor=False)) / "ledger")
+
+
+def _digest(name: str, content: bytes) -> bytes:
+    return hashlib.blake2b(name.encode() + b"\0" + content, digest_size=DIGEST).digest()
+
+
+def _canonical(facts: Mapping[str, Any]) -> bytes:
+    """The same bytes for equal facts, before and after they went through a file."""
+    return json.dumps(facts, sort_keys=True, allow_nan=False).encode()
 
 
 class OnceWritten:
@@ -71,13 +89,39 @@ class OnceWritten:
         raise UserError(f"cannot list {folder} of the ledger {self.name}; try again")
 
     def read(self, name: str) -> bytes:
+        """The bytes that `write` was given."""
+        stored = self._stored(name)
+        content, digest = stored[:-DIGEST], stored[-DIGEST:]
+        with self.intact(name):
+            if digest != _digest(name, content):
+                raise ValueError("its checksum does not match")
+        return content
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """The facts that `write_json` was given."""
+        with self.intact(name):
+            facts: dict[str, Any] = json.loads(self._stored(name))
+            if facts.pop(CHECKSUM) != _digest(name, _canonical(facts)).hex():
+                raise ValueError("its checksum does not match")
+        return facts
+
+    def write(self, name: str, content: bytes) -> None:
+        """Put `content` under `name`, whole; what is there already is never replaced."""
+        self._store(name, content + _digest(name, content))
+
+    def write_json(self, name: str, facts: Mapping[str, Any]) -> None:
+        """As `write`; people and programs read it as plain JSON."""
+        checksum = _digest(name, _canonical(facts)).hex()
+        sealed = {**facts, CHECKSUM: checksum}
+        self._store(name, json.dumps(sealed, indent=1, allow_nan=False).encode())
+
+    def _stored(self, name: str) -> bytes:
         try:
             return self.files.read_name(name)
         except OSError as error:
             raise self._trouble("read", name, error) from None
 
-    def write(self, name: str, content: bytes) -> None:
-        """Put `content` under `name`, whole; what is there already is never replaced."""
+    def _store(self, name: str, content: bytes) -> None:
         if isinstance(self.files, LocalFiles):
             path = self.files.root / name
             try:
@@ -97,9 +141,10 @@ class OnceWritten:
         try:
             yield
         except (ValueError, KeyError, TypeError, AttributeError) as error:
+            why = f"{error} is missing" if isinstance(error, KeyError) else error
             raise UserError(
-                f"{name} of the ledger {self.name} cannot be read ({error}); restore it from a "
-                f"backup: without it the sum would be too small"
+                f"{name} of the ledger {self.name} is damaged ({why}); restore it from a backup: "
+                f"without it the sum would be too small"
             ) from None
 
     @contextmanager

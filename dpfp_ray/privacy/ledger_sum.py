@@ -143,9 +143,12 @@ def _sum(
     """(ε, how) of private entries, by the filter unless their list was fixed beforehand."""
     done = counted(private, records_per_person=records_per_person)
     if total is not None:
-        return ledger_cost.filter_epsilon(done, delta, total.orders)
-    found = [ledger_cost.filter_epsilon(done, delta)]
-    if private and _fixed_beforehand(private):
+        return ledger_cost.filter_epsilon(done, delta, ledger_cost.filters_of(total))
+    if not private:
+        return 0.0, "nothing was released"
+    filters = ledger_cost.filters_from(private[0].use.parts)
+    found = [ledger_cost.filter_epsilon(done, delta, filters)]
+    if _fixed_beforehand(private):
         planned = counted(private, planned=True, records_per_person=records_per_person)
         kind = "one use" if len({entry.same for entry in private}) == 1 else "a fixed list"
         found.append((ledger_cost.composed_epsilon(planned, delta), f"composition of {kind}"))
@@ -179,7 +182,7 @@ def refusal(group: Sequence[Entry], new: Collection[str], total: Total, name: st
     if ledger_cost.would_fit(together, {}, total):
         return None
     before, after = (
-        rounded_up(ledger_cost.filter_epsilon(sum_, total.delta, total.orders)[0])
+        rounded_up(ledger_cost.filter_epsilon(sum_, total.delta, ledger_cost.filters_of(total))[0])
         for sum_ in (rest, together)
     )
     most = ledger_cost.what_fits(rest, counted(own), total)

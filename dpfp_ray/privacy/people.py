@@ -27,9 +27,7 @@ all see the one that was written first, so any two sets have a key in common.
 
 import hashlib
 import io
-import json
 import secrets
-import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -37,12 +35,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfp_ray.data.texts import ManyTexts, hashes
+from dpfp_ray.data.texts import ManyTexts, hashes, normal
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.ledger_files import OnceWritten
 
 MOST = 4_000_000  # fingerprints kept of a set: 32 MB
-KEYS, SETS, DEV = "keys", "people", "dev"
+KEYS, SETS, DEV, ENTRIES = "keys", "people", "dev", "entries"
 
 Fingerprints = NDArray[np.uint64]
 
@@ -107,13 +105,10 @@ class People:
         ]
         return max((n for one in found for name, n in one.items() if name in wanted), default=0)
 
-    def find(self, texts: ManyTexts) -> str | None:
-        """A stored set that shares a text with these; nothing is stored."""
+    def shared(self, texts: ManyTexts) -> dict[str, int]:
+        """Stored sets, and how many of these texts each of them has; nothing is stored."""
         keys = {key: self.files.read(f"{KEYS}/{key}") for key in self.files.names(KEYS)}
-        return next(
-            iter(self._shared_with(SETS, {k: fingerprints(texts, v) for k, v in keys.items()})),
-            None,
-        )
+        return self._shared_with(SETS, {k: fingerprints(texts, v) for k, v in keys.items()})
 
     def _fingerprints(self, texts: ManyTexts) -> tuple[str, dict[str, Fingerprints]]:
         """The name of a set, and its fingerprints by every key."""
@@ -132,18 +127,17 @@ class People:
                 self.files.write(f"{folder}/{name}.{key}.npy", buffer.getvalue())
 
     def _note(self, folder: str, name: str, facts: dict[str, Any]) -> None:
-        content = json.dumps(facts).encode()
-        self.files.write(f"{folder}/{name}.{secrets.token_hex(4)}.json", content)
+        self.files.write_json(f"{folder}/{name}.{secrets.token_hex(4)}.json", facts)
 
     def keys(self) -> dict[str, bytes]:
         """Every key, by name; the first call makes one."""
-        sets = self.files.names(SETS)  # before the keys, which are written first
+        written = [*self.files.names(SETS), *self.files.names(ENTRIES)]  # after the first key
         names = self.files.names(KEYS)
         if not names:
-            if sets:
+            if written:
                 raise UserError(
-                    f"the ledger {self.files.name} has data sets but no key to recognise them by; "
-                    f"restore its folder {KEYS!r} from a backup"
+                    f"the ledger {self.files.name} has entries but no key to recognise people by; "
+                    f"restore its folders {KEYS!r} and {SETS!r} from a backup"
                 )
             self.files.write(f"{KEYS}/{secrets.token_hex(8)}", secrets.token_bytes(32))
             names = self.files.names(KEYS)
@@ -175,14 +169,7 @@ class People:
         return {name: top(name) for name in list(parents)}
 
     def _read_links(self, folder: str, file: str) -> dict[str, int]:
-        try:
-            links: dict[str, int] = json.loads(self.files.read(f"{folder}/{file}"))["overlaps"]
-            if not all(isinstance(shared, int) for shared in links.values()):
-                raise ValueError
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(
-                f"{folder}/{file} of the ledger {self.files.name} is damaged; restore it"
-            ) from None
+        links: dict[str, int] = self.files.read_json(f"{folder}/{file}")["overlaps"]
         return links
 
     def _overlaps(self, name: str) -> dict[str, int]:
@@ -242,12 +229,7 @@ class People:
 
     def _load(self, folder: str, name: str, key: str) -> Fingerprints:
         content = self.files.read(f"{folder}/{name}.{key}.npy")
-        try:
-            return np.load(io.BytesIO(content), allow_pickle=False).astype(np.uint64)
-        except ValueError:
-            raise UserError(
-                f"{folder}/{name}.{key}.npy of the ledger {self.files.name} is damaged; restore it"
-            ) from None
+        return np.load(io.BytesIO(content), allow_pickle=False).astype(np.uint64)
 
 
 def fingerprints(texts: Iterable[str], key: bytes) -> Fingerprints:
@@ -257,9 +239,3 @@ def fingerprints(texts: Iterable[str], key: bytes) -> Fingerprints:
     """
     found = np.unique(hashes(filter(None, map(normal, texts)), key=key))
     return found if len(found) else np.unique(hashes([""], key=key))
-
-
-def normal(text: str) -> str:
-    """One spelling for what people would call the same text."""
-    plain = text if text.isascii() else unicodedata.normalize("NFKC", text)
-    return " ".join(plain.casefold().split())

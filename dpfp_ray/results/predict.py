@@ -23,9 +23,11 @@ from dpfp_ray.data.labels import GLUE
 from dpfp_ray.data.readers import CSV, TSV
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.terminal import counted
+from dpfp_ray.data.texts import pack
 from dpfp_ray.models.predictor import Predictor, Text
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.training.dev_scores import measure
 from dpfp_ray.training.load_model import load_model, plan_of, record_of
 from dpfp_ray.training.machine import use_threads
@@ -224,6 +226,7 @@ def predict(
     threads: int | None = None,
     encoder: Any = None,
     tokenizer: Any = None,
+    ledger: str | Path | Ledger | None = None,
 ) -> Answers:
     """Labels and probabilities from a finished run, of any method and scope.
 
@@ -234,6 +237,9 @@ def predict(
     dev      in place of texts: the run's own dev rows
     batch    rows at a time
     encoder  the module that the run was given, with its tokenizer, if it was given one
+    ledger   where private records are known by their texts. Rows of a file with labels are scored
+             exactly: those that are private records are entered there as used without privacy,
+             and refused under a total
     """
     if [texts is not None, file is not None, dev].count(True) != 1:
         raise UserError("give one of: texts, file=, dev=True")
@@ -255,6 +261,9 @@ def predict(
         known = {name: value for name, value in given.items() if value is not None}
         plan = dataclasses.replace(plan_of(record_of(run)), **known)
         labelled, rows = (True, _dev_rows(plan)) if dev else _file_rows(file, plan, model.labels)
+        if labelled and not dev:
+            _enter_private_rows(open_ledger(ledger), rows, plan)
+            labelled, rows = _file_rows(file, plan, model.labels)
     return Answers(model, rows, labelled, batch)
 
 
@@ -279,6 +288,23 @@ def _file_rows(file: Any, plan: Plan, labels: tuple[str, ...]) -> tuple[bool, It
     own = path.suffix.lower() in (*TSV, *CSV)  # others name their columns, whatever training read
     table = open_split(path, glue, plan.header if own else "first_line")
     return read_asked(table, plan, glue, labels)
+
+
+def _enter_private_rows(ledger: Ledger, rows: Iterator[Row], plan: Plan) -> None:
+    """Warn of rows that are private records, and enter them; a total refuses them."""
+    if not ledger.people.links():
+        return
+    with warnings.catch_warnings():  # about bad rows, said when the rows are read again
+        warnings.simplefilter("ignore")
+        texts = pack(text for row, _ in rows for text in row)
+    private = ledger.show_without_privacy(texts, plan.spec.title, plan.hash)
+    if private:
+        warnings.warn(
+            f"{private:,} of these {len(texts):,} texts are private records of the ledger "
+            f"{ledger.files.name}; their exact scores have no privacy (ε = ∞), and the ledger "
+            f"says so from now on",
+            stacklevel=3,
+        )
 
 
 def _dev_rows(plan: Plan) -> Iterator[Row]:

@@ -38,6 +38,7 @@ class SelectionCost:
     methods: str
     adjacency: str
     labels_protected: bool
+    unit: str
     records: int
     epsilon: float
     delta: float
@@ -80,6 +81,7 @@ class SelectionCost:
             delta=self.delta,
             run=run,
             loss_shown=loss_shown,
+            unit=self.unit,
         )
 
 
@@ -108,6 +110,7 @@ def selection_cost(space: SearchSpace, chosen: Selection, bind: Bind) -> Selecti
         methods=", ".join(dict.fromkeys(plan.spec.title for plan in plans)),
         adjacency=str(plans[0].adjacency),
         labels_protected=all(plan.spec.labels_protected for plan in plans),
+        unit="person" if all(plan.unit == "person" for plan in plans) else "record",
         records=max(plan.D for plan in plans),
         epsilon=selection_epsilon(events, chosen, delta, relation),
         delta=delta,

@@ -21,7 +21,7 @@ from dpfp_ray.data.remote_files import RemoteFiles
 from dpfp_ray.data.storage import open_files, previous
 from dpfp_ray.data.whole_files import (
     PRIVATE,
-    delete_secret,
+    is_copy,
     to_json,
     with_checksum,
     without_checksum,
@@ -117,11 +117,9 @@ class SweepState:
 
     def forget(self) -> None:
         """The sweep is finished: its seed and all that was needed only to continue go."""
-        if self.files.local:
-            delete_secret(Path(self.files.name) / SECRET)
-        else:
-            self.files.delete(previous(SECRET))
-            self.files.delete(SECRET)
+        for name in self.files.names():
+            if is_copy(name, SECRET):
+                self.files.delete(name)
         for name in UNFINISHED:
             self.files.delete_folder(name)
 

@@ -2,12 +2,16 @@
 
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dpfp_ray.cli.main import main
+from dpfp_ray.data.tasks import load_task
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.training.checkpoints import RESUME
 from dpfp_ray.training.run_folder import RESULT
 from tests.cli.test_main import fails
@@ -156,3 +160,44 @@ def test_a_file_without_header_is_read_by_number(
     flags = ["--no-header", "--text-column=2", "--label-column=1", "--evaluate", "--json"]
     scores = json.loads(printed(["predict", run, str(tmp_path / "new.tsv"), *flags], capsys))
     assert scores["rows"] == 2
+
+
+def test_exact_scores_of_private_rows_are_warned_of_and_entered(
+    run: str,
+    tiny_task: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ledger = private_ledger(tiny_task, tmp_path)
+    command = ["predict", run, tiny_task["train_file"], "--evaluate", "--ledger", str(tmp_path)]
+    assert main(command) == 0
+    assert "are private records of the ledger" in capsys.readouterr().err
+    (group,) = ledger.groups()
+    assert (group.epsilon, group.guarantee) == (math.inf, "none")
+    assert "evaluation of dpfp moments" in group.sentence()
+
+
+def test_exact_scores_of_private_rows_are_refused_under_a_total(
+    run: str, tiny_task: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = private_ledger(tiny_task, tmp_path)
+    ledger.set_total(4.0)
+    command = ["predict", run, tiny_task["train_file"], "--ledger", str(tmp_path)]
+    assert "take their rows out of the file" in fails(command, capsys)
+    assert not ledger.entries()
+
+
+def test_rows_that_nobody_registered_are_scored_without_an_entry(
+    run: str, tiny_task: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = private_ledger(tiny_task, tmp_path)
+    strangers = tmp_path / "strangers.csv"
+    strangers.write_text("text,label\nnobody said this before,positive\nnor this,negative\n")
+    printed(["predict", run, str(strangers), "--evaluate", "--ledger", str(tmp_path)], capsys)
+    assert not ledger.entries()
+
+
+def private_ledger(task: dict[str, Any], folder: Path) -> Ledger:
+    ledger = Ledger(folder)
+    ledger.register(load_task(Plan(**task)).train.all_texts())
+    return ledger

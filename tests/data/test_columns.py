@@ -82,3 +82,46 @@ def test_texts_of_other_columns_stay_with_their_rows(tmp_path: Path, kind: str) 
     train = load(str(path)).train
     assert train.beside == (titles,)
     assert list(train.take(np.array([2])).all_texts()) == ["so boring", titles[2]]
+
+
+SCRIPTS = {
+    "Chinese": "好看的电影",
+    "Japanese": "とても良い映画",
+    "Thai": "หนังดีมาก",
+    "Arabic": "فيلم",
+    "English": "good",
+    "emoji": "😀",
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("task", ["custom", "sst2"])
+def test_two_columns_of_a_file_have_the_same_texts_in_any_script(
+    tmp_path: Path, script: str, task: str
+) -> None:
+    titles = [f"{SCRIPTS[script]}{i}" for i in range(40)]
+    frame = pandas.DataFrame({"title": titles, "body": [f"b {i}" for i in range(40)]})
+    frame.assign(label=["0", "1"] * 20).to_csv(tmp_path / "a.csv", index=False)
+    first, second = (
+        load(str(tmp_path / "a.csv"), task=task, text_column=name, label_column="label").train
+        for name in ("title", "body")
+    )
+    assert set(first.all_texts()) == set(second.all_texts()) == {*frame.title, *frame.body}
+
+
+def test_other_columns_of_a_glue_folder_count_too(tmp_path: Path) -> None:
+    rows = "".join(f"a film {i}\t{i % 2}\tโน้ต{i}\n" for i in range(20))
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.tsv").write_text("sentence\tlabel\tnote\n" + rows)
+    train = load_task(Plan(task="sst2", data_dir=str(tmp_path))).train
+    assert train.beside == ([f"โน้ต{i}" for i in range(20)],)
+
+
+def test_values_that_repeat_often_in_their_column_join_nobody(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"text": [f"a film {i}" for i in range(200)]})
+    frame["label"] = ["0", "1"] * 100
+    frame["country"] = ["France", "Japan", "日本", "a country whose name is quite long"] * 50
+    frame["title"] = ["common title"] * 11 + [f"title {i // 10}" for i in range(189)]
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    (titles,) = load(str(tmp_path / "a.csv")).train.beside
+    assert set(titles) == {"", *(f"title {i}" for i in range(19))}

@@ -272,6 +272,42 @@ def test_an_entry_with_an_impossible_value_is_an_error(
         Ledger(ledger.files.name).groups()
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [('"done": 100', '"done": 0'), ('"noise_multiplier": 1.0', '"noise_multiplier": 4.0')],
+)
+def test_a_number_that_was_changed_is_noticed(ledger: Ledger, before: str, after: str) -> None:
+    run_through(ledger, use(ledger))
+    changed = 0
+    for path in (Path(ledger.files.name) / "entries").iterdir():
+        text = path.read_text()
+        changed += before in text
+        path.write_text(text.replace(before, after))
+    assert changed == 1
+    with pytest.raises(UserError, match=r"is damaged \(its checksum does not match\); restore"):
+        Ledger(ledger.files.name).groups()
+
+
+def test_a_copy_of_another_runs_end_is_noticed(ledger: Ledger) -> None:
+    run_through(ledger, use(ledger))
+    short = ledger.begin(use(ledger, run="b"))
+    ledger.end(short.id, 0, "failed")
+    folder = Path(ledger.files.name) / "entries"
+    zero = next(folder.glob(f"{short.id}.end.*"))
+    end = next(path for path in folder.glob("*.end.*") if path != zero)
+    end.write_bytes(zero.read_bytes())
+    with pytest.raises(UserError, match="is damaged"):
+        Ledger(ledger.files.name).groups()
+
+
+def test_a_total_that_was_changed_is_noticed(ledger: Ledger) -> None:
+    ledger.set_total(3.0)
+    (path,) = (Path(ledger.files.name) / "totals").iterdir()
+    path.write_text(path.read_text().replace('"epsilon": 3.0', '"epsilon": 30.0'))
+    with pytest.raises(UserError, match="is damaged"):
+        Ledger(ledger.files.name).total()
+
+
 def test_an_entry_that_is_gone_but_for_its_end_is_an_error(ledger: Ledger) -> None:
     entry = ledger.begin(use(ledger))
     ledger.end(entry.id, 100)
@@ -383,7 +419,7 @@ def test_of_totals_set_at_once_the_least_counts(ledger: Ledger) -> None:
     first = next((Path(ledger.files.name) / "totals").iterdir())
     facts = json.loads(first.read_text())
     facts["total"]["epsilon"] = 3.0
-    ledger.files.write("totals/000000-zz.json", json.dumps(facts).encode())
+    ledger.files.write_json("totals/000000-zz.json", {"total": facts["total"]})
     total = ledger.total()
     assert total is not None
     assert total.epsilon == 3.0
@@ -429,7 +465,7 @@ def test_drivers_that_race_for_the_last_epsilon_never_pass_the_total(
         place = tmp_path / str(race)
         place.mkdir()
         ledger = Ledger(place / "ledger")
-        total = ledger.set_total(1.1, DELTA)
+        total = ledger.set_total(1.0, DELTA)
         start, results = context.Barrier(3), context.Queue()
         drivers = [
             context.Process(target=_race, args=(place, locks, number, start, results))

@@ -16,12 +16,17 @@ from dpfp_ray.privacy.accounting import gdp_delta, gdp_epsilon, renyi_epsilon
 from dpfp_ray.privacy.labels import joint_epsilon
 from dpfp_ray.privacy.ledger_cost import (
     Counts,
+    Filters,
     Gaussian,
+    Part,
     Pure,
     RdpCurve,
+    _mu,
     composed_epsilon,
     count_parts,
     filter_epsilon,
+    filters_from,
+    filters_of,
     part_from_json,
     randomised_response_renyi,
     renyi_curve,
@@ -34,6 +39,7 @@ D = 67_349
 DELTA = 1 / (2 * D)
 TRIAL, TRIAL_STEPS = Gaussian(1024 / D, 0.959), 10 * D // 1024  # DESIGN section 7: ε = 3 by rdp
 PAPER, PAPER_DRAWS = Gaussian(1 / D, 0.4), 202_016
+PLAIN = Gaussian(1.0, 3.7306)  # one release of ε = 1 at δ = 1e-5
 
 
 def event(part: Gaussian, count: int) -> dp_accounting.DpEvent:
@@ -89,7 +95,8 @@ def test_golden_thirty_trials_cost_18_21_by_renyi_and_a_filter_never_says_less()
     curve = renyi_curve({TRIAL: 30 * TRIAL_STEPS}, orders)
     best = min(renyi_epsilon(a, v, DELTA) for a, v in zip(orders, curve, strict=True))
     assert best == pytest.approx(18.21, rel=2e-3)
-    assert best <= filter_epsilon({TRIAL: 30 * TRIAL_STEPS}, DELTA)[0] <= 1.15 * best
+    filters = filters_from([TRIAL])
+    assert best <= filter_epsilon({TRIAL: 30 * TRIAL_STEPS}, DELTA, filters)[0] <= 1.1 * best
 
 
 def test_golden_paper_run_costs_5_9() -> None:
@@ -170,7 +177,9 @@ def test_more_uses_never_cost_less() -> None:
     for chosen in itertools.combinations(pool, 3):
         whole, part = dict(chosen), dict(chosen[:2])
         assert composed_epsilon(whole, DELTA) >= composed_epsilon(part, DELTA) * (1 - 1e-3)
-        assert filter_epsilon(whole, DELTA)[0] >= filter_epsilon(part, DELTA)[0]
+        for filters in (filters_from([TRIAL]), filters_from([PLAIN])):
+            after, before = (filter_epsilon(c, DELTA, filters)[0] for c in (whole, part))
+            assert after >= before
 
 
 # --- Rényi curves and filters -------------------------------------------------------------------
@@ -208,28 +217,82 @@ def test_a_curve_composes_with_other_mechanisms_by_renyi() -> None:
 
 def test_a_filter_is_the_theorem_written_out() -> None:
     total = total_of(3.0, 1e-5)
-    share = 1e-5 / (len(total.orders) + 1)
+    share = 1e-5 / 2 / len(total.orders)
     curve = [100 * value for value in renyi_curve({TRIAL: 1}, total.orders)]
     by_hand = min(
         value + math.log((a - 1) / a) - (math.log(share) + math.log(a)) / (a - 1)
         for a, value in zip(total.orders, curve, strict=True)
     )
-    assert filter_epsilon({TRIAL: 100}, 1e-5, total.orders)[0] == pytest.approx(by_hand)
+    assert filter_epsilon({TRIAL: 100}, 1e-5, filters_of(total))[0] == pytest.approx(by_hand)
 
 
-def test_a_filter_for_plain_gaussians_sums_their_squares_at_a_share_of_delta() -> None:
-    total = total_of(3.0, 1e-5)
-    found, how = filter_epsilon({Gaussian(1.0, 4.0): 5}, 1e-5, total.orders)
+@pytest.mark.parametrize("filters", [filters_from([TRIAL]), filters_from([PLAIN])])
+def test_the_shares_of_delta_are_one_together(filters: Filters) -> None:
+    assert filters.gdp_share + sum(filters.renyi_shares.values()) == pytest.approx(1)
+
+
+def test_a_totals_shares_of_delta_are_one_together() -> None:
+    filters = filters_of(total_of(3.0, 1e-5))
+    assert filters.gdp_share + sum(filters.renyi_shares.values()) == pytest.approx(1)
+
+
+def test_three_plain_releases_of_epsilon_1_cost_1_84_however_they_were_chosen() -> None:
+    epsilon, how = filter_epsilon({PLAIN: 3}, 1e-5, filters_from([PLAIN]))
     assert how == "GDP filter"
-    assert gdp_delta(found, math.sqrt(5) / 4) == pytest.approx(1e-5 / (len(total.orders) + 1))
+    assert 1.835 < epsilon < 1.84
+    assert gdp_delta(epsilon, math.sqrt(3) / PLAIN.noise_multiplier) == pytest.approx(0.99e-5)
 
 
-@pytest.mark.parametrize("part", [TRIAL, PAPER, Gaussian(1.0, 20.0)])
-def test_a_filter_is_never_below_composition(part: Gaussian) -> None:
+@pytest.mark.parametrize("pure", [0.1, 1.0, 4.0])
+def test_a_pure_mechanism_is_dominated_by_the_gaussian_that_the_gdp_filter_counts(
+    pure: float,
+) -> None:
+    mu = _mu({Pure(pure): 1})
+    q = 1 / (1 + math.exp(-pure))  # randomised response: the most that ε-DP allows
+    for epsilon in np.linspace(0, 1.2 * pure, 13):
+        response = max(0.0, q - math.exp(epsilon) * (1 - q))
+        assert gdp_delta(float(epsilon), mu) >= response - 1e-12
+
+
+def test_a_sampled_gaussian_counts_in_the_gdp_filter_as_if_it_were_not_sampled() -> None:
+    assert _mu({Gaussian(0.01, 2.0): 4}) == _mu({Gaussian(1.0, 2.0): 4}) == 1.0
+
+
+def test_no_curve_has_a_place_in_the_gdp_filter() -> None:
+    assert _mu({RdpCurve((2.0,), (0.1,)): 1}) == math.inf
+
+
+def test_whoever_chooses_each_noise_by_the_last_result_stays_within_the_gdp_filter() -> None:
+    """Monte Carlo: an adversary spends large μ while its privacy loss is high, little else."""
+    rng, runs, epsilon = np.random.default_rng(5), 400_000, 1.0
+    left, loss = np.full(runs, 1.0), np.zeros(runs)  # of Σ μ² ≤ 1
+    for _ in range(12):
+        squared = np.minimum(left, np.where(loss > epsilon - 0.5, 0.3, 0.02))
+        squared = np.where(loss > 2 * epsilon, 0.0, squared)  # stops where it has won
+        left -= squared
+        loss += squared / 2 + np.sqrt(squared) * rng.standard_normal(runs)
+    estimate = np.maximum(0, -np.expm1(epsilon - loss))
+    error = 4 * estimate.std() / math.sqrt(runs)
+    assert estimate.mean() <= gdp_delta(epsilon, 1.0) + error
+
+
+@pytest.mark.parametrize("part", [TRIAL, PAPER, Gaussian(1.0, 20.0), Pure(0.3)])
+def test_a_filter_is_never_below_composition(part: Part) -> None:
+    families = [filters_from([TRIAL]), filters_from([PLAIN])]
+    families += [filters_of(total_of(epsilon, DELTA)) for epsilon in (1.0, 8.0)]
     for count in (1, 50, 2000):
         low = composed_epsilon({part: count}, DELTA)
-        for orders in (total_of(1.0, DELTA).orders, total_of(8.0, DELTA).orders):
-            assert filter_epsilon({part: count}, DELTA, orders)[0] >= low
+        for filters in families:
+            assert filter_epsilon({part: count}, DELTA, filters)[0] >= low * (1 - 1e-3)
+
+
+@pytest.mark.parametrize("first", [TRIAL, PLAIN])
+def test_a_filter_of_a_mixed_list_is_never_below_what_dp_accounting_composes(
+    first: Gaussian,
+) -> None:
+    counts = {TRIAL: 300, PLAIN: 3}
+    epsilon, _ = filter_epsilon(counts, DELTA, filters_from([first]))
+    assert epsilon >= theirs(counts, DELTA, 1e-3)
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 3.0, 8.0, 20.0])

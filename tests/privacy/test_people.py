@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import stat
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 from pyarrow import fs
 
 from dpfp_ray.data.remote_files import RemoteFiles
+from dpfp_ray.data.texts import normal
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.ledger_files import OnceWritten
-from dpfp_ray.privacy.people import People, fingerprints, normal
+from dpfp_ray.privacy.people import People, fingerprints
 
 TEXTS = [f"record number {i}, a film that pleased viewer {i * i}" for i in range(200)]
 
@@ -48,6 +50,14 @@ def test_a_repeated_row_changes_nothing(people: People) -> None:
 )
 def test_another_spelling_of_the_texts_is_the_same_set(people: People, spelling) -> None:  # type: ignore[no-untyped-def]
     assert people.register(TEXTS).id == people.register([spelling(text) for text in TEXTS]).id
+
+
+@pytest.mark.parametrize(
+    "invisible", list("\u200b\u00ad\ufeff\u2060\u200d\u034f\ufe0f\u3164\x00\x7f")
+)
+def test_characters_that_nobody_sees_make_no_other_people(people: People, invisible: str) -> None:
+    hidden = [text[:9] + invisible + text[9:] for text in TEXTS]
+    assert people.register(TEXTS).id == people.register(hidden).id
 
 
 def test_composed_and_decomposed_letters_are_one() -> None:
@@ -120,6 +130,30 @@ def test_large_sets_keep_a_share_and_still_find_their_subsets(tmp_path: Path) ->
     assert len(stored) - 1 <= 60
 
 
+def test_keys_and_people_lost_together_are_an_error_where_entries_are_left(
+    people: People, tmp_path: Path
+) -> None:
+    people.register(TEXTS)
+    people.files.write_json("entries/one.json", {})
+    for folder in ("keys", "people"):
+        shutil.rmtree(tmp_path / "ledger" / folder)
+    with pytest.raises(UserError, match=r"entries but no key .* restore its folders"):
+        people.register(TEXTS)
+
+
+@pytest.mark.parametrize("folder", ["keys", "people"])
+def test_a_flipped_bit_in_a_key_or_a_fingerprint_is_noticed(
+    people: People, tmp_path: Path, folder: str
+) -> None:
+    people.register(TEXTS)
+    path = max((tmp_path / "ledger" / folder).iterdir(), key=lambda path: path.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=f"{folder}/.* is damaged"):
+        people.register([*TEXTS[:5], "somebody else"])
+
+
 def test_a_lost_key_is_an_error_not_a_new_beginning(people: People, tmp_path: Path) -> None:
     people.register(TEXTS)
     for key in (tmp_path / "ledger" / "keys").iterdir():
@@ -135,7 +169,7 @@ def test_damaged_links_are_one_line(people: People, tmp_path: Path, content: str
     people.register(["a film"])
     (links,) = tmp_path.rglob("people/*.json")
     links.write_text(content)
-    with pytest.raises(UserError, match=r"is damaged; restore it"):
+    with pytest.raises(UserError, match=r"is damaged \(.*\); restore it"):
         people.links()
 
 

@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +101,23 @@ def test_all_that_is_unfinished_is_the_owners_only(tmp_path: Path) -> None:
         assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700
 
 
-def test_a_kill_while_the_seed_is_written_leaves_none(tmp_path: Path) -> None:
-    (tmp_path / f".{SECRET}").write_text("12")  # half a seed, under its scratch name
+@pytest.mark.parametrize("call", ["link", "fsync", "unlink"])
+def test_a_kill_while_the_seed_is_written_leaves_none(tmp_path: Path, call: str) -> None:
+    killed_there = f"""
+import os
+from dpfp_ray.sweeps.state import SweepState
+real = os.{call}
+def killed(*arguments, **named):
+    real(*arguments, **named) if "{call}" != "unlink" else None
+    os._exit(9)
+os.{call} = killed
+SweepState({str(tmp_path)!r}).seed(None)
+"""
+    ended = subprocess.run([sys.executable, "-c", killed_there], check=False)
+    assert ended.returncode == 9
+    assert list(tmp_path.iterdir())  # the kill left something
     state = SweepState(str(tmp_path))
-    assert state.seed(None) == state.seed(None) != 12
+    state.seed(None)
     state.forget()
     assert not list(tmp_path.iterdir())
 
