@@ -130,7 +130,8 @@ def main() -> None:
     if given.quick and not given.only:
         names = [name for name in names if name not in NOT_QUICK]
     bars, notes = measure(names, where)
-    text = report(bars, notes, " ".join(["python benchmarks/bench.py", *sys.argv[1:]]))
+    command = ["python benchmarks/bench.py", *(Path(word).name for word in sys.argv[1:])]
+    text = report(bars, notes, " ".join(command))  # without the paths of this machine
     print(text)
     output = given.output or (None if given.only or given.quick else RESULTS)
     if output:

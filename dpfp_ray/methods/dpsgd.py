@@ -101,6 +101,7 @@ SPEC = MethodSpec(
     order=1,
     style=("#0072B2", "s", "-"),
     head_style=("#56B4E9", "P", ":"),
+    noise_generator="AES in counter mode",
     guarantee="proved",
     adjacencies=("add_remove",),
     steps=DpSgd,

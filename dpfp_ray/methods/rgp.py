@@ -169,6 +169,7 @@ SPEC = MethodSpec(
     label="RGP",
     order=2,
     style=("#009E73", "^", "-"),
+    noise_generator="AES in counter mode",
     guarantee="proved",
     adjacencies=("add_remove",),
     steps=Rgp,

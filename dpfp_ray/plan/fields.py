@@ -15,57 +15,72 @@ LORA_RANK, LORA_ALPHA = 8, 16.0  # where Hu et al. 2022 and peft start
 MAX_PER_USER = 64
 
 
-def option(default: Any, help: str, choices: Sequence[str] | None = None) -> Any:
-    """A plan field with the help text and choices that the command line shows for it."""
-    return field(default=default, metadata={"help": help, "choices": choices})
+def option(
+    default: Any, help: str, choices: Sequence[str] | None = None, *, decides: str = "training"
+) -> Any:
+    """A plan field with the help text and choices that the command line shows for it.
+
+    decides   what follows from the field first: the records that are read ("data"), the tokens and
+              the model that trials may share ("inputs"), or only how they are trained
+    """
+    return field(default=default, metadata={"help": help, "choices": choices, "decides": decides})
+
+
+DATA: Any = {"decides": "data"}
+INPUTS: Any = {"decides": "inputs"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFields:
     """What a user may say; `Plan` fills in the rest."""
 
-    task: str = option("demo", "demo, a GLUE task (sst2, qnli, qqp, mnli, …), or custom")
-    data_dir: str | None = option(None, "folder of GLUE-layout TSV files; default: the hub")
+    task: str = option("demo", "demo, a GLUE task (sst2, qnli, qqp, mnli, …), or custom", **DATA)
+    data_dir: str | None = option(None, "folder of GLUE-layout TSV files; default: the hub", **DATA)
     train_file: str | None = option(
-        None, "your own CSV, TSV, Parquet or JSONL training file, or a pattern: 'part-*.parquet'"
+        None,
+        "your own CSV, TSV, Parquet or JSONL training file, or a pattern: 'part-*.parquet'",
+        **DATA,
     )
-    dev_file: str | None = option(None, "your own dev file; default: a tenth is held out")
-    text_column: str | None = option(None, "column of the text in your own files")
-    pair_column: str | None = option(None, "column of the second text, for sentence pairs")
-    label_column: str | None = option(None, "column of the label in your own files")
-    labels: tuple[str, ...] | None = option(None, "class names in order, comma-separated")
+    dev_file: str | None = option(None, "your own dev file; default: a tenth is held out", **DATA)
+    text_column: str | None = option(None, "column of the text in your own files", **DATA)
+    pair_column: str | None = option(None, "column of the second text, for sentence pairs", **DATA)
+    label_column: str | None = option(None, "column of the label in your own files", **DATA)
+    labels: tuple[str, ...] | None = option(None, "class names in order, comma-separated", **DATA)
     user_column: str | None = option(
-        None, "column that says whose a record is; the unit of privacy is then the person"
+        None, "column that says whose a record is; the unit of privacy is then the person", **DATA
     )
     max_per_user: int | None = option(
-        None, f"with user_column: at most K records of a person (default: {MAX_PER_USER})"
+        None, f"with user_column: at most K records of a person (default: {MAX_PER_USER})", **DATA
     )
     max_train: int | None = option(
-        None, "use a fixed subset of N training records, or persons (D = N)"
+        None, "use a fixed subset of N training records, or persons (D = N)", **DATA
     )
-    max_dev: int | None = option(None, "use a fixed subset of N dev records")
-    bad_rows: str = option("error", "what to do with malformed rows", ("error", "skip"))
+    max_dev: int | None = option(None, "use a fixed subset of N dev records", **DATA)
+    bad_rows: str = option("error", "what to do with malformed rows", ("error", "skip"), **DATA)
     header: str = option(
         "first_line",
         "none: your own TSV and CSV files have no names in line 1; columns are then 1, 2, …",
         ("first_line", "none"),
+        **DATA,
     )
 
-    model: str = option("minilm", "minilm, mpnet, a local folder or a hub id")
+    model: str = option("minilm", "minilm, mpnet, a local folder or a hub id", **INPUTS)
     representation: str = option(
         "auto",
         "the vector of a text: pooler, cls, mean; with scope head also layers (means of all layers "
         "joined), layers:3,4,5,6 (of some), pair (of two texts: u, v, |u-v|, u*v); auto: pair for "
         "pairs on a frozen encoder, else by the encoder, D and the noise",
+        **INPUTS,
     )
     centring: str = option(
         "none",
         "scope head: dev takes the mean of the dev texts, which must then be public, off every "
         "representation",
         ("none", "dev"),
+        **INPUTS,
     )
-    max_length: int = option(128, "tokens of a record; what is longer is truncated")
-    dropout: float = option(0.0, "0 makes a run independent of how its rows are split")
+    max_length: int = option(128, "tokens of a record; what is longer is truncated", **INPUTS)
+    dropout: float = option(0.0, "0 makes a run independent of how its rows are split", **INPUTS)
 
     method: str = option(DEFAULT_METHOD, "how to train", METHODS)
     mode: str = option(FIRST_MODE, "which variant of the method", MODES)
@@ -74,18 +89,22 @@ class PlanFields:
         "what is trained: all weights, or the head and nothing else (head), all biases and "
         "LayerNorms (bias), low-rank changes of attention (lora), the last K layers (top:K, as in "
         "top:2); auto: what the mode needs, else all",
+        **INPUTS,
     )
-    lora_rank: int | None = option(None, f"scope lora: rank of the change (default: {LORA_RANK})")
+    lora_rank: int | None = option(
+        None, f"scope lora: rank of the change (default: {LORA_RANK})", **INPUTS
+    )
     lora_alpha: float | None = option(
-        None, f"scope lora: the change is scaled by alpha/rank (default: {LORA_ALPHA:g})"
+        None, f"scope lora: the change is scaled by alpha/rank (default: {LORA_ALPHA:g})", **INPUTS
     )
     lora_targets: tuple[str, ...] | None = option(
         None,
         "scope lora: linear layers to change, by the ends of their names; default: attention's "
         "query and value",
+        **INPUTS,
     )
     lora_freeze_a: bool | None = option(
-        None, "scope lora: yes trains B only, on a fixed random A (default: no)"
+        None, "scope lora: yes trains B only, on a fixed random A (default: no)", **INPUTS
     )
     scaling: str = option(
         "auto",
@@ -133,7 +152,7 @@ class PlanFields:
         ("zero_out", "add_remove", "replace_one"),
     )
 
-    precision: str = option("fp32", "bf16 autocasts the encoder", ("fp32", "bf16"))
+    precision: str = option("fp32", "bf16 autocasts the encoder", ("fp32", "bf16"), **INPUTS)
     max_physical_batch: int = option(256, "rows in memory at once; does not change the result")
     cache_gb: float = option(
         8.0,

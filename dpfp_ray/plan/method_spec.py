@@ -113,6 +113,7 @@ class MethodSpec:
     trust: str = "central: whoever holds the data and runs this is trusted"
     draws_hidden: bool = True  # can nobody see from a release who was drawn?
     labels_protected: bool = True
+    noise_generator: str = "Philox"  # numpy's, `privacy/sampling.py`
     nominal: Mapping[str, Nominal] = field(default_factory=dict)  # by scope
 
     # Colour, marker and dashes in figures, of the method and of its head-only variant; None: spare.

@@ -205,6 +205,13 @@ class Plan(PlanFields):
 
 
 FIELDS = {spec.name: spec for spec in dataclasses.fields(Plan)}
+# Plans that agree on these read the same records.
+DATA_FIELDS = tuple(name for name, spec in FIELDS.items() if spec.metadata["decides"] == "data")
+# Plans that agree on these too start from the same tokens and the same initial model.
+INPUT_FIELDS = (
+    *DATA_FIELDS,
+    *(name for name, spec in FIELDS.items() if spec.metadata["decides"] == "inputs"),
+)
 TYPES = typing.get_type_hints(Plan)
 
 

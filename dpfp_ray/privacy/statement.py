@@ -212,8 +212,8 @@ def _assumptions(plan: Plan, seed_known: bool) -> list[str]:
     found = [
         f"public: D = {plan.D:,}{' persons' * (plan.user_column is not None)} (δ and the plan "
         "follow from it), class names, the encoder's pre-trained weights",
-        "noise is pseudo-random (Philox) under a secret seed, in floating-point numbers; the "
-        "theorems speak of real numbers",
+        f"noise is pseudo-random ({plan.spec.noise_generator}) under a secret seed, in "
+        "floating-point numbers; the theorems speak of real numbers",
     ]
     if plan.user_column is not None:
         found.append(

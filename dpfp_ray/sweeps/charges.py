@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.plan import DATA_FIELDS, Plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_entries import Use
 from dpfp_ray.privacy.ledger_sum import Spent
@@ -31,11 +31,6 @@ from dpfp_ray.training.prepare import Inputs, Prepared
 from dpfp_ray.training.run_folder import data_mark
 
 AUDIT = "audit"  # the group of trials that are audits
-# Plans that agree on these read the same records.
-DATA_FIELDS = (
-    *("task", "data_dir", "train_file", "dev_file", "text_column", "pair_column", "label_column"),
-    *("labels", "user_column", "max_per_user", "max_train", "bad_rows", "header"),
-)
 
 
 class Charges:

@@ -8,12 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import dpfp_ray
 from dpfp_ray.data import Task
 from dpfp_ray.data.memory import in_memory
 from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.method_spec import METHODS
-from dpfp_ray.plan.plan import FIELDS
+from dpfp_ray.plan.plan import DATA_FIELDS, FIELDS
 from dpfp_ray.plan.values import field_name, make_plan
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.ledger_sum import Spent
@@ -64,7 +63,9 @@ class Comparison:
 
     def report(self, folder: str | Path, *, title: str | None = None) -> Any:
         """Tables, figures and a page about it, see `dpfp_ray.report`."""
-        return dpfp_ray.report(self.storage, output=folder, title=title)
+        from dpfp_ray.report.make import report  # upwards: the one exception of the contract
+
+        return report(self.storage, output=folder, title=title)
 
     def show(self, *, wide: bool = False) -> None:
         """Print the table, what its marks mean, and each method's privacy in a line or two."""
@@ -154,12 +155,9 @@ def compare(
 
 def _with_data(fields: dict[str, Any], data: Any, **columns: Any) -> tuple[dict[str, Any], Task]:
     """The shared plan fields with those that name the data, and the data."""
-    named = ("task", "train_file", "dev_file", "data_dir", "labels", "max_train", "max_dev")
-    columns_of = ("text_column", "pair_column", "label_column", "user_column", "max_per_user")
-    about = (*named, "bad_rows", *columns_of)
     given = {field_name(name): value for name, value in fields.items()}
     plan, task = in_memory(
-        make_plan({k: v for k, v in given.items() if k in about}), data, **columns
+        make_plan({k: v for k, v in given.items() if k in DATA_FIELDS}), data, **columns
     )
-    known = {name: getattr(plan, name) for name in about if getattr(plan, name) is not None}
+    known = {name: getattr(plan, name) for name in DATA_FIELDS if getattr(plan, name) is not None}
     return {**given, **known}, task

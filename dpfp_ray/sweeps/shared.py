@@ -20,39 +20,13 @@ from torch.nn import Module
 from dpfp_ray.data.split import count_units
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.scopes import initialise
-from dpfp_ray.plan.method_spec import LORA_FIELDS
-from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.plan import INPUT_FIELDS, Plan
 from dpfp_ray.sweeps.published import publish, shared_cache
 from dpfp_ray.training.loop import Data
 from dpfp_ray.training.prepare import Inputs, Prepared, build_model
 
 if TYPE_CHECKING:
     import ray
-
-# Fields on which the shared inputs depend; trials that agree on them use the same copy.
-INPUT_FIELDS = (
-    "task",
-    "data_dir",
-    "train_file",
-    "dev_file",
-    "text_column",
-    "pair_column",
-    "label_column",
-    "labels",
-    "user_column",
-    "max_per_user",
-    "max_train",
-    "max_dev",
-    "bad_rows",
-    "model",
-    "representation",
-    "centring",
-    "max_length",
-    "dropout",
-    "scope",
-    *LORA_FIELDS,
-    "precision",
-)
 
 
 @dataclass(frozen=True)

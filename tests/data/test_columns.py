@@ -11,7 +11,7 @@ import pytest
 from dpfp_ray.data import Task
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.plan.errors import Guess, UserError
-from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.plan import DATA_FIELDS, FIELDS, Plan
 
 ROWS = [("a great film", "good"), ("a dull plot", "bad"), ("so boring", "bad"), ("fine", "good")]
 
@@ -125,3 +125,17 @@ def test_values_that_repeat_often_in_their_column_join_nobody(tmp_path: Path) ->
     frame.to_csv(tmp_path / "a.csv", index=False)
     (titles,) = load(str(tmp_path / "a.csv")).train.beside
     assert set(titles) == {"", *(f"title {i}" for i in range(19))}
+
+
+def test_whatever_decides_which_records_are_read_is_a_data_field(tmp_path: Path) -> None:
+    asked = set()
+
+    class Watched(Plan):
+        def __getattribute__(self, name: str) -> Any:
+            asked.add(name)
+            return super().__getattribute__(name)
+
+    plan = Watched(train_file=write(tmp_path / "a.tsv", "text\tlabel"))
+    asked.clear()
+    load_task(plan)
+    assert {"header", "bad_rows", "max_train"} <= asked & set(FIELDS) <= set(DATA_FIELDS)

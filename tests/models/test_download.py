@@ -223,3 +223,16 @@ def test_the_real_mpnet() -> None:
         pytest.skip("mpnet is not in the cache; 400 MB are not downloaded for a test")
     folder = Path(download.model_path("mpnet"))
     assert (folder / "model.safetensors").stat().st_size == 437_971_872
+
+
+@pytest.mark.parametrize("damage", [b"", b"0" * 64, b"not even hexadecimal \xff"])
+def test_a_damaged_cached_hash_is_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes
+) -> None:
+    monkeypatch.setenv("DPFP_CACHE", str(tmp_path / "cache"))
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"weights")
+    right = download._file_hash(weights)
+    (cached,) = (tmp_path / "cache" / "hashes").iterdir()
+    cached.write_bytes(damage)
+    assert download._file_hash(weights) == right == hashlib.sha256(b"weights").hexdigest()

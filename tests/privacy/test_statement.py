@@ -1,5 +1,7 @@
+import inspect
 import json
 import math
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from scipy import stats
 
 from dpfp_ray.data.whole_files import to_json
+from dpfp_ray.plan.method_spec import all_specs
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import spending
 from dpfp_ray.privacy.accounting import Mechanism, gdp_delta, gdp_epsilon
@@ -206,3 +209,12 @@ def test_statements_of_the_first_version_are_worded_alike() -> None:
     old = {("verdict" if key == "guarantee" else key): value for key, value in stored.items()}
     for words in (brief, one_line, render):
         assert words(old) == words(stored)
+
+
+@pytest.mark.parametrize("name", [name for name, spec in all_specs().items() if spec.private])
+def test_a_statement_names_the_generator_that_the_method_calls(name: str) -> None:
+    spec = all_specs()[name]
+    plan = Plan(method=spec.method, mode=spec.mode).bind(records=1000, representation="mean")
+    (line,) = [line for line in statement(plan, 1.0)["assumptions"] if "pseudo-random" in line]
+    calls_aes = "add_noise(" in inspect.getsource(import_module(f"dpfp_ray.methods.{name}"))
+    assert ("AES" in line, "Philox" in line) == (calls_aes, not calls_aes)

@@ -240,6 +240,14 @@ def test_the_paper_s_mode_is_marked_nominal(tmp_path: Path) -> None:
     assert "†" in charge.sentence()
 
 
+@pytest.mark.parametrize(("column", "unit"), [("author", "person"), (None, "record")])
+def test_the_entry_of_a_selection_has_the_plans_unit(
+    tmp_path: Path, column: str | None, unit: str
+) -> None:
+    charge = charge_of(tmp_path, user_column=column)
+    assert charge.use(key="k", people="p", run="r").unit == unit
+
+
 def test_a_ledger_takes_a_selection_as_one_entry(tmp_path: Path) -> None:
     charge, ledger = charge_of(tmp_path), Ledger(tmp_path / "ledger")
     people = ledger.register(["a text", "another"])

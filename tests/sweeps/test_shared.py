@@ -75,7 +75,7 @@ def test_trials_that_differ_in_hyperparameters_share(tiny_task: dict[str, Any]) 
     for change in ({"learning_rate": 1}, {"batch_size": 2}, {"method": "dpsgd", "M": 1}):
         changed = {k: v for k, v in tiny_task.items() if k != "micro_batches"} | change
         assert input_key(make_plan(changed)) == input_key(plan)
-    for change in ({"max_length": 9}, {"model": "other"}, {"scope": "head"}, {"max_train": 10}):
+    for change in ({"max_length": 9}, {"model": "other"}, {"scope": "head"}, {"header": "none"}):
         assert input_key(make_plan({**tiny_task, **change})) != input_key(plan)
 
 
