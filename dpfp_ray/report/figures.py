@@ -27,7 +27,6 @@ from dpfp_ray.report.plots import (
     plain_ticks,
     styles,
 )
-from dpfp_ray.report.ranks import rank_figures
 from dpfp_ray.report.sweep_figures import heat_maps, held_fixed, held_text, sweep_figures
 from dpfp_ray.results.cells import Cell
 from dpfp_ray.results.contests import Contest, contests_of
@@ -47,7 +46,6 @@ def all_figures(
     makers: tuple[Callable[[], Iterator[Drawing]], ...] = (
         lambda: epsilon_figures(cells, command),
         lambda: difference_figures(found, command),
-        lambda: rank_figures(found, command),
         lambda: cost_figures(cells, command),
         lambda: heat_maps(runs, "batch_size", command, paper.FIGURE_CLAIMS["batch"]),
         lambda: heat_maps(runs, "clip", command, paper.FIGURE_CLAIMS["clip"]),

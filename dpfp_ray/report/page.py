@@ -35,7 +35,6 @@ from dpfp_ray.report.ledger import Paid, spent_of_total
 from dpfp_ray.report.main_table import main_table
 from dpfp_ray.report.paper import paper_table
 from dpfp_ray.report.plots import Drawing, cell_label, method_label
-from dpfp_ray.report.ranks import rank_tables
 from dpfp_ray.report.score_tables import pairs_table, scores_table, summary_table
 from dpfp_ray.report.statements import statement_text
 from dpfp_ray.results.cells import Cell, cells_of
@@ -94,7 +93,6 @@ def make_report(
         main_table(cells, found),
         scores_table(cells, found),
         pairs_table(found),
-        *rank_tables(found),
         cost_table(cells),
         noise_table(cells),
         accounting_table(cells),

@@ -134,15 +134,6 @@ def test_ticks_of_a_wide_axis_do_not_touch() -> None:
     assert shown == pytest.approx([0.1, 1, 10, 100, 1000, 10_000])
 
 
-def test_several_tasks_have_a_figure_of_ranks() -> None:
-    tasks = ("sst2", "qnli", "qqp")
-    drawn = draw(samples.comparison(tasks=tasks, budgets=(3.0,), seeds=2))
-    ranks = next(d for d in drawn if d.name == "ranks-1")
-    assert "critical difference" in words(ranks)
-    assert "DP-FP†  1.00" in words(ranks)
-    assert "† nominal ε, no guarantee" in ranks.caption
-
-
 def test_without_data_nothing_is_drawn() -> None:
     assert draw([]) == []
     assert draw([samples.failed("a", "s", "e")]) == []
