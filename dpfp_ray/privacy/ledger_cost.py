@@ -51,8 +51,8 @@ from dpfp_ray.privacy.pld import Release
 # Fixed in the code, hence before any use, for ledgers without a total.
 WIDE_ORDERS = tuple(1 + 2.0**k for k in range(-3, 9))
 # Where the first use is a plain Gaussian, this share of δ is the GDP filter's. The rest costs it
-# little (ε = 1.837 for 1.835), and keeps Rényi filters for what may come later.
-GDP_SHARE_OF_PLAIN = 0.99
+# little (ε = 1.839 for 1.835), and keeps Rényi filters for what may come later.
+GDP_SHARE_OF_PLAIN = 0.97
 # With a total, whose first use is not known: half of δ for plain Gaussians, half for all others.
 GDP_SHARE_OF_TOTAL = 0.5
 # Fractions of the optimal α − 1 for unsampled Gaussians, tried as filter orders: sampled ones need
@@ -191,7 +191,8 @@ def filters_of(total: Total) -> Filters:
 
 
 def filters_from(first_use: Sequence[Part]) -> Filters:
-    """The filters of people without a total, by the mechanism of the first use of their records.
+    """The filters of people without a total, by the mechanisms of the first use of their records
+    (of the whole list, if it began one).
 
     A share s costs log(1/s)/(α − 1) at order α, so low orders get larger shares; those below 2
     are for sums that protect hardly anybody.

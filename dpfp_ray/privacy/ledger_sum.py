@@ -146,7 +146,12 @@ def _sum(
         return ledger_cost.filter_epsilon(done, delta, ledger_cost.filters_of(total))
     if not private:
         return 0.0, "nothing was released"
-    filters = ledger_cost.filters_from(private[0].use.parts)
+    # What was chosen before any result: the first use, with the rest of its list.
+    first_list = private[0].use.fixed_list
+    first = [
+        e for e in private if e is private[0] or (first_list and e.use.fixed_list == first_list)
+    ]
+    filters = ledger_cost.filters_from([part for entry in first for part in entry.use.parts])
     found = [ledger_cost.filter_epsilon(done, delta, filters)]
     if _fixed_beforehand(private):
         planned = counted(private, planned=True, records_per_person=records_per_person)

@@ -18,7 +18,13 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.privacy.ledger_cost import Gaussian, Pure, composed_epsilon
+from dpfp_ray.privacy.ledger_cost import (
+    Gaussian,
+    Pure,
+    composed_epsilon,
+    filter_epsilon,
+    filters_from,
+)
 from dpfp_ray.privacy.ledger_entries import Entry, Use, entry_from_json, use_of
 from dpfp_ray.privacy.ledger_files import default_place
 from dpfp_ray.privacy.ledger_sum import rounded_up
@@ -232,6 +238,19 @@ def test_a_nominal_use_makes_the_sum_nominal(ledger: Ledger) -> None:
     run_through(ledger, use(ledger, run="b", guarantee="nominal", labels_protected=False))
     group = ledger.groups()[0]
     assert (group.guarantee, group.labels_protected) == ("nominal", False)
+
+
+def test_the_first_list_decides_which_filter_gets_most_of_delta(ledger: Ledger) -> None:
+    plain, sampled = Gaussian(1.0, 4.0), Gaussian(0.05, 1.0)
+    ledger.begin_all(
+        [
+            use(ledger, run="a", parts=(plain,), steps=1, fixed_list="first"),
+            use(ledger, run="b", parts=(sampled,), fixed_list="first"),
+        ]
+    )
+    run_through(ledger, use(ledger, run="c"))
+    expected = filter_epsilon({plain: 1, sampled: 200}, DELTA, filters_from([plain, sampled]))
+    assert (spent(ledger), ledger.groups()[0].how) == expected
 
 
 def test_a_use_without_privacy_makes_the_sum_infinite_and_shows_the_private_part(
