@@ -60,8 +60,8 @@ class SweepState:
         self.files.write(_drawn_name(identity), b"drawn")
 
     def has_drawn(self, identity: str) -> bool:
-        """Whether any process of the trial may have drawn a batch. Earlier versions saved states but
-        wrote no mark."""
+        """Whether any process of the trial may have drawn a batch; earlier versions saved states
+        but wrote no mark."""
         for name in (_drawn_name(identity), _state_name(identity)):
             with suppress(FileNotFoundError):
                 self.files.read_name(name)
