@@ -50,7 +50,7 @@ def check_all_learn(method: Method, probe: Rows) -> None:
     """
     model = method.model
     was_training = model.training
-    model.train(not model.dropout)
+    model.eval()  # no dropout
     with woken(model):  # a matrix that starts at zero (LoRA's B) hides the ones below it
         logits = model.head(method.represent(probe.inputs))
         functional.cross_entropy(logits, probe.labels).backward()
