@@ -111,6 +111,6 @@ def test_an_array_written_in_pieces_is_the_whole_one(tmp_path: Path, count: int)
 
 def test_people_are_known_by_both_texts_of_a_pair() -> None:
     split = Split(["one", "two"], ["first", "second"], np.zeros(2, np.int64))
-    known = split.all_texts()
-    assert sorted(known) == ["first", "one", "second", "two"]
-    assert len(known) == 4
+    everything = split.all_texts()
+    assert sorted(everything) == ["first", "one", "second", "two"]
+    assert len(everything) == 4

@@ -222,9 +222,9 @@ def exact_delta(
         whole = mech.ridge * theta + push + share * gradient
         volume = np.linalg.slogdet(mech.ridge * np.eye(size) + share * hessian)[1]
         logs = volume - (whole**2).sum(1) / (2 * sigma**2)
-        found: np.ndarray = np.exp(logs) * ((axis[1] - axis[0]) / (sigma * math.tau**0.5)) ** size
-        assert found.sum() == pytest.approx(1, abs=1e-6)
-        return found
+        masses: np.ndarray = np.exp(logs) * ((axis[1] - axis[0]) / (sigma * math.tau**0.5)) ** size
+        assert masses.sum() == pytest.approx(1, abs=1e-6)
+        return masses
 
     p, q = density(1.0), density(0.0)
     return max(

@@ -240,10 +240,11 @@ def test_every_mechanism_that_could_be_drawn_is_charged_for(tmp_path: Path) -> N
     assert both.epsilon == pytest.approx(alone.epsilon)
 
 
-def cost_of(found: SearchSpace, **values: Any) -> SelectionCost:
-    return selection_cost(found, parse_selection("geometric:5"), bind(found, **values))
+def cost_of(searched: SearchSpace, **values: Any) -> SelectionCost:
+    return selection_cost(searched, parse_selection("geometric:5"), bind(searched, **values))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [[1, 3], [3, 1]])
 def test_a_ledger_is_charged_for_the_worst_mechanism_wherever_it_stands(
     order: list[int], tmp_path: Path
@@ -253,11 +254,13 @@ def test_a_ledger_is_charged_for_the_worst_mechanism_wherever_it_stands(
     assert both.ledger_part == alone.ledger_part
 
 
+@pytest.mark.slow
 def test_a_selection_holds_at_the_smallest_delta_of_its_trials(tmp_path: Path) -> None:
-    found = space(tmp_path, {"delta": {"values": [1e-4, 1e-6, 1e-5]}})
-    assert cost_of(found, method="dpsgd").delta == 1e-6
+    searched = space(tmp_path, {"delta": {"values": [1e-4, 1e-6, 1e-5]}})
+    assert cost_of(searched, method="dpsgd").delta == 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "protected"), [("dpsgd", True), ("dpfp", False)])
 def test_the_entry_of_a_selection_says_whether_labels_are_protected(
     method: str, protected: bool, tmp_path: Path
