@@ -119,15 +119,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def draws() -> Iterator[None]:
-    """For the whole session, as fixtures of a module run before those of a test."""
-    from tests.support.draws import steady_draws
-
-    with steady_draws():
-        yield
-
-
 @pytest.fixture
 def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache that only this test uses."""

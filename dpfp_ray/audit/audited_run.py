@@ -155,6 +155,7 @@ def run_audit(
     state: State | None = None,
     show_training_loss: bool = False,
     folder: Path | None = None,
+    before_draws: Callable[[], None] = lambda: None,
 ) -> tuple[Record, Floats]:
     """Train by the ordinary loop and score: the record with its `audit`, and the scores.
 
@@ -181,6 +182,7 @@ def run_audit(
         seed_known=True,
         show_training_loss=show_training_loss,
         on_release=released.append,
+        before_draws=before_draws,
     )
     trained = Trained(prepared, audit.real, audit.canaries, initial, model, watched, *released)
     with waiting("scoring the canaries"):
@@ -277,6 +279,7 @@ def audit_in(
             state=state,
             show_training_loss=show_training_loss,
             folder=scratch,
+            before_draws=(lambda: None) if charge is None else charge.start_drawing,
         )
     if charge is not None:
         record["ledger_entry"] = charge.entry_id

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING
 
 from dpfp_ray.methods.parts.base import Method, Rows
 from dpfp_ray.plan.defaults import Defaults
+from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import MethodSpec
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Rgp(Method):
 
     def __init__(self, plan: Plan, model: Classifier, sigma: float, seed: int) -> None:
         from dpfp_ray.methods.parts.carriers import Carried, Direct, encoder_linears
-        from dpfp_ray.methods.parts.unsplittable import splits_packed
+        from dpfp_ray.methods.parts.unsplittable import splits_packed, unsplittable
 
         linears = {} if plan.scope == "head" else encoder_linears(model)
         self.carried = [Carried(name, module, plan) for name, module in linears.items()]
@@ -68,7 +69,11 @@ class Rgp(Method):
         for parameter in model.parameters():
             parameter.requires_grad_(id(parameter) in trained)
         super().__init__(plan, model, sigma, seed)
-        # Asked of the weights' own gradients, whose tokens are those of the carriers'.
+        # Probe with full weight gradients; token alignment is the same for carriers.
+        if self.carried and (names := unsplittable(model)):
+            raise UserError(
+                f"rgp cannot tell rows apart in {names[0]}; use another method or encoder"
+            )
         self.takes_packed = splits_packed(model)
         sizes = [math.prod(shape) for layer in self.layers for shape in layer.shapes]
         ends = list(itertools.accumulate(sizes))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import Dropout, Module
+from torch.nn import Module
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from dpfp_ray.data.batches import PART_COST, split_rows
@@ -21,6 +21,7 @@ from dpfp_ray.data.pair_tokens import PairTable
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.representations import Floats, RepresentationTable
+from dpfp_ray.models.row_independence import set_dropout
 from dpfp_ray.models.row_store import INFERENCE_ROWS
 from dpfp_ray.models.scopes import Lora, restrict
 from dpfp_ray.plan.errors import UserError
@@ -97,15 +98,20 @@ class OwnEncoder:
         """A copy of the encoder in fp32 with a new head."""
         encoder = copy.deepcopy(self.module).float().cpu()
         encoder.requires_grad_(True)
-        for part in encoder.modules():
-            if isinstance(part, Dropout):
-                part.p = dropout
+        set_dropout(encoder, dropout)
         if not isinstance(encoder, PreTrainedModel):
             encoder = Adapter(encoder, self.tokenizer)
         try:
             model = Classifier(
-                encoder, representation, classes, frozen=scope == "head", head_seed=head_seed
+                encoder,
+                representation,
+                classes,
+                frozen=scope == "head",
+                head_seed=head_seed,
+                dropout=dropout,
             )
+        except UserError:
+            raise
         except Exception as error:  # whatever the caller's own code raises
             raise UserError(
                 f"encoder {self.name} gives no hidden states for input_ids and attention_mask "

@@ -16,6 +16,7 @@ from transformers.utils import logging as log
 
 from dpfp_ray.models import download
 from dpfp_ray.models.classifier import Classifier
+from dpfp_ray.models.row_independence import set_dropout
 from dpfp_ray.models.scopes import Lora, restrict
 from dpfp_ray.plan.checks import check_representation, is_joined, layer_numbers
 from dpfp_ray.plan.errors import UserError, unknown
@@ -38,7 +39,8 @@ def build_classifier(
 ) -> Classifier:
     """Load an encoder in fp32 and put a new head on it; the same arguments give the same weights.
 
-    Dropout is off unless asked for: its masks would depend on how rows are split over workers.
+    Dropout is off unless asked for, whatever the folder's config says: its masks would depend on
+    how rows are split over workers.
     `scope` says what trains (`scopes.py`). The global random state is neither read nor changed.
     """
     if scope_kind(scope) not in SCOPES:
@@ -66,13 +68,16 @@ def build_classifier(
                 folder, config=config, dtype=torch.float32, output_loading_info=True, **options
             )
         _check_missing(model, encoder, set(report["missing_keys"]), head_seed)
-        for module in encoder.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = dropout
+        set_dropout(encoder, dropout)
         silent = f"model {model!r}: {config.model_type} gives no hidden states for tokens"
         with _quiet(), _one_line(silent):
             classifier = Classifier(
-                encoder, representation, classes, frozen=scope == "head", head_seed=head_seed
+                encoder,
+                representation,
+                classes,
+                frozen=scope == "head",
+                head_seed=head_seed,
+                dropout=dropout,
             )
         restrict(classifier, scope, lora, head_seed)
     return classifier

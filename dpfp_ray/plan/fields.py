@@ -80,7 +80,9 @@ class PlanFields:
         **INPUTS,
     )
     max_length: int = option(128, "tokens of a record; what is longer is truncated", **INPUTS)
-    dropout: float = option(0.0, "0 makes a run independent of how its rows are split", **INPUTS)
+    dropout: float = option(
+        0.0, "non_private only: its masks depend on how rows are split", **INPUTS
+    )
 
     method: str = option(DEFAULT_METHOD, "how to train", METHODS)
     mode: str = option(FIRST_MODE, "which variant of the method", MODES)

@@ -107,6 +107,13 @@ class Plan(PlanFields):
             raise UserError(
                 f"the plan says D = {self.records} {self.unit}s, the data have {records}"
             )
+        # Not in `check`: earlier versions allowed it, and their records must load.
+        if self.private and self.dropout:
+            raise UserError(
+                f"dropout is {self.dropout:g}, but its masks depend on how a step is split for "
+                f"memory and over workers, and equal noise on different sums is no privacy; use "
+                f"dropout 0 with {self.spec.title}"
+            )
         return dataclasses.replace(
             self,
             records=records,

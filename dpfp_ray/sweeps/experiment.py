@@ -12,7 +12,15 @@ from ray.tune import Callback
 from dpfp_ray.data.cache import NoRoom
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps.state import ray_storage
-from dpfp_ray.sweeps.trial import RETRIES, SETTLED, Trial, given_up, has_restarts_left, settle
+from dpfp_ray.sweeps.trial import (
+    RETRIES,
+    SETTLED,
+    Trial,
+    drawn_before_failure,
+    given_up,
+    has_restarts_left,
+    settle,
+)
 from dpfp_ray.sweeps.trial_process import Shared, Sweep, run_trial
 
 if TYPE_CHECKING:
@@ -94,7 +102,9 @@ class LastRecords(Callback):
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         # A full disk is not its fault: it goes on when there is room.
         if not (has_restarts_left(trial) or no_room(str(trial.get_error()))):
-            settle(self.storage, _ours(trial), "failed", given_up(trial))
+            ours = _ours(trial)
+            drawn = drawn_before_failure(self.storage, ours)
+            settle(self.storage, ours, "failed", given_up(trial), drawn)
 
 
 def no_room(reason: str) -> str:

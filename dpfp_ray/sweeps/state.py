@@ -3,6 +3,7 @@
 STORE/sweep.secret      the seed that all trials' noise follows from; owner-only; goes at the end
                         (of a seed that was given: a mark of it)
 STORE/states/ID.pt      a running trial's weights and optimizer; goes with the trial's final record
+STORE/states/ID.drawn   the trial has drawn its first batch; goes with its final record
 STORE/search-KEY.json   what a searcher has proposed, and what came of it; stays
 
 Every file is whole or absent whenever a machine dies, and ends with a checksum; a damaged one is
@@ -53,6 +54,19 @@ class SweepState:
 
     def drop_trial(self, identity: str) -> None:
         checkpoints.drop_trial(self.files, _state_name(identity))
+        self.files.delete(_drawn_name(identity))
+
+    def mark_drawn(self, identity: str) -> None:
+        self.files.write(_drawn_name(identity), b"drawn")
+
+    def has_drawn(self, identity: str) -> bool:
+        """Whether any process of the trial may have drawn a batch; earlier versions saved states
+        but wrote no mark."""
+        for name in (_drawn_name(identity), _state_name(identity)):
+            with suppress(FileNotFoundError):
+                self.files.read_name(name)
+                return True
+        return False
 
     def load_search(self, key: str) -> list[dict[str, Any]]:
         def proposals(content: bytes) -> list[dict[str, Any]]:
@@ -166,6 +180,10 @@ def ray_storage(storage: str, name: str) -> dict[str, Any]:
 
 def _state_name(identity: str) -> str:
     return f"states/{file_name(identity)}.pt"
+
+
+def _drawn_name(identity: str) -> str:
+    return f"states/{file_name(identity)}.drawn"
 
 
 def check_seen_everywhere(storage: str, marker: str, nodes: list[dict[str, Any]]) -> None:

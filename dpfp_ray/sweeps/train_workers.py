@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dpfp_ray.data.cache import NoRoom
 from dpfp_ray.sweeps.state import ray_storage
-from dpfp_ray.sweeps.trial import RETRIES, Trial, error_reason, settle
+from dpfp_ray.sweeps.trial import RETRIES, Trial, drawn_before_failure, error_reason, settle
 from dpfp_ray.sweeps.trial_process import (
     RayReporter,
     Sweep,
@@ -87,7 +87,8 @@ def worker_loop(config: dict[str, Any]) -> None:
     except (ray.exceptions.RayError, OSError, NoRoom, PeerLost):
         raise  # the group starts again
     except Exception as error:
-        settle(sweep.storage, trial, "failed", error_reason(error), config["facts"])
+        facts = {**drawn_before_failure(sweep.storage, trial), **config["facts"]}
+        settle(sweep.storage, trial, "failed", error_reason(error), facts)
         raise
 
 

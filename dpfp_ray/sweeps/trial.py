@@ -89,6 +89,16 @@ def settle(
     return record
 
 
+def drawn_before_failure(storage: str, trial: Trial) -> dict[str, int]:
+    """Facts for `settle` of a trial that failed without a count: no step if no process of it drew.
+
+    Empty where one did: the trial is then charged for all that was planned.
+    """
+    if SweepState(storage).has_drawn(trial.id) or Store(storage).get(trial.id):
+        return {}
+    return {"steps_drawn": 0}
+
+
 def unfinished(trials: list[Trial], storage: str) -> list[Trial]:
     """Those of `trials` that have no final record yet."""
     settled = {

@@ -23,7 +23,7 @@ from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.shared import SharedInputs, input_key
 from dpfp_ray.sweeps.state import SweepState
 from dpfp_ray.sweeps.telemetry import TrialGauges, dev_loss
-from dpfp_ray.sweeps.trial import SETTLED, Trial, error_reason, settle
+from dpfp_ray.sweeps.trial import SETTLED, Trial, drawn_before_failure, error_reason, settle
 from dpfp_ray.training.checkpoints import Saver, ask_for_room
 from dpfp_ray.training.loop import Progress, State
 from dpfp_ray.training.machine import use_threads
@@ -72,6 +72,7 @@ def run_trial(config: dict[str, Any], sweep: Sweep, shared: Shared) -> None:
     except (ray.exceptions.RayError, OSError, NoRoom):
         raise  # a lost node or store, or a full one: worth another try
     except Exception as error:
+        facts = {**drawn_before_failure(sweep.storage, trial), **facts}
         record = settle(sweep.storage, trial, "failed", error_reason(error), facts)
         ray.tune.report(trial_metrics(record))
 
@@ -98,6 +99,8 @@ def run_worker(
         told["warning"] = "; ".join(one_line(one.message) for one in heard)
     if state is not None:
         told["resumed_at_step"] = state["progress"]["step"]
+    # How far an earlier process got that was killed is not on record.
+    restarted = state is not None or states.has_drawn(trial.id)
     model = build_model(prepared, seed, device)
 
     def describe(state: State) -> dict[str, Any]:
@@ -115,6 +118,13 @@ def run_worker(
         ask_for_room(Path(states.files.name), model, trial.plan, weights=False)
     reporter = listener(sweep, told, gauges, trial.plan.steps, describe, save, first)
     reporter.done = told.get("resumed_at_step", 0)
+
+    def before_draws() -> None:
+        if comm is not None:  # no worker draws before all of them are ready
+            comm.sum_([torch.zeros(1, device=device)])
+        states.mark_drawn(trial.id)
+        reporter.drawing = True
+
     try:
         record, _ = run(
             prepared,
@@ -126,10 +136,12 @@ def run_worker(
             model=model,
             seed_known=sweep.seed_known,
             show_training_loss=sweep.show_training_loss,
+            before_draws=before_draws,
         )
     except Exception:
         # The step that failed was drawn, too. The caller's facts go into the trial's last record.
-        facts["steps_drawn"] = min(trial.plan.steps, reporter.done + 1)
+        if reporter.drawing and not restarted:
+            facts["steps_drawn"] = min(trial.plan.steps, reporter.done + 1)
         raise
     reporter.finished(record)
     if first:
@@ -162,6 +174,7 @@ class RayReporter(ABC):
         self.saver = Saver(save, sweep.save_every_seconds)
         self.began = time.monotonic()
         self.done = 0  # steps
+        self.drawing = False
 
     @abstractmethod
     def send(self, record: dict[str, Any] | None) -> None:

@@ -1,7 +1,8 @@
 """A run in the ledger: entered before its first step, ended after its last.
 
-A run that fails is charged for the steps that it drew, the one that failed included. One that is
-stopped stays open and costs what it planned, until its continuation says what was done.
+A run that fails is charged for the steps that it drew, the one that failed included: for none if it
+failed before its first draw. A run that is stopped stays open and costs what it planned, until its
+continuation says what was done.
 """
 
 import hashlib
@@ -34,6 +35,16 @@ class Charge:
     def __init__(self, entry_id: str, done: int) -> None:
         self.entry_id = entry_id
         self.done = done
+        self.drawing = False
+
+    def start_drawing(self) -> None:
+        """Call this before the first batch is drawn (`before_draws` of a run)."""
+        self.drawing = True
+
+    @property
+    def drawn(self) -> int:
+        """An upper bound: the next step may have been drawn before the failure."""
+        return self.done + 1 if self.drawing else self.done
 
     def listen(self, reporter: Reporter) -> Reporter:
         return _Counting(reporter, self)
@@ -88,7 +99,9 @@ def charged(
     try:
         yield charge
     except Exception:
-        ledger.end(entry.id, min(use.steps, charge.done + 1), "failed")
+        # If an earlier part of the run was killed, nobody knows how many steps it drew.
+        drawn = use.steps if entry.resumes else charge.drawn
+        ledger.end(entry.id, min(use.steps, drawn), "failed")
         raise
     ledger.end(entry.id, use.steps)
 

@@ -79,10 +79,12 @@ def train(
     state: State | None = None,
     show_training_loss: bool = False,
     select: Select = "last",
+    before_draws: Callable[[], None] = lambda: None,
 ) -> Progress:
     """Train `model` in place from the start, or from `state`, to the last step of `plan`.
 
     It ends with the weights of the last epoch, or with `select` those of the best on dev.
+    `before_draws` is called once, when all is set up and the first batch is about to be drawn.
 
     The training loss of a private run is computed from private records without noise: it leaves
     this function only if `show_training_loss` asks for it.
@@ -137,6 +139,8 @@ def train(
         rows = np.arange(min(PROBE_ROWS, len(public[0])))
         check_all_learn(method, take(public[0], rows, rows, device))
     model.train()
+    if progress.step < plan.steps:
+        before_draws()
     while progress.step < plan.steps:
         started = time.perf_counter()
         taken = steps.take(progress.step)

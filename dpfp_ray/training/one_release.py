@@ -35,17 +35,20 @@ def fit(
     comm: Comm,
     reporter: Reporter,
     on_release: Callable[[Any], None] | None = None,
+    before_draws: Callable[[], None] = lambda: None,
 ) -> Progress:
     """Release, solve, evaluate: what the training loop is to the other methods.
 
     Every worker makes the same release from the same seed; only evaluation is shared out.
     `on_release` is told the release from which the head is made: what an auditor may look at.
+    `before_draws` is called before the release is made.
     """
     started = time.perf_counter()
     table = data.train
     assert isinstance(table, RepresentationTable), "these methods read cached representations"
     method = plan.spec.one_release
     assert method is not None, "methods that train in steps have a loop"
+    before_draws()
     known = method.release(plan, noise_multiplier, table, model.classes, seed)
     if on_release is not None:
         on_release(known)

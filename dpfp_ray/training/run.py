@@ -38,11 +38,13 @@ def run(
     show_training_loss: bool = False,
     select: Select = "last",
     on_release: Callable[[Any], None] | None = None,
+    before_draws: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, Any], Classifier]:
     """Train as planned; the result's record and the trained model.
 
     `model` is what `build_model` gives for the same seed, for callers who need it beforehand.
     `on_release` is told the release that a method of one release has made, before it is used.
+    `before_draws` is called once, before the first use of private records that must be paid.
     """
     plan = prepared.plan
     seed = fresh_seed() if seed is None else seed
@@ -60,7 +62,12 @@ def run(
     described = (plan, prepared.noise_multiplier, model, data)
     if plan.one_release:  # done at once, the same from the start whenever it is done again
         progress = one_release.fit(
-            *described, seed=seed, comm=comm, reporter=reporter, on_release=on_release
+            *described,
+            seed=seed,
+            comm=comm,
+            reporter=reporter,
+            on_release=on_release,
+            before_draws=before_draws,
         )
     else:
         progress = train(
@@ -71,6 +78,7 @@ def run(
             state=state,
             show_training_loss=show_training_loss,
             select=select,
+            before_draws=before_draws,
         )
     record = result_record(prepared, progress, model, device, seed_known=seed_known, select=select)
     train_table = prepared.data.train

@@ -43,6 +43,7 @@ class Steps:
         comm: Comm,
         seed: int,
     ) -> None:
+        assert not (plan.private and plan.dropout), "masks depend on parts and workers"
         self.plan, self.method, self.optimizer = plan, method, optimizer
         self.table, self.sampler, self.comm, self.seed = table, sampler, comm, seed
         self.lengths, self.units = table.lengths, Units(table)

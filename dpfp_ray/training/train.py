@@ -246,6 +246,7 @@ def _train_in(
             seed_known=seed_known,
             show_training_loss=show_training_loss,
             select=select,
+            before_draws=charge.start_drawing,
         )
     record["ledger_entry"] = charge.entry_id
     if folder is not None:

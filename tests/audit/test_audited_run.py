@@ -30,7 +30,7 @@ from dpfp_ray.training import run, run_folder
 from dpfp_ray.training.checkpoints import RESUME, save_state
 from dpfp_ray.training.loop import Data, State
 from dpfp_ray.training.prepare import Inputs, Prepared, load_inputs, prepare
-from tests.support.tiny_runs import Killed, tiny_split, tiny_world
+from tests.support.tiny_runs import Killed, steady_world, tiny_split
 
 pytestmark = pytest.mark.slow
 
@@ -326,7 +326,7 @@ def test_an_audit_is_a_function_of_its_two_seeds() -> None:
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with tiny_world(tmp_path_factory.mktemp("world")) as folder:
+    with steady_world(tmp_path_factory.mktemp("world")) as folder:
         yield folder
 
 

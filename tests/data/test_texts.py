@@ -107,3 +107,10 @@ def test_an_array_written_in_pieces_is_the_whole_one(tmp_path: Path, count: int)
             file.add(whole[start : start + 1_000])
     np.save(tmp_path / "b.npy", whole)
     assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
+
+
+def test_people_are_known_by_both_texts_of_a_pair() -> None:
+    split = Split(["one", "two"], ["first", "second"], np.zeros(2, np.int64))
+    everything = split.all_texts()
+    assert sorted(everything) == ["first", "one", "second", "two"]
+    assert len(everything) == 4

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
 from dpfp_ray.methods.dpsgd import DpSgd
+from dpfp_ray.methods.parts.base import make_method
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
-from dpfp_ray.models.pretrained import build_classifier
+from dpfp_ray.models.own_encoder import OwnEncoder
+from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.models.scopes import Lora
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
@@ -108,6 +111,39 @@ def test_parts_of_a_module_train_where_its_own_weights_cannot(made: Callable[[st
     names = [name for name, _ in trainable_parameters(model)]
     assert any(name.endswith("self.in_proj.weight") for name in names)
     assert not any(name.endswith("q_bias") for name in names)
+
+
+class Reversed(nn.Module):
+    """In training, its layer reads the rows in reverse: no row reaches another one's vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mix = nn.Embedding(1000, 16), nn.Linear(16, 16)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        mixed: Tensor = self.mix(x.flip(0)).flip(0) if self.training else self.mix(x)
+        return mixed
+
+
+@pytest.fixture
+def reversing(made: Callable[[str], str]) -> Classifier:
+    own = OwnEncoder(Reversed().eval(), load_tokenizer(made("deberta")))
+    return own.classifier("mean", 2, dropout=0.0, head_seed=0, scope="all")
+
+
+def test_dpsgd_leaves_a_layer_alone_whose_rows_change_places_in_training(
+    reversing: Classifier,
+) -> None:
+    make_method(make_plan("custom:Reversed"), reversing, SIGMA, SEED)
+    trained = [name for name, _ in trainable_parameters(reversing)]
+    assert trained == ["encoder.inner.embed.weight", "head.weight", "head.bias"]
+
+
+def test_rgp_refuses_a_layer_whose_rows_change_places_in_training(reversing: Classifier) -> None:
+    plan = Plan(method="rgp", representation="mean", batch_size=4, epochs=1, records=24)
+    with pytest.raises(UserError, match=r"cannot tell rows apart in encoder\.inner\.mix\.weight"):
+        make_method(plan, reversing, SIGMA, SEED)
 
 
 @pytest.mark.parametrize("name", ["convbert", "fnet"])

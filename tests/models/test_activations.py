@@ -173,8 +173,11 @@ def test_a_row_without_tokens_is_hidden_as_it_is_without_the_cache(
 # --- where there is none ------------------------------------------------------------------------
 
 
+WITH_DROPOUT = {"dropout": 0.1, "method": "non_private", "clip": None}
+
+
 @pytest.mark.parametrize(
-    "change", [{"cache_gb": 0}, {"scope": "top:3"}, {"scope": "bias"}, {"dropout": 0.1}]
+    "change", [{"cache_gb": 0}, {"scope": "top:3"}, {"scope": "bias"}, WITH_DROPOUT]
 )
 def test_nothing_is_kept_where_nothing_is_to_be_gained(
     tiny: Callable[[str], str], cache: Path, change: dict[str, Any]

@@ -374,6 +374,16 @@ def test_the_hash_ignores_what_does_not_change_the_result(change: dict[str, Any]
     assert dataclasses.replace(Plan(records=SST2), **change).hash == Plan(records=SST2).hash
 
 
+@pytest.mark.parametrize("method", ["dpfp", "dpsgd", "rgp"])
+def test_a_private_plan_with_dropout_is_not_run(method: str) -> None:
+    with pytest.raises(UserError, match=rf"dropout is 0.1, .*; use dropout 0 with {method}"):
+        Plan(method=method, dropout=0.1).bind(records=SST2)
+
+
+def test_a_plan_without_privacy_may_have_dropout() -> None:
+    assert Plan(method="non_private", dropout=0.1).bind(records=SST2).dropout == 0.1
+
+
 CHANGES: dict[str, Any] = {
     "task": "sst2",
     "train_file": "a.csv",

@@ -76,6 +76,12 @@ def spent(ledger: Ledger) -> float:
     return groups[0].epsilon
 
 
+def test_a_sum_without_a_total_holds_at_the_smallest_delta_of_its_uses(ledger: Ledger) -> None:
+    for run, delta in (("a", 1e-5), ("b", 1e-7), ("c", 1e-6)):
+        run_through(ledger, use(ledger, run=run, delta=delta))
+    assert ledger.groups()[0].delta == 1e-7
+
+
 # --- hunting for a sum that is too small --------------------------------------------------------
 
 

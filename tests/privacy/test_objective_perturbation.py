@@ -178,3 +178,132 @@ def test_more_classes_need_little_more_noise() -> None:
     """One-against-the-rest would need √K times as much."""
     two_hundred, three = (least_sigma(3.0, DELTA, classes) for classes in (200, 3))
     assert 1 < two_hundred / three < 1.25
+
+
+# --- persons, from first principles ---------------------------------------------------------------
+#
+# θ* is where ∇J = 0, so that b = −∇(J without b), and θ* has the density
+# φ_σ(∇(J without b)) |det ∇²J|. With it, δ(ε) is an integral over a grid of θ: none of the
+# inequalities of the proof is used. `push` is what all other records add to the gradient, as many
+# records with short x do; it can make the person's own gradient as long as it gets.
+
+Rows = tuple[np.ndarray, np.ndarray]  # x of shape (rows, d), and the labels
+
+
+def person_terms(theta: np.ndarray, rows: Rows, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Gradient and Hessian of a person's mean loss, at each θ."""
+    x, y = rows
+    if classes == 2:
+        sign = 2.0 * y - 1
+        p = 1 / (1 + np.exp(theta @ x.T * sign))
+        gradient = -(p * sign) @ x / len(x)
+        return gradient, np.einsum("nk,ka,kb->nab", p * (1 - p), x, x) / len(x)
+    scores = np.einsum("ncd,kd->nkc", theta.reshape(len(theta), classes, -1), x)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    gradient = np.einsum("nkc,kd->ncd", p - np.eye(classes)[y], x)
+    spread = np.einsum("nkc,ce->nkce", p, np.eye(classes)) - np.einsum("nkc,nke->nkce", p, p)
+    hessian = np.einsum("nkce,ka,kb->ncaeb", spread, x, x)
+    size = theta.shape[1]
+    return gradient.reshape(-1, size) / len(x), hessian.reshape(-1, size, size) / len(x)
+
+
+def exact_delta(
+    mech: ObjectivePerturbation, rows: Rows, push: np.ndarray, epsilon: float, points: int
+) -> float:
+    """The larger δ(ε) of the two directions, the person added and removed, with τ = 0."""
+    size, sigma = len(push), mech.sigma
+    axis = np.linspace(-1, 1, points) * (8 * sigma + 1.5) / mech.ridge
+    theta = np.stack(np.meshgrid(*[axis] * size, indexing="ij"), -1).reshape(-1, size)
+    theta = theta - push / mech.ridge
+    gradient, hessian = person_terms(theta, rows, mech.classes)
+
+    def density(share: float) -> np.ndarray:
+        whole = mech.ridge * theta + push + share * gradient
+        volume = np.linalg.slogdet(mech.ridge * np.eye(size) + share * hessian)[1]
+        logs = volume - (whole**2).sum(1) / (2 * sigma**2)
+        masses: np.ndarray = np.exp(logs) * ((axis[1] - axis[0]) / (sigma * math.tau**0.5)) ** size
+        assert masses.sum() == pytest.approx(1, abs=1e-6)
+        return masses
+
+    p, q = density(1.0), density(0.0)
+    return max(
+        float(np.maximum(one - math.exp(epsilon) * other, 0).sum())
+        for one, other in ((p, q), (q, p))
+    )
+
+
+def fan(count: int, angle: float) -> np.ndarray:
+    """Unit vectors in the plane."""
+    angles = np.linspace(0, angle, count)
+    return np.stack([np.cos(angles), np.sin(angles)], 1)
+
+
+@pytest.mark.parametrize("records", [1, 2, 3, 5])
+@pytest.mark.parametrize(("ridge", "sigma"), [(1.0, 1.2), (0.6, 0.8), (0.3, 2.0)])
+def test_the_delta_of_a_person_is_above_the_exact_one_for_two_classes(
+    ridge: float, sigma: float, records: int
+) -> None:
+    mech = ObjectivePerturbation(ridge, sigma, persons=True)
+    for angle, mixed in ((0.5, False), (3.0, False), (1.0, True)):
+        rows = fan(records, angle), (np.arange(records) % 2 if mixed else np.ones(records, int))
+        for push in (np.zeros(2), 3 * rows[0].mean(0)):
+            for epsilon in (0.5, 2.0):
+                assert exact_delta(mech, rows, push, epsilon, 201) < mech.delta(epsilon)
+
+
+@pytest.mark.parametrize("records", [1, 2, 3, 5])
+def test_the_delta_of_a_person_is_above_the_exact_one_for_three_classes(records: int) -> None:
+    mech = ObjectivePerturbation(0.6, 0.8, 3, persons=True)
+    x = np.ones((records, 1))
+    for y in (np.zeros(records, int), np.arange(records) % 3):
+        for push in (np.zeros(3), np.array([4.0, -4.0, 0.0])):
+            assert exact_delta(mech, (x, y), push, 2.0, 51) < mech.delta(2.0)
+
+
+@pytest.mark.parametrize("records", [1, 2, 3, 5])
+@pytest.mark.parametrize("epsilon", [1.0, 2.0, 4.0])
+def test_the_delta_of_a_person_is_close_to_that_of_the_worst_one(
+    epsilon: float, records: int
+) -> None:
+    """In ε, less than the determinant's a and the mean of V that the proof may give away."""
+    mech = ObjectivePerturbation(0.6, 0.8, persons=True)
+    rows = np.ones((records, 1)), np.ones(records, int)
+    worst = max(
+        exact_delta(mech, rows, np.array([push]), epsilon, 4001) for push in (0.0, 1.0, 2.0, 4.0)
+    )
+    given_away = mech.determinant_cost + 1 / math.sqrt(2 * math.pi) / mech.sigma
+    assert epsilon < mech.epsilon(worst) < epsilon + 1.1 * given_away
+
+
+@pytest.mark.parametrize("classes", [2, 3, 6])
+def test_the_determinant_of_a_person_with_many_rows_is_paid_for(classes: int) -> None:
+    """Rows at right angles move it by more than one row can."""
+    ridge, size = 0.4, 8
+    mech = ObjectivePerturbation(ridge, 1.0, classes, persons=True)
+    theta = np.zeros((1, size if classes == 2 else classes * size))
+    _, hessian = person_terms(theta, (np.eye(size), np.zeros(size, int)), classes)
+    change = np.linalg.slogdet(np.eye(theta.shape[1]) + hessian[0] / ridge)[1]
+    assert change <= mech.determinant_cost
+    assert classes == 2 or change > ObjectivePerturbation(ridge, 1.0, classes).determinant_cost
+
+
+@pytest.mark.parametrize("classes", [2, 3, 6])
+@pytest.mark.parametrize("rest", [0.3, 2.0, 5.0])
+def test_the_profile_of_a_person_is_the_integral_of_its_tail_bound(
+    rest: float, classes: int
+) -> None:
+    """V is at most its mean and a Gaussian of deviation L/σ, with probability 1 below that mean."""
+    sigma, m = 0.9, 0.2
+    reach = 1.0 if classes == 2 else math.sqrt(2)
+    z = np.random.default_rng(3).standard_normal((400_000, classes))
+    lead = z[:, 0] if classes == 2 else z[:, 1:].max(1) - z[:, 0]
+    mean = np.maximum(lead, 0).mean() / sigma
+    e = rest - (reach / sigma) ** 2 / 2
+
+    def integrand(u: float) -> float:
+        tail = 1.0 if u < mean else norm.cdf((mean - u) * sigma / reach)
+        return float(tail * math.exp(e - u) * norm.cdf((u - e) / m - m / 2))
+
+    slow = gdp_delta(e, m) + quad(integrand, 0, 60, points=[mean, max(e, 0)], limit=400)[0]
+    assert profile(rest, sigma, m, classes, persons=True) == pytest.approx(slow, rel=1e-2)

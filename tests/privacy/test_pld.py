@@ -89,6 +89,32 @@ def test_connected_dots_are_dp_accountings() -> None:
         assert ours.infinite == pytest.approx(their_pmf._infinity_mass, abs=1e-15)
 
 
+# Both directions
+
+
+def swapped(one: pld.OnGrid) -> pld.OnGrid:
+    return lambda tail, interval: one(tail, interval)[::-1]
+
+
+def test_the_worse_direction_counts_whichever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    p, n, sigma, delta, interval, _ = PLANS["dp-sgd"]
+    plain = pld.epsilon_at(p, n, sigma, delta, interval)
+    connect = pld.connect_dots
+    monkeypatch.setattr(pld, "connect_dots", lambda *args: connect(*args)[::-1])
+    assert pld.epsilon_at(p, n, sigma, delta, interval) == pytest.approx(plain, rel=1e-9)
+
+
+def test_the_worse_direction_of_several_mechanisms_counts_whichever_it_is() -> None:
+    p, n, sigma, delta, interval, _ = PLANS["dp-sgd"]
+    parts = [
+        (pld.release(pld.Release(p, sigma, "add_remove")), n),
+        (pld.release(pld.Release(0.5, 3.0, "add_remove")), 20),
+    ]
+    other = [(swapped(one), count) for one, count in parts]
+    plain = pld.joint_epsilon_at(parts, delta, interval)
+    assert pld.joint_epsilon_at(other, delta, interval) == pytest.approx(plain, rel=1e-9)
+
+
 # The composition, against a slow twin
 
 

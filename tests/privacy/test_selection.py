@@ -4,6 +4,8 @@ import json
 import math
 from collections import Counter
 from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -177,6 +179,15 @@ def test_draws_follow_the_distribution(kind: str) -> None:
     chi2 = stats.chisquare([*seen, size - sum(seen)], [*expected.values(), rest])
     assert chi2.pvalue > 1e-3
     assert kind == "poisson" or drawn[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["logarithmic", "geometric", "poisson"])
+def test_a_number_of_trials_far_above_its_mean_is_not_truncated(kind: str) -> None:
+    def many(_: float) -> int:
+        return 1000
+
+    rng: Any = SimpleNamespace(logseries=many, geometric=many, poisson=many)
+    assert draw_trials(Selection(kind, 6.0), rng) == 1000
 
 
 def test_poisson_may_draw_no_trial_at_all() -> None:

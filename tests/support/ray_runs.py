@@ -21,7 +21,6 @@ from dpfp_ray.sweeps.sweep_trials import InputsOnce, bind_trial, run_sweep
 from dpfp_ray.sweeps.trial import Trial
 from dpfp_ray.training import run
 from dpfp_ray.training.prepare import Prepared
-from tests.support.draws import ordinary_draws
 from tests.support.tiny_runs import Listener
 
 SEED = 5
@@ -83,8 +82,7 @@ def run_plainly(trials: list[Trial], seed: int = SEED) -> dict[str, dict[str, An
     inputs, found = InputsOnce(), {}
     for one in trials:
         prepared = Prepared(one.plan, inputs(one.plan), one.noise_multiplier)
-        with ordinary_draws():
-            found[one.id], _ = run.run(prepared, Listener(), seed=one.seed(seed))
+        found[one.id], _ = run.run(prepared, Listener(), seed=one.seed(seed))
     return found
 
 

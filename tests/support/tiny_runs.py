@@ -3,7 +3,7 @@
 import io
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,17 @@ def tiny_world(folder: Path) -> Iterator[str]:
     torch.set_num_threads(1)
     yield build_tiny(folder / "model", "bert", layers=1, texts=tiny_split(60).texts)
     torch.set_num_threads(threads)
+
+
+@contextmanager
+def steady_world(folder: Path) -> Iterator[str]:
+    """`tiny_world` for tests that measure: equal seeds give equal draws in every session.
+
+    Draws follow from the plan, and a plan has the path of its model: here a path relative to the
+    working directory, which never changes.
+    """
+    with tiny_world(folder), chdir(folder):
+        yield "./model"
 
 
 def tiny_data(model: str, train_rows: int = 24, dev_rows: int = 10) -> Data:

@@ -19,7 +19,6 @@ from dpfp_ray.sweeps.sweep_trials import InputsOnce
 from dpfp_ray.sweeps.trial import RETRIES, Trial, unfinished
 from dpfp_ray.training import run
 from dpfp_ray.training.prepare import prepare
-from tests.support.draws import ordinary_draws
 from tests.support.ray_runs import measured, records, trial
 from tests.support.tiny_runs import Listener
 
@@ -112,8 +111,7 @@ def test_same_numbers_as_a_plain_run(swept: Swept, name: str) -> None:
     torch.set_num_threads(1)
     prepared = prepare(replace(chosen.plan))
     assert prepared.noise_multiplier == chosen.noise_multiplier
-    with ordinary_draws():
-        record, _ = run.run(prepared, Listener(), seed=chosen.seed(SECRET_SEED))
+    record, _ = run.run(prepared, Listener(), seed=chosen.seed(SECRET_SEED))
     assert measured(swept.record(name)) == measured(record)
 
 

@@ -173,6 +173,13 @@ def seed_with(found: SearchSpace, kind: str, trials: int, repeated: bool = False
     raise AssertionError("no such seed")
 
 
+def test_all_trials_that_were_drawn_are_run_however_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpfp_ray.sweeps.selection.draw_trials", lambda *_: 137)
+    assert len(draw_all(space(tmp_path, RATES), parse_selection("geometric:2"), seed=1)) == 137
+
+
 # --- the winner ---------------------------------------------------------------------------------
 
 
@@ -231,6 +238,35 @@ def test_every_mechanism_that_could_be_drawn_is_charged_for(tmp_path: Path) -> N
     high = space(tmp_path, {"epsilon": {"values": [3]}})
     alone = selection_cost(high, parse_selection("geometric:5"), bind(high, method="dpsgd"))
     assert both.epsilon == pytest.approx(alone.epsilon)
+
+
+def cost_of(searched: SearchSpace, **values: Any) -> SelectionCost:
+    return selection_cost(searched, parse_selection("geometric:5"), bind(searched, **values))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [[1, 3], [3, 1]])
+def test_a_ledger_is_charged_for_the_worst_mechanism_wherever_it_stands(
+    order: list[int], tmp_path: Path
+) -> None:
+    both = cost_of(space(tmp_path, {"epsilon": {"values": order}}), method="dpsgd")
+    alone = cost_of(space(tmp_path, {"epsilon": {"values": [3]}}), method="dpsgd")
+    assert both.ledger_part == alone.ledger_part
+
+
+@pytest.mark.slow
+def test_a_selection_holds_at_the_smallest_delta_of_its_trials(tmp_path: Path) -> None:
+    searched = space(tmp_path, {"delta": {"values": [1e-4, 1e-6, 1e-5]}})
+    assert cost_of(searched, method="dpsgd").delta == 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "protected"), [("dpsgd", True), ("dpfp", False)])
+def test_the_entry_of_a_selection_says_whether_labels_are_protected(
+    method: str, protected: bool, tmp_path: Path
+) -> None:
+    cost = cost_of(space(tmp_path, RATES), method=method)
+    assert cost.use(key="k", people="p", run="r").labels_protected is protected
 
 
 def test_the_paper_s_mode_is_marked_nominal(tmp_path: Path) -> None:

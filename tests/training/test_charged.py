@@ -17,6 +17,7 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_sum import Spent
+from dpfp_ray.privacy.sampling import PoissonSampler
 from dpfp_ray.training import run as run_module
 from dpfp_ray.training.charged import use_for
 from dpfp_ray.training.checkpoints import SEED
@@ -260,6 +261,96 @@ def test_a_failed_run_is_charged_for_the_steps_it_drew(
         go(head, ledger)
     (entry,) = only(ledger).entries
     assert (entry.status, entry.done) == ("failed", 4)
+
+
+def fail(*_: Any, **__: Any) -> None:
+    out_of_memory()
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "dpfp_ray.training.loop.make_method",
+        "dpfp_ray.training.loop.check_all_learn",
+        "dpfp_ray.training.run.with_activations",
+    ],
+)
+def test_a_run_that_fails_before_its_first_draw_is_charged_for_nothing(
+    head: Values, ledger: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr(where, fail)
+    with pytest.raises(RuntimeError, match="memory"):
+        go(head, ledger)
+    assert [(entry.status, entry.done) for entry in Ledger(ledger).entries()] == [("failed", 0)]
+    assert only(ledger).epsilon == 0
+
+
+def test_a_run_whose_model_does_not_fit_its_device_is_charged_for_nothing(
+    head: Values, ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpfp_ray.models.representations.HeadClassifier.to", fail, raising=False)
+    with pytest.raises(RuntimeError, match="memory"):
+        go(head, ledger)
+    assert sum(entry.charged for entry in Ledger(ledger).entries()) == 0
+
+
+@pytest.mark.parametrize("number", [0, 4])
+def test_a_step_that_fails_after_its_draw_is_charged(
+    head: Values, ledger: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    draw = PoissonSampler.draw
+    drawn = []
+
+    def draw_and_fail(self: PoissonSampler, step: int) -> Any:
+        drawn.append(draw(self, step))
+        if step == number:
+            out_of_memory()
+        return drawn[-1]
+
+    monkeypatch.setattr(PoissonSampler, "draw", draw_and_fail)
+    with pytest.raises(RuntimeError, match="memory"):
+        go(head, ledger)
+    (entry,) = only(ledger).entries
+    assert (entry.status, entry.done) == ("failed", len(drawn)) == ("failed", number + 1)
+
+
+@pytest.mark.parametrize(("where", "done"), [("evaluate", 1), ("release_id", 1), (None, 0)])
+def test_one_release_is_charged_as_soon_as_it_may_have_been_made(
+    tiny_task: Values,
+    ledger: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str | None,
+    done: int,
+) -> None:
+    place = f"one_release.{where}" if where else "run.with_activations"
+    monkeypatch.setattr(f"dpfp_ray.training.{place}", fail)
+    with pytest.raises(RuntimeError, match="memory"):
+        go(drop(tiny_task, **ONCE, ridge="auto"), ledger)
+    (entry,) = Ledger(ledger).entries()
+    assert (entry.status, entry.done) == ("failed", done)
+
+
+def test_a_continuation_that_fails_does_not_hide_what_a_killed_run_drew(
+    head: Values, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        after(3, die, patch)
+        with pytest.raises(SystemExit):
+            go(head, ledger, tmp_path / "run")
+    monkeypatch.setattr("dpfp_ray.training.loop.make_method", fail)
+    with pytest.raises(RuntimeError, match="memory"):
+        go(head, ledger, tmp_path / "run")
+    assert all(entry.charged >= 3 for entry in only(ledger).entries)
+
+
+def test_an_audit_that_fails_before_its_first_draw_is_charged_for_nothing(
+    head: Values, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpfp_ray.audit.audited_run.build_model", fail)
+    plan = make_plan({**head, "epochs": 1})
+    with pytest.raises(RuntimeError, match="memory"):
+        audit(plan, output=tmp_path / "audit", ledger=ledger, reporter="silent", canaries=20)
+    assert [(entry.status, entry.done) for entry in Ledger(ledger).entries()] == [("failed", 0)]
 
 
 @pytest.mark.slow

@@ -1,7 +1,10 @@
 """What draws and noise are keyed by: runs that differ in anything share neither."""
 
+import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.training import loop
 from dpfp_ray.training.loop import Data
-from dpfp_ray.training.machine import SoloComm
+from dpfp_ray.training.machine import Comm, SoloComm
 from dpfp_ray.training.prepare import Inputs, Prepared, build_model, prepare
 from dpfp_ray.training.run import run
 from dpfp_ray.training.step import take
@@ -24,6 +27,7 @@ from tests.support.one_release import make_table
 from tests.support.tiny_runs import (
     Killed,
     Listener,
+    in_threads,
     tiny_classifier,
     tiny_data,
     tiny_plan,
@@ -122,6 +126,31 @@ def test_noise_differs_as_soon_as_anything_does(what: str) -> None:
 def test_the_same_run_again_is_the_same_noise() -> None:
     plan, table = full_batch(3.0), make_table(40)
     assert torch.equal(released(plan, table)[0], released(plan, table)[0])
+
+
+@pytest.mark.parametrize("method", ["dpfp", "dpsgd", "rgp"])
+def test_equal_noise_means_equal_sums_however_a_step_is_split(
+    model_folder: str, tmp_path: Path, method: str
+) -> None:
+    """Else the difference of two such releases would have no noise. The folder asks for dropout."""
+    folder = Path(shutil.copytree(model_folder, tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+        config[name] = 0.5
+    (folder / "config.json").write_text(json.dumps(config))
+
+    def release(rows: int, comm: Comm) -> Tensor:
+        plan = tiny_plan(method, batch_size=20, max_physical_batch=rows)
+        model = tiny_classifier(str(folder), plan)
+        data, listener = tiny_data(str(folder), plan.D), Listener(1)
+        with pytest.raises(Killed):
+            loop.train(plan, 0.5, model, data, seed=SEED, comm=comm, reporter=listener)
+        return gradient(model)
+
+    whole = release(20, SoloComm())
+    workers = in_threads(2, lambda comm: release(20, comm))
+    for other in (release(4, SoloComm()), *workers):
+        torch.testing.assert_close(other, whole, rtol=1e-3, atol=1e-5 * float(whole.abs().max()))
 
 
 def test_draws_are_keyed_by_the_plan_too(model_folder: str) -> None:

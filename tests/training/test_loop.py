@@ -93,7 +93,7 @@ def assert_identical(one: Weights, other: Weights) -> None:
 PLANS = {
     "non_private": tiny_plan("non_private"),
     "dpfp": tiny_plan("dpfp"),
-    "dropout": tiny_plan("dpfp", dropout=0.2),
+    "dropout": tiny_plan("non_private", dropout=0.2),
     "head": tiny_plan("dpfp", scope="head"),
     "split": tiny_plan("dpfp", max_physical_batch=3),
 }
@@ -160,8 +160,8 @@ def test_the_bit_identity_tests_can_fail(
     model_folder: str, unbroken: dict[str, tuple[Progress, Weights]]
 ) -> None:
     """Another seed, or dropout or noise of another size, does end elsewhere."""
-    found = unbroken["dpfp"][1]["head.weight"]
-    assert not torch.equal(found, unbroken["dropout"][1]["head.weight"])
+    plain, found = (unbroken[name][1]["head.weight"] for name in ("non_private", "dpfp"))
+    assert not torch.equal(plain, unbroken["dropout"][1]["head.weight"])
     assert not torch.equal(found, run(model_folder, PLANS["dpfp"], seed=1)[1]["head.weight"])
     assert not torch.equal(found, run(model_folder, PLANS["dpfp"], noise=0.6)[1]["head.weight"])
 

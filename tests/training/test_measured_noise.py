@@ -30,14 +30,14 @@ from dpfp_ray.training.one_release import put_head
 from dpfp_ray.training.prepare import Inputs, Prepared, build_model, load_inputs, prepare
 from dpfp_ray.training.run import run
 from tests.support.one_release import make_table
-from tests.support.tiny_runs import Listener, tiny_split, tiny_world
+from tests.support.tiny_runs import Listener, steady_world, tiny_split
 
 SEED, CPU = 2**80 + 5, torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with tiny_world(tmp_path_factory.mktemp("world")) as folder:
+    with steady_world(tmp_path_factory.mktemp("world")) as folder:
         yield folder
 
 

@@ -25,7 +25,7 @@ from dpfp_ray.training.loop import train
 from dpfp_ray.training.machine import SoloComm
 from dpfp_ray.training.prepare import Prepared, build_model, load_inputs, prepare
 from dpfp_ray.training.run import run
-from tests.support.tiny_runs import Killed, Listener, in_threads, tiny_split, tiny_world
+from tests.support.tiny_runs import Killed, Listener, in_threads, steady_world, tiny_split
 from tests.training.test_measured_noise import CPU, SEED, empty_steps
 
 SIZES = (1, 2, 3, 5, 1, 8, 2, 2, 1, 4, 6, 1)  # of twelve persons
@@ -33,7 +33,7 @@ SIZES = (1, 2, 3, 5, 1, 8, 2, 2, 1, 4, 6, 1)  # of twelve persons
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with tiny_world(tmp_path_factory.mktemp("world")) as folder:
+    with steady_world(tmp_path_factory.mktemp("world")) as folder:
         yield folder
 
 

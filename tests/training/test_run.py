@@ -29,7 +29,6 @@ from dpfp_ray.training.checkpoints import RESUME, load_state, save_state
 from dpfp_ray.training.checkpoints import SEED as SEED_FILE
 from dpfp_ray.training.predictions import DevPredictions
 from dpfp_ray.training.prepare import Prepared, prepare
-from tests.support.draws import ordinary_draws
 from tests.support.tiny_runs import Killed, Listener, tiny_world, write_csv
 
 SEED = 311_700_000_000_000_000_000_000_000_000_000_000_113  # 128 bits
@@ -85,7 +84,7 @@ def start(argv: list[str]) -> subprocess.Popen[str]:
 
 def finish(argv: list[str]) -> str:
     """The same command in this process, which has imported all that it needs; what it said."""
-    with ordinary_draws(), redirect_stdout(StringIO()), redirect_stderr(StringIO()) as said:
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as said:
         assert main(argv) == 0, said.getvalue()
     return said.getvalue()
 

@@ -172,7 +172,7 @@ def input_shapes(
     training = model.training
     ids = torch.arange(3, 3 + length, device=next(model.parameters()).device).repeat(rows, 1)
     try:
-        model.eval()  # dropout would use up the global random state
+        model.train(not model.dropout)  # dropout would use up the global random state
         model.represent({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     finally:
         model.train(training)

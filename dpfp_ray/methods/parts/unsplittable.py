@@ -61,7 +61,7 @@ def _has_parts(model: Classifier, name: str) -> bool:
 def unsplittable(model: Classifier) -> list[str]:
     """Names of trainable weights for which hooks and a row-by-row loop disagree on made-up rows."""
     was_training = model.training
-    model.eval()  # no dropout: the loop must see what the batch saw
+    model.train(not model.dropout)  # the loop must see what the batch saw
     try:
         with torch.enable_grad(), woken(model):
             return _compare(model)
@@ -79,7 +79,7 @@ def splits_packed(model: Classifier) -> bool:
     number, place = (real.nonzero()[:, side][None] for side in (0, 1))
     beside = {"input_ids": batch["input_ids"][real][None], ROW: number, PLACE: place}
     was_training = model.training
-    model.eval()
+    model.train(not model.dropout)
     try:
         with torch.enable_grad(), woken(model):
             padded, packed = (_norms(model, inputs, labels) for inputs in (batch, beside))
@@ -114,6 +114,8 @@ def _norms(model: Classifier, inputs: dict[str, Tensor], labels: Tensor) -> dict
 
 def _compare(model: Classifier) -> list[str]:
     batch, labels = _probe_rows(model)
+    # A row that is taken for another one then has another norm, also where a bias is alike for all.
+    weights = 2.0 ** torch.arange(len(labels), device=labels.device)
     named = trainable_parameters(model)
     try:
         clipping = GhostClipping(model)
@@ -122,8 +124,8 @@ def _compare(model: Classifier) -> list[str]:
             f"Opacus cannot split this encoder's gradients: {error}; use scope: head"
         ) from error
     try:
-        losses = functional.cross_entropy(model(batch), labels, reduction="sum")
-        clipping.run_hooks(losses, [parameter for _, parameter in named])
+        losses = functional.cross_entropy(model(batch), labels, reduction="none")
+        clipping.run_hooks(losses * weights, [parameter for _, parameter in named])
         measured = {
             parameter: squares.sqrt()
             for module, uses in clipping.uses.items()
@@ -134,7 +136,7 @@ def _compare(model: Classifier) -> list[str]:
     expected = torch.zeros(len(labels), len(named), device=labels.device)
     for row, length in enumerate(PROBE_LENGTHS):
         alone = {name: tensor[row : row + 1, :length] for name, tensor in batch.items()}
-        loss = functional.cross_entropy(model(alone), labels[row : row + 1])
+        loss = functional.cross_entropy(model(alone), labels[row : row + 1]) * weights[row]
         gradients = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
         for column, value in enumerate(gradients):
             if value is not None:
