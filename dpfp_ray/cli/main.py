@@ -5,6 +5,7 @@ sweep or comparison in which trials failed with 1.
 """
 
 import argparse
+import math
 import os
 import sys
 import traceback
@@ -40,7 +41,11 @@ WORDS = "What the words mean: dpfp glossary [WORD]"
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with errors in one line."""
+    """argparse with errors in one line, and with finite numbers only."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.register("type", float, finite)
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {shortened(message)} (see {self.prog} --help)", file=sys.stderr)
@@ -65,10 +70,22 @@ class VerbParser(Parser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.load()
+        words = list(args)
+        for word in words[: words.index("--")] if "--" in words else words:
+            flag, equals, value = word.partition("=")
+            if flag.startswith("-") and equals and value == "--":  # argparse would drop the value
+                self.error(f"argument {flag}: -- is no value")
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:  # said here, so that the line names this verb's help
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return known, unknown
+
+
+def finite(text: str) -> float:
+    """The type of every flag with `type=float`."""
+    if not math.isfinite(number := float(text)):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+    return number
 
 
 def build_parser() -> Parser:

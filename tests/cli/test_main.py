@@ -225,3 +225,42 @@ def test_seconds_between_saves_that_are_none_are_one_line(
         work = ["search_spaces/demo.yaml", "--storage"]
     words = fails([verb, *work, str(tmp_path), "--save-every", "-1"], capsys)
     assert "save-every is -1.0; give seconds, 0 or more" in words
+
+
+def flags_of(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> list[Any]:
+    """(verb and verbs below it, flag, its type) of every flag that takes a value."""
+    if isinstance(parser, VerbParser):
+        parser.load()
+    flags: list[Any] = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, below in action.choices.items():
+                flags += flags_of(below, (*words, name))
+        elif action.nargs != 0:
+            flags += [(words, flag, action.type) for flag in action.option_strings]
+    return flags
+
+
+FLAGS = flags_of(build_parser())
+
+
+def test_the_list_of_flags_is_whole() -> None:
+    assert len(FLAGS) > 200
+    assert {words[0] for words, _, _ in FLAGS} >= set(VERBS) - {"glossary"}
+
+
+@pytest.mark.parametrize(("words", "flag", "kind"), FLAGS, ids=str)
+def test_two_dashes_are_no_value_of_any_flag(
+    words: tuple[str, ...], flag: str, kind: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"argument {flag}: -- is no value" in fails([*words, f"{flag}=--"], capsys)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
+@pytest.mark.parametrize(
+    ("words", "flag"), [(words, flag) for words, flag, kind in FLAGS if kind is float], ids=str
+)
+def test_a_number_that_is_not_finite_is_refused(
+    words: tuple[str, ...], flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"{value} is not a finite number" in fails([*words, f"{flag}={value}"], capsys)

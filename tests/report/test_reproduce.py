@@ -109,7 +109,7 @@ def test_damaged_compressed_bytes_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_compression_that_asks_for_much_memory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the compression of bundle.json"):
+    with pytest.raises(UserError, match=r"the compression of bundle\.json"):
         Bundle(made(tmp_path / "x.zip", method=zipfile.ZIP_LZMA))
 
 
