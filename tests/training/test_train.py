@@ -204,3 +204,35 @@ def test_the_best_epoch_survives_a_stop(tiny_task: dict[str, Any]) -> None:
     _, resumed = run(prepared, Listener(), seed=0, select="best", state=listener.state())
     for ours, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def lost(weights: Path) -> None:
+    weights.unlink()
+
+
+def changed(weights: Path) -> None:
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"), [(lost, "has no weights"), (changed, "checksum does not match")]
+)
+def test_a_finished_run_without_whole_weights_is_not_called_finished(
+    harm: Any, says: str, own: dict[str, Any], tmp_path: Path
+) -> None:
+    plan = Plan(mode="moments", accountant="gdp", epsilon=8.0)
+    train(plan, data=rows(), output=tmp_path, **own, **QUICK)
+    harm(tmp_path / "weights.safetensors")
+    with pytest.raises(UserError, match=f"{says}.*run again with --overwrite"):
+        train(plan, data=rows(), output=tmp_path, **own, **QUICK)
+
+
+def test_a_finished_run_without_weights_is_finished_if_none_are_asked_for(
+    own: dict[str, Any], tmp_path: Path
+) -> None:
+    plan = Plan(mode="moments", accountant="gdp", epsilon=8.0)
+    for _ in range(2):
+        run = train(plan, data=rows(), output=tmp_path, weights=False, **own, **QUICK)
+    assert run.model is None
