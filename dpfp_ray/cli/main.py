@@ -1,12 +1,13 @@
 """`dpfp VERB --flag value`: parses, dispatches, and turns a user's mistake into one line.
 
-Results go to stdout, progress to stderr. Bad input exits with 2, an interrupted run with 130, a
-sweep or comparison in which trials failed with 1.
+Results go to stdout, progress to stderr. Bad input exits with 2, what Ctrl-C stopped with 130, what
+SIGTERM stopped with 143, a sweep or comparison in which trials failed with 1.
 """
 
 import argparse
 import math
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -15,6 +16,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from dpfp_ray import __version__
+from dpfp_ray.data.signals import signal_of, stopped_by_signals
 from dpfp_ray.plan.errors import Guess, UserError
 
 VERBS = {
@@ -123,7 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     warnings.showwarning = show_warning
     try:
-        code = int(arguments.command(arguments) or 0)
+        with stopped_by_signals():
+            code = int(arguments.command(arguments) or 0)
         sys.stdout.flush()  # a closed pipe shows here, not when Python exits
         return code
     except UserError as error:
@@ -168,8 +171,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     except KeyboardInterrupt as stop:  # one with a message says where the work is saved
-        print(str(stop) or "dpfp: interrupted", file=sys.stderr)
-        return 130
+        number = signal_of(stop)
+        name = "dpfp: interrupted" if number == signal.SIGINT else "dpfp: stopped by SIGTERM"
+        print(str(stop) or name, file=sys.stderr)
+        return 128 + number
 
 
 if __name__ == "__main__":

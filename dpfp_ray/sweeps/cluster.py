@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import socket
 import sys
 import warnings
@@ -13,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from dpfp_ray.data.signals import Interrupted, handling
 from dpfp_ray.data.storage import one_line
 from dpfp_ray.data.terminal import JOB
 from dpfp_ray.plan.errors import UserError
@@ -126,12 +128,19 @@ def not_connected(address: str, error: Exception) -> str:
 
 
 def init(options: dict[str, Any]) -> Path:
-    """`ray.init` in silence; the folder of the session's logs and sockets."""
+    """`ray.init` in silence; the folder of the session's logs and sockets.
+
+    Ray takes SIGTERM for itself, and ends the process without a word: it is given back.
+    """
     import ray
 
-    with warnings.catch_warnings():
+    ours = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
+    with handling(signal.SIGTERM, ours), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        context: Any = ray.init(**options)
+        try:
+            context: Any = ray.init(**options)
+        except SystemExit:
+            raise Interrupted(number=signal.SIGTERM) from None
         return Path(context["session_dir"])
 
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, NoReturn
 import pytest
 
 from dpfp_ray import __version__
+from dpfp_ray.cli import calibrate
 from dpfp_ray.cli.main import VERBS, VerbParser, build_parser, main
 from dpfp_ray.plan.errors import UserError
 
@@ -155,6 +157,14 @@ def test_ctrl_c_exits_with_130(
 ) -> None:
     assert call_with(KeyboardInterrupt(), monkeypatch) == 130
     assert capsys.readouterr().err == "dpfp: interrupted\n"
+
+
+def test_sigterm_exits_with_143_and_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(calibrate, "command", lambda _: signal.raise_signal(signal.SIGTERM))
+    assert main(CALIBRATE) == 143
+    assert capsys.readouterr().err == "dpfp: stopped by SIGTERM\n"
 
 
 @pytest.mark.slow
