@@ -145,38 +145,33 @@ def write_outcomes(store: Store, audits: Iterable[Record]) -> None:
             store.put({**record, "statement": {**record["statement"], "audit": audit}})
 
 
-def audit_folder(storage: str, name: str) -> str:
-    """Beside the store, where a killed audit is found again; on the node if the store is remote."""
-    if "://" in storage:
-        return str(Path(tempfile.gettempdir()) / f"dpfp-{name}")
-    return str(Path(storage) / "audits" / name)
+def audit_folder(storage: str, name: str) -> str | None:
+    """Beside the store, where a killed audit is found again; None if the store is remote."""
+    return None if "://" in storage else str(Path(storage) / "audits" / name)
 
 
 def audit_task(
     plan: Plan,
     wanted: Settings,
-    folder: str,
+    folder: str | None,
     threads: int,
     data: Task | None,
     seeds: dict[str, int],
     save_every: float,
 ) -> Record:
-    """One audit in this process; the driver has entered it in the ledger."""
+    """One audit in this process; the driver has entered it in the ledger.
+
+    Without a `folder` it works in a temporary one, which is its owner's only.
+    """
     use_threads(threads)
 
     def listen(prepared: Prepared, seed: int, scratch: Path) -> Any:
         quiet: Reporter = SilentReporter(scratch, seed, save_every)
         return nullcontext(quiet)
 
-    return audit_in(
-        make_folder(folder),
-        plan,
-        wanted,
-        listen,
-        seed=seeds["seed"],
-        membership_seed=seeds["membership_seed"],
-        task=data,
-    )
+    place = tempfile.TemporaryDirectory(prefix="dpfp-audit-") if folder is None else None
+    with place or nullcontext(folder) as used:
+        return audit_in(make_folder(used), plan, wanted, listen, task=data, **seeds)
 
 
 class SilentReporter:
