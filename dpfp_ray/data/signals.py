@@ -24,9 +24,13 @@ class Interrupted(KeyboardInterrupt):
         self.number = number
 
 
+_last_signal: int = signal.SIGINT
+
+
 def signal_of(error: KeyboardInterrupt) -> int:
-    """The number of the signal that `error` stands for."""
-    return int(getattr(error, "number", signal.SIGINT))
+    """The number of the signal that `error` stands for; Ray raises a KeyboardInterrupt of its own
+    in place of ours."""
+    return int(getattr(error, "number", _last_signal))
 
 
 @contextmanager
@@ -45,8 +49,12 @@ def handling(number: signal.Signals, handler: Any) -> Iterator[None]:
 @contextmanager
 def stopped_by_signals(answer: str = "") -> Iterator[None]:
     """Both signals raise Interrupted, after the line `answer` on stderr."""
+    global _last_signal
+    _last_signal = signal.SIGINT
 
     def stop(number: int, frame: FrameType | None) -> None:
+        global _last_signal
+        _last_signal = number
         if answer:
             with suppress(RuntimeError):  # the signal has interrupted another line on stderr
                 print(answer, file=sys.stderr, flush=True)

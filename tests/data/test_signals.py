@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from dpfp_ray.data.signals import Interrupted, ignoring_signals, stopped_by_signals
+from dpfp_ray.data.signals import Interrupted, ignoring_signals, signal_of, stopped_by_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -23,3 +23,11 @@ def test_a_clean_up_is_not_interrupted(number: signal.Signals) -> None:
     with ignoring_signals():
         signal.raise_signal(number)
     assert signal.getsignal(number) is before
+
+
+def test_a_signal_is_known_by_an_error_that_does_not_name_it() -> None:
+    with pytest.raises(Interrupted), stopped_by_signals():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal_of(KeyboardInterrupt()) == signal.SIGTERM
+    with stopped_by_signals():
+        assert signal_of(KeyboardInterrupt()) == signal.SIGINT
