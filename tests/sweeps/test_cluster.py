@@ -120,7 +120,7 @@ from dpfp_ray.sweeps.cluster import connected, settings
 
 with settings(), connected("local", cpus=1):
     import ray
-    ray.get(ray.remote(int).remote())
+    ray.get(ray.remote(lambda: 1).remote())
     mode = os.environ["RAY_AUTH_MODE"]
     me = psutil.Process()
     hosts = [
