@@ -163,15 +163,24 @@ def audit_task(
 
     Without a `folder` it works in a temporary one, which is its owner's only.
     """
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="dpfp-audit-") as private:
+            return audit_task(plan, wanted, private, threads, data, seeds, save_every)
     use_threads(threads)
 
     def listen(prepared: Prepared, seed: int, scratch: Path) -> Any:
         quiet: Reporter = SilentReporter(scratch, seed, save_every)
         return nullcontext(quiet)
 
-    place = tempfile.TemporaryDirectory(prefix="dpfp-audit-") if folder is None else None
-    with place or nullcontext(folder) as used:
-        return audit_in(make_folder(used), plan, wanted, listen, task=data, **seeds)
+    return audit_in(
+        make_folder(folder),
+        plan,
+        wanted,
+        listen,
+        seed=seeds["seed"],
+        membership_seed=seeds["membership_seed"],
+        task=data,
+    )
 
 
 class SilentReporter:

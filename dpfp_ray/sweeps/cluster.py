@@ -79,7 +79,7 @@ def only_for_us() -> Iterator[None]:
     """A Ray that is started inside listens on 127.0.0.1 only, and answers nobody without the token
     of this user (~/.ray/auth_token); RAY_AUTH_MODE, if it is set, stays as it is."""
     from ray._private import ray_constants
-    from ray._raylet import Config
+    from ray._raylet import Config  # type: ignore[attr-defined]
 
     # The address of a node is the loopback where Ray has no clusters (macOS, Windows). Ray resolves
     # `_node_ip_address="127.0.0.1"` to a public address.
