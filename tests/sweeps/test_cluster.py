@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from dpfp_ray.data.signals import Interrupted
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.sweeps import cluster
 from dpfp_ray.sweeps.cluster import SETTINGS, connected, settings
 from dpfp_ray.sweeps.trial import Trial
 from tests.support.ray_runs import measured, run_plainly, run_script, trial
@@ -150,3 +153,21 @@ def test_a_ray_of_our_own_listens_to_this_machine_only_and_wants_a_token(
     assert set(hosts) == {"127.0.0.1", "::ffff:127.0.0.1"}
     assert (mode, afterwards) == ("token", None)
     assert (tmp_path / ".ray" / "auth_token").exists()
+
+
+def test_sigterm_while_ray_starts_is_ours_and_no_silent_exit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`ray.init` puts a handler of its own in place, which calls sys.exit."""
+    import ray
+
+    def ray_init(**_: Any) -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(ray, "init", ray_init)
+    with pytest.raises(Interrupted) as stop:
+        cluster.init({})
+    assert stop.value.number == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
