@@ -28,7 +28,7 @@ from dpfp_ray import (
     train,
 )
 from dpfp_ray.cli.main import main
-from dpfp_ray.data.signals import Interrupted
+from dpfp_ray.plan.signals import Interrupted
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.training import console
 from dpfp_ray.training.checkpoints import RESUME, SEED

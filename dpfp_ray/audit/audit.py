@@ -6,8 +6,8 @@ from typing import Any
 from dpfp_ray.audit import audited_run
 from dpfp_ray.data import Task
 from dpfp_ray.data.memory import in_memory
-from dpfp_ray.data.signals import Interrupted
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.signals import Interrupted
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.training import run_folder
 from dpfp_ray.training.checkpoints import load_state, save_seconds

@@ -16,8 +16,8 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from dpfp_ray import __version__
-from dpfp_ray.data.signals import signal_of, stopped_by_signals
 from dpfp_ray.plan.errors import Guess, UserError
+from dpfp_ray.plan.signals import signal_of, stopped_by_signals
 
 VERBS = {
     "calibrate": "the noise that a privacy budget asks for, without any data",

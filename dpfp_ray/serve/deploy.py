@@ -19,9 +19,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dpfp_ray.data.signals import handling, ignoring_signals
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.signals import handling, ignoring_signals
 from dpfp_ray.privacy.ledger_files import default_place
 from dpfp_ray.results.store import Store
 from dpfp_ray.serve import SERVICE

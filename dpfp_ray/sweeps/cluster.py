@@ -14,10 +14,10 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from dpfp_ray.data.signals import Interrupted, handling
 from dpfp_ray.data.storage import one_line
 from dpfp_ray.data.terminal import JOB
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.signals import Interrupted, handling
 from dpfp_ray.sweeps import access_tokens
 from dpfp_ray.sweeps.ray_watch import RayDied, RayWatch
 

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from dpfp_ray.data.signals import Interrupted, signal_of
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.signals import Interrupted, signal_of
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.privacy.selection import check_search, parse_selection

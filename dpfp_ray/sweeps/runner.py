@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpfp_ray.data.lease import held_unless
-from dpfp_ray.data.signals import ignoring_signals, stopped_by_signals
 from dpfp_ray.data.storage import open_files
 from dpfp_ray.data.terminal import stderr, waiting
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.signals import ignoring_signals, stopped_by_signals
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.charges import Charges

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from dpfp_ray.data.lease import held_unless
-from dpfp_ray.data.signals import Interrupted, signal_of
 from dpfp_ray.data.storage import SEALED, below, open_files
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.data.whole_files import PRIVATE_FOLDER, private_folder
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.signals import Interrupted, signal_of
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.sampling import derived_seed, keyed_generator
 from dpfp_ray.privacy.selection import Selection, draw_trials

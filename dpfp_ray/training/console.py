@@ -24,10 +24,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from dpfp_ray.data.signals import Interrupted
 from dpfp_ray.data.terminal import LINE_EVERY_SECONDS, stderr
 from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.signals import Interrupted
 from dpfp_ray.privacy.spending import Spending
 from dpfp_ray.privacy.statement import guarantee
 from dpfp_ray.training.checkpoints import Saver, save_seconds, save_state

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.data.signals import Interrupted
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.signals import Interrupted
 from dpfp_ray.sweeps import cluster
 from dpfp_ray.sweeps.cluster import SETTINGS, connected, settings
 from dpfp_ray.sweeps.trial import Trial

@@ -12,9 +12,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from dpfp_ray.audit.audit import audit
-from dpfp_ray.data.signals import Interrupted
 from dpfp_ray.data.whole_files import without_checksum
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.signals import Interrupted
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_sum import Spent
