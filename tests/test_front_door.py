@@ -28,10 +28,11 @@ from dpfp_ray import (
     train,
 )
 from dpfp_ray.cli.main import main
+from dpfp_ray.plan.signals import Interrupted
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.training import console
 from dpfp_ray.training.checkpoints import RESUME, SEED
-from dpfp_ray.training.console import Interrupted, SilentReporter
+from dpfp_ray.training.console import SilentReporter
 from dpfp_ray.training.run_folder import RESULT, WEIGHTS
 
 

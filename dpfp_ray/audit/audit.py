@@ -7,10 +7,11 @@ from dpfp_ray.audit import audited_run
 from dpfp_ray.data import Task
 from dpfp_ray.data.memory import in_memory
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.signals import Interrupted
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.training import run_folder
 from dpfp_ray.training.checkpoints import load_state, save_seconds
-from dpfp_ray.training.console import Interrupted, SilentReporter, choose_reporter
+from dpfp_ray.training.console import SilentReporter, choose_reporter
 from dpfp_ray.training.machine import use_threads
 from dpfp_ray.training.prepare import Prepared
 from dpfp_ray.training.train import TrainedRun, refuse_other_data
@@ -113,6 +114,7 @@ def audit(
                 show_training_loss=show_training_loss,
                 ledger=book,
             )
-    except Interrupted:
-        raise Interrupted(f"stopped; saved in {folder}. The same command continues it.") from None
+    except Interrupted as stop:
+        text = f"stopped; saved in {folder}. The same command continues it."
+        raise Interrupted(text, stop.number) from None
     return AuditedRun(record, folder)

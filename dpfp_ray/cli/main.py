@@ -1,11 +1,13 @@
 """`dpfp VERB --flag value`: parses, dispatches, and turns a user's mistake into one line.
 
-Results go to stdout, progress to stderr. Bad input exits with 2, an interrupted run with 130, a
-sweep or comparison in which trials failed with 1.
+Results go to stdout, progress to stderr. Bad input exits with 2, what Ctrl-C stopped with 130, what
+SIGTERM stopped with 143, a sweep or comparison in which trials failed with 1.
 """
 
 import argparse
+import math
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -15,6 +17,7 @@ from typing import Any, NoReturn
 
 from dpfp_ray import __version__
 from dpfp_ray.plan.errors import Guess, UserError
+from dpfp_ray.plan.signals import signal_of, stopped_by_signals
 
 VERBS = {
     "calibrate": "the noise that a privacy budget asks for, without any data",
@@ -40,7 +43,11 @@ WORDS = "What the words mean: dpfp glossary [WORD]"
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with errors in one line."""
+    """argparse with errors in one line, and with finite numbers only."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.register("type", float, finite)
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {shortened(message)} (see {self.prog} --help)", file=sys.stderr)
@@ -65,10 +72,22 @@ class VerbParser(Parser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.load()
+        words = list(args)
+        for word in words[: words.index("--")] if "--" in words else words:
+            flag, equals, value = word.partition("=")
+            if flag.startswith("-") and equals and value == "--":  # argparse would drop the value
+                self.error(f"argument {flag}: -- is no value")
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:  # said here, so that the line names this verb's help
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return known, unknown
+
+
+def finite(text: str) -> float:
+    """The type of every flag with `type=float`."""
+    if not math.isfinite(number := float(text)):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+    return number
 
 
 def build_parser() -> Parser:
@@ -106,7 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     warnings.showwarning = show_warning
     try:
-        code = int(arguments.command(arguments) or 0)
+        with stopped_by_signals():
+            code = int(arguments.command(arguments) or 0)
         sys.stdout.flush()  # a closed pipe shows here, not when Python exits
         return code
     except UserError as error:
@@ -151,8 +171,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     except KeyboardInterrupt as stop:  # one with a message says where the work is saved
-        print(str(stop) or "dpfp: interrupted", file=sys.stderr)
-        return 130
+        number = signal_of(stop)
+        name = "dpfp: interrupted" if number == signal.SIGINT else "dpfp: stopped by SIGTERM"
+        print(str(stop) or name, file=sys.stderr)
+        return 128 + number
 
 
 if __name__ == "__main__":

@@ -209,10 +209,15 @@ class ChecksumWriter:
     def __init__(self, stream: IO[bytes]) -> None:
         self.stream = stream
         self.digest = hashlib.blake2b(digest_size=DIGEST)
+        self.failure: OSError | None = None  # torch raises a RuntimeError in its place
 
     def write(self, content: bytes) -> int:
         self.digest.update(content)
-        return self.stream.write(content)
+        try:
+            return self.stream.write(content)
+        except OSError as error:
+            self.failure = error
+            raise
 
     def flush(self) -> None:
         self.stream.flush()

@@ -25,6 +25,8 @@ from dpfp_ray.plan.method_spec import SCOPES, scope_kind
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 # Have a causal-LM class and no masked-LM class, yet AutoModel runs them in both directions.
 _BOTH_WAYS = ("xlnet", "bert-generation")
+# Numbers of a config that are dimensions of some weight.
+_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 
 
 def build_classifier(
@@ -168,7 +170,22 @@ def _load_config(model: str) -> tuple[Any, type[Any]]:
     kind = found[0] if isinstance(found, tuple) else found
     if "input_ids" not in inspect.signature(kind.forward).parameters:
         raise UserError(f"model {model!r}: {config.model_type} does not read text")
+    _check_sizes(model, config)
     return config, kind
+
+
+def _check_sizes(model: str, config: Any) -> None:
+    """Refuse sizes that the weights cannot have, before anything of these sizes is built."""
+    shapes = _weight_shapes(model)
+    widest = max((size for shape in shapes.values() for size in shape), default=2**31)
+    limits = dict.fromkeys(_SIZES, widest) | {"num_hidden_layers": len(shapes) or 1000}
+    for name, most in limits.items():
+        value = getattr(config, name, 1)
+        if isinstance(value, int) and not 1 <= value <= most:
+            raise UserError(
+                f"model {model!r}: {name} is {value} in its config.json, and its weights allow 1 "
+                f"to {most:,}; get the folder again"
+            )
 
 
 def _builds_pooler(config: Any, kind: type[Any]) -> bool:
@@ -180,16 +197,22 @@ def _builds_pooler(config: Any, kind: type[Any]) -> bool:
 
 def _holds_pooler(model: str) -> bool:
     """Whether the checkpoint has trained pooler weights (roberta-base, for one, has not)."""
+    return any("pooler." in name for name in _weight_shapes(model))
+
+
+def _weight_shapes(model: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of the checkpoint's weights by name; the weights themselves are not read."""
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in download.weight_files(download.local_folder(model)):
         with _one_line(f"model {model!r}: cannot load the weights in {file}"):
             if file.suffix == ".safetensors":
                 with safe_open(file, framework="pt") as weights:
-                    names = list(weights.keys())
+                    for name in weights.keys():  # noqa: SIM118
+                        shapes[name] = tuple(weights.get_slice(name).get_shape())
             else:
-                names = list(torch.load(file, map_location="meta", mmap=True, weights_only=True))
-        if any("pooler." in name for name in names):
-            return True
-    return False
+                pickled = torch.load(file, map_location="meta", mmap=True, weights_only=True)
+                shapes |= {name: tuple(tensor.shape) for name, tensor in pickled.items()}
+    return shapes
 
 
 def _declared_pooling(model: str) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from dpfp_ray.plan.defaults import LEAST_BATCH, SST2_RECORDS
 from dpfp_ray.plan.errors import UserError, unknown
+from dpfp_ray.plan.foreign_files import LARGEST_YAML, parse_yaml, read_limited
 from dpfp_ray.plan.method_spec import (
     METHODS,
     MethodSpec,
@@ -20,9 +21,7 @@ from dpfp_ray.plan.method_spec import (
 )
 from dpfp_ray.plan.plan import FIELDS, TYPES, Plan, kinds_of
 
-MOST_VALUES = 100_000  # in one file
 MOST_DIGITS = 30  # of a whole number that is taken as it stands
-MOST_BITS = 1_024  # of a whole number; more is no number of anything, and Python refuses to show it
 ALIASES = {
     "B": "batch_size",
     "M": "micro_batches",
@@ -55,43 +54,17 @@ def field_name(key: Any) -> str:
 
 def read_plan_file(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML plan file, or the plan that a run's result.json keeps."""
-    import yaml
-
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = read_limited(Path(path), LARGEST_YAML)
     except OSError as error:
         raise UserError(f"cannot read plan {path}: {error.strerror}") from None
-    except RecursionError:
-        raise UserError(f"{path} is nested too deeply; a plan is a list of key: value") from None
-    except (yaml.YAMLError, ValueError) as error:  # also of bytes, dates and endless numbers
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not unfolds(content):
-        raise UserError(
-            f"{path} holds more than {MOST_VALUES:,} values, aliases (*) unfolded, or a number of "
-            "more than 300 digits"
-        )
+    content = parse_yaml(text, str(path))
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise UserError(f"{path} must hold `key: value` lines, not a {type(content).__name__}")
     recorded = content.get("plan") if "plan_hash" in content else None
     return recorded if isinstance(recorded, dict) else content
-
-
-def unfolds(content: Any, most: int = MOST_VALUES) -> bool:
-    """Whether all values can be gone through: a few aliases of aliases unfold to billions."""
-    left = [content]
-    for _ in range(most):
-        if not left:
-            return True
-        value = left.pop()
-        if isinstance(value, int) and value.bit_length() > MOST_BITS:
-            return False
-        if isinstance(value, Mapping):
-            left += [*value, *value.values()]
-        elif isinstance(value, list | tuple | set):
-            left += value
-    return not left
 
 
 def _coerce(name: str, value: Any) -> Any:

@@ -224,8 +224,8 @@ def would_fit(counts: Counts, new: Counts, total: Total) -> bool:
     return filter_epsilon(together, total.delta, filters_of(total))[0] <= total.epsilon * (1 + 1e-9)
 
 
-def what_fits(counts: Counts, template: Counts, total: Total) -> float:
-    """The largest ε at `total.delta` of one use like `template`, with more noise, that still fits.
+def what_fits(counts: Counts, template: Counts, total: Total, delta: float) -> float:
+    """The largest ε at `delta` of one use like `template`, with more noise, that still fits.
 
     0 if none does. Parts other than Gaussians are kept as they are.
     """
@@ -244,11 +244,11 @@ def what_fits(counts: Counts, template: Counts, total: Total) -> float:
     if not template or not would_fit(counts, noisier(high), total):
         return 0.0
     if would_fit(counts, template, total):
-        return composed_epsilon(template, total.delta)
+        return composed_epsilon(template, delta)
     while high - low > 1e-3:
         middle = (low + high) / 2
         low, high = (low, middle) if would_fit(counts, noisier(middle), total) else (middle, high)
-    return composed_epsilon(noisier(high), total.delta)
+    return composed_epsilon(noisier(high), delta)
 
 
 # --- Rényi --------------------------------------------------------------------------------------

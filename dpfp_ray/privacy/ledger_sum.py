@@ -190,10 +190,14 @@ def refusal(group: Sequence[Entry], new: Collection[str], total: Total, name: st
         rounded_up(ledger_cost.filter_epsilon(sum_, total.delta, ledger_cost.filters_of(total))[0])
         for sum_ in (rest, together)
     )
-    most = ledger_cost.what_fits(rest, counted(own), total)
+    delta = _smallest_delta(own)  # the run's own δ: the user has stated its ε there
+    most = ledger_cost.what_fits(rest, counted(own), total, delta)
     at_most = f"ε ≤ {math.floor(most * 100) / 100:g}"
+    asked = rounded_up(ledger_cost.composed_epsilon(counted(own), delta))
     one = len(own) == 1
-    fits = f"one of {at_most} fits" if one else f"runs of together {at_most} fit"
+    fits = f"at its own δ = {delta:.3g} it has ε = {asked}, and one of {at_most} fits"
+    if not one:
+        fits = f"at δ = {delta:.3g} together they have ε = {asked}, and runs of {at_most} fit"
     return (
         f"{f'this {own[0].use.purpose}' if one else f'these {len(own)} runs'} would bring what "
         f"these people pay from ε = {before} to {after}, above the total of {total.epsilon:g} "

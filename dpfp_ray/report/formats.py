@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dpfp_ray.results.rows import csv_text
+
 MISSING = "—"
 
 
@@ -162,7 +164,7 @@ def to_csv(table: Table) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
-        [_csv_text(f"{c.group}: {c.title}" if c.group else c.title) for c in table.columns]
+        [csv_text(f"{c.group}: {c.title}" if c.group else c.title) for c in table.columns]
     )
     for row in (*table.rows, *table.foot):
         writer.writerow([_csv_entry(entry) for entry in row.entries])
@@ -172,14 +174,7 @@ def to_csv(table: Table) -> str:
 def _csv_entry(entry: Entry) -> str:
     if entry.missing:
         return ""
-    return repr(entry.value) if entry.value is not None else _csv_text(entry.text)
-
-
-def _csv_text(text: str) -> str:
-    """Spreadsheets run text that looks like a formula; an apostrophe makes it text again."""
-    return (
-        f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) or text[:1] in "\t\r" else text
-    )
+    return repr(entry.value) if entry.value is not None else csv_text(entry.text)
 
 
 def to_markdown(table: Table) -> str:

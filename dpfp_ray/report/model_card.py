@@ -10,6 +10,7 @@ from dpfp_ray.plan.method_spec import find_spec
 from dpfp_ray.plan.plan import FIELDS, NOT_HASHED, Plan
 from dpfp_ray.privacy.statement_forms import first_line, seed_handling
 from dpfp_ray.privacy.statement_text import number, promised, unit_word
+from dpfp_ray.report.formats import markdown_text
 from dpfp_ray.report.portable import is_folder, needed_files, own_name
 from dpfp_ray.results.predict import CONFIDENCE, wilson
 from dpfp_ray.training.dev_scores import saved_epoch
@@ -59,7 +60,7 @@ def model_card(
     parts = [
         front_matter(record, plan, title),
         f"> {first_line(record['statement'])}",
-        f"# {title}",
+        f"# {markdown_text(title)}",
         _plainly(record["statement"]),
         _task(record, plan),
         _adapter_usage(plan) if adapter else _usage(plan),

@@ -9,9 +9,13 @@ A bundle comes from others. It is read in memory and never unpacked; its plans n
 folders, which are looked for in one folder of the reader's choice.
 """
 
+import io
 import json
 import math
+import re
+import struct
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +23,7 @@ from statistics import mean, stdev
 from typing import Any, Literal
 
 from dpfp_ray.plan.errors import UserError, unknown
+from dpfp_ray.plan.foreign_files import parse_yaml, read_limited
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.report.bundle import FORMAT, INDEX
@@ -28,7 +33,24 @@ from dpfp_ray.training.dev_scores import Select
 from dpfp_ray.training.train import train
 
 CONFIDENCE = 0.95
-LARGEST = 2**26  # bytes of one file of a bundle in memory
+LARGEST_BUNDLE = 2**26  # bytes
+LARGEST_INDEX = 2**23
+MOST_FILES = 50_000  # in a bundle
+MOST_CELLS = 1_000
+LARGEST_PLAN = 2**16
+MOST_PLAN_VALUES = 1_000  # a plan has a few dozen fields
+# What a damaged zip makes zipfile raise.
+DAMAGE = (
+    OSError,
+    EOFError,
+    KeyError,
+    RuntimeError,
+    ValueError,
+    OverflowError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 Outcome = Literal["within", "outside"]
 
 
@@ -104,50 +126,76 @@ class Bundle:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
-        index = self._json(INDEX)
+        with self._opened() as files:
+            self._read_cells(files)
+
+    def _read_cells(self, files: zipfile.ZipFile) -> None:
+        index = self._json(files, INDEX)
         if not isinstance(index, dict) or index.get("format") != FORMAT:
             raise UserError(f"{self.path} is no bundle of this version; make it with dpfp report")
         self.select: Select = "best" if index.get("select") == "best" else "last"
         try:
-            self.cells = [self._cell(facts) for facts in index["cells"]]
-        except (KeyError, TypeError, ValueError) as error:
+            if len(index["cells"]) > MOST_CELLS:
+                raise UserError(
+                    f"{self.path} holds {len(index['cells']):,} cells; at most {MOST_CELLS:,} are "
+                    "read"
+                )
+            self.cells = [self._cell(files, facts) for facts in index["cells"]]
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError(f"{self.path} is damaged ({error}); get it again") from None
 
-    def _cell(self, facts: dict[str, Any]) -> Bundled:
-        import yaml
-
-        plan = yaml.safe_load(self._read(str(facts["plan_file"])))
+    def _cell(self, files: zipfile.ZipFile, facts: dict[str, Any]) -> Bundled:
+        name = str(facts["plan_file"])
+        plan = parse_yaml(
+            self._read(files, name, LARGEST_PLAN), f"{name} in {self.path}", MOST_PLAN_VALUES
+        )
         scores = tuple(float(value) for value in facts["accuracy"])
-        if not isinstance(plan, dict) or not scores:
-            raise ValueError(f"cell {facts['cell']}")
-        rows = facts.get("dev_rows")
+        cell, rows = str(facts["cell"]), int(facts.get("dev_rows") or 0)
+        # The name becomes that of a folder.
+        usable = re.fullmatch(r"[a-z0-9.-]+", cell) and cell.strip(".") and isinstance(plan, dict)
+        if not usable or not scores or not all(0 <= s <= 1 for s in scores) or rows < 0:
+            raise ValueError(f"cell {cell}")
+        noise = facts.get("noise_multiplier")
         return Bundled(
-            str(facts["cell"]),
+            cell,
             plan,
             tuple(str(name) for name in facts["files"]),
             scores,
-            int(rows) if rows else None,
+            rows or None,
             facts.get("dev_fingerprint"),
-            facts.get("noise_multiplier"),
+            None if noise is None else float(noise),
             str(facts.get("tuning") or ""),
             int(facts.get("settings") or 1),
         )
 
-    def _read(self, name: str) -> bytes:
+    def _opened(self) -> zipfile.ZipFile:
         try:
-            with zipfile.ZipFile(self.path) as bundle, bundle.open(name) as file:
-                content = file.read(LARGEST + 1)
+            content = read_limited(self.path, LARGEST_BUNDLE)
+            # Counted first: a ZipFile makes an object for every entry of the zip's directory.
+            if content.count(b"PK\x01\x02") > MOST_FILES:
+                raise UserError(f"{self.path} holds more than {MOST_FILES:,} files; give another")
+            return zipfile.ZipFile(io.BytesIO(content))
         except FileNotFoundError:
             raise UserError(f"there is no file {self.path}; give a bundle") from None
-        except (OSError, zipfile.BadZipFile, KeyError, RuntimeError) as error:
+        except DAMAGE as error:
             raise UserError(f"{self.path} is no bundle ({error}); give another") from None
-        if len(content) > LARGEST:
+
+    def _read(self, files: zipfile.ZipFile, name: str, most: int) -> bytes:
+        try:
+            # Other compressions may ask for gigabytes before the first byte.
+            if files.getinfo(name).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError(f"the compression of {name}")
+            with files.open(name) as file:
+                content = file.read(most + 1)
+        except DAMAGE as error:
+            raise UserError(f"{self.path} is no bundle ({error}); give another") from None
+        if len(content) > most:
             raise UserError(f"{name} in {self.path} is too large for a bundle; get it again")
         return content
 
-    def _json(self, name: str) -> Any:
+    def _json(self, files: zipfile.ZipFile, name: str) -> Any:
         try:
-            return json.loads(self._read(name))
+            return json.loads(self._read(files, name, LARGEST_INDEX))
         except ValueError as error:
             raise UserError(f"{self.path} is damaged ({error}); get it again") from None
 

@@ -128,9 +128,17 @@ def columns(rows: Sequence[Row]) -> list[str]:
 def to_csv(rows: Sequence[Row], names: Sequence[str]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([row.get(name) for name in names] for row in rows)
+    writer.writerow([csv_text(name) for name in names])
+    writer.writerows([csv_text(row.get(name)) for name in names] for row in rows)
     return text.getvalue()
+
+
+def csv_text(value: Any) -> Any:
+    """Spreadsheets run text that looks like a formula; an apostrophe makes it text again."""
+    if not isinstance(value, str):
+        return value
+    formula = value.lstrip().startswith(("=", "+", "-", "@")) or value.startswith(("\t", "\r"))
+    return f"'{value}" if formula else value
 
 
 def to_parquet(rows: Sequence[Row], names: Sequence[str]) -> bytes:

@@ -5,7 +5,7 @@ The pages read their parameters as it does: every one is checked, none ignored.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel
@@ -125,6 +125,7 @@ def answer(
 
 LEGEND = MARKS[0]
 Cell = str | int | float | None
+Status = Literal["loading", "ready"]
 
 
 class About(BaseModel):
@@ -136,14 +137,19 @@ class Version(BaseModel):
     """Changes whenever a record or a figure does; ask for it often, and for the rest rarely."""
 
     version: str
+    status: Status
     trials: int
     running: int
 
 
 class Results(BaseModel):
-    """Rows in the order asked for. An infinite number is the text "inf"."""
+    """Rows in the order asked for. An infinite number is the text "inf".
+
+    `status` is loading until the records have been read once: `total` says nothing before.
+    """
 
     version: str
+    status: Status
     total: int
     offset: int
     columns: list[str]
@@ -214,6 +220,7 @@ def routes(records: LiveRecords, figures: Figures) -> APIRouter:
         found = matching(now, asked)
         facts = {
             "version": now.version,
+            "status": status_of(now),
             "total": found.total,
             "offset": asked.offset,
             "columns": now.columns,
@@ -263,13 +270,20 @@ def version_facts(now: Snapshot, figures: Figures) -> dict[str, Any]:
     figures.now(now, everything=True)
     return {
         "version": f"{now.version}-{figures.version}",
+        "status": status_of(now),
         "trials": len(now.runs),
         "running": now.running,
     }
 
 
+def status_of(now: Snapshot) -> Status:
+    return "loading" if now.loading else "ready"
+
+
 def find(now: Snapshot, identity: str) -> Run:
     run = now.by_id.get(identity)
+    if run is None and now.loading:
+        raise NotThere("the records are still being read; ask again in a moment")
     if run is None:
         raise NotThere(f"there is no trial {identity[:80]!r}")
     return run

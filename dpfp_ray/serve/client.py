@@ -1,6 +1,7 @@
 """Rows from a running `dpfp serve`, given its own address or that of the Ray dashboard."""
 
 import re
+import time
 from typing import Any
 
 import requests
@@ -15,6 +16,7 @@ from dpfp_ray.sweeps.access_tokens import LOOPBACK
 TIMEOUT = 30.0
 PAGE = 1000  # rows; what the service gives at most
 TRIES = 3
+LOAD_SECONDS = 120.0
 
 
 class Bearer(requests.auth.AuthBase):
@@ -52,6 +54,7 @@ def ask_service(
     """
     token = access_tokens.read_token(token_file)
     service = find_service(address)
+    wait_until_loaded(service, token)
     for _ in range(TRIES):
         pages: list[dict[str, Any]] = []
         while True:
@@ -67,6 +70,18 @@ def ask_service(
     rows = [_typed(row) for page in pages for row in page["rows"]]
     known = [str(name) for name in pages[-1]["columns"]]
     return FoundRows(rows, known, int(pages[-1]["total"]))
+
+
+def wait_until_loaded(service: str, token: str | None) -> None:
+    """A service that has just started has not read its records yet."""
+    end = time.monotonic() + LOAD_SECONDS
+    while True:
+        answer = _answer(get(f"{service}/api/results", token, {"limit": 1}), service)
+        if answer.get("status") != "loading":  # services of earlier versions do not say
+            return
+        if time.monotonic() > end:
+            raise UserError(f"{service} is still reading its records; ask again in a minute")
+        time.sleep(1.0)
 
 
 def get(url: str, token: str | None, question: dict[str, Any] | None = None) -> Any:

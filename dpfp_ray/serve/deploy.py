@@ -21,13 +21,13 @@ from typing import Any
 
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.signals import handling, ignoring_signals
 from dpfp_ray.privacy.ledger_files import default_place
 from dpfp_ray.results.store import Store
 from dpfp_ray.serve import SERVICE
 from dpfp_ray.sweeps import access_tokens
 from dpfp_ray.sweeps.access_tokens import LOOPBACK
 from dpfp_ray.sweeps.cluster import connected, default_address, settings
-from dpfp_ray.sweeps.ray_watch import handling, ignoring_ctrl_c
 from dpfp_ray.sweeps.state import resolve_storage
 
 START_SECONDS = 120.0
@@ -230,7 +230,7 @@ def serve(
             yield place
         finally:
             if not detach and where != "local":  # a Ray that was started here ends with all in it
-                with ignoring_ctrl_c():
+                with ignoring_signals():
                     remove()
 
 

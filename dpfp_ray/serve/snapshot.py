@@ -52,6 +52,11 @@ class Snapshot:
     # The runs that match a question, in its order; as true as the snapshot, which never changes.
     answers: dict[Hashable, list[Run]] = field(default_factory=dict, compare=False, repr=False)
 
+    @property
+    def loading(self) -> bool:
+        """Whether nothing has been read yet: no run is known, and there may be many."""
+        return self.broken == (READING,)
+
     @cached_property
     def rows(self) -> list[rows.Row]:
         return [dict(run.row) for run in self.runs]

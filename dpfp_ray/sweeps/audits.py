@@ -145,23 +145,27 @@ def write_outcomes(store: Store, audits: Iterable[Record]) -> None:
             store.put({**record, "statement": {**record["statement"], "audit": audit}})
 
 
-def audit_folder(storage: str, name: str) -> str:
-    """Beside the store, where a killed audit is found again; on the node if the store is remote."""
-    if "://" in storage:
-        return str(Path(tempfile.gettempdir()) / f"dpfp-{name}")
-    return str(Path(storage) / "audits" / name)
+def audit_folder(storage: str, name: str) -> str | None:
+    """Beside the store, where a killed audit is found again; None if the store is remote."""
+    return None if "://" in storage else str(Path(storage) / "audits" / name)
 
 
 def audit_task(
     plan: Plan,
     wanted: Settings,
-    folder: str,
+    folder: str | None,
     threads: int,
     data: Task | None,
     seeds: dict[str, int],
     save_every: float,
 ) -> Record:
-    """One audit in this process; the driver has entered it in the ledger."""
+    """One audit in this process; the driver has entered it in the ledger.
+
+    Without a `folder` it works in a temporary one, which is its owner's only.
+    """
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="dpfp-audit-") as private:
+            return audit_task(plan, wanted, private, threads, data, seeds, save_every)
     use_threads(threads)
 
     def listen(prepared: Prepared, seed: int, scratch: Path) -> Any:

@@ -5,17 +5,19 @@ import logging
 import os
 import re
 import shutil
+import signal
 import socket
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from dpfp_ray.data.storage import one_line
 from dpfp_ray.data.terminal import JOB
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.signals import Interrupted, handling
 from dpfp_ray.sweeps import access_tokens
 from dpfp_ray.sweeps.ray_watch import RayDied, RayWatch
 
@@ -63,11 +65,40 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
     "ray://host:10001" or "host:6379" joins another. A session started here ends here.
     """
     import ray
-    from ray.exceptions import RayError
 
     if ray.is_initialized():  # a session of the caller's: use it, and do not end it
         yield
         return
+    local = address in (None, "local")
+    with only_for_us() if local else nullcontext(), session(address, cpus):
+        yield
+
+
+@contextmanager
+def only_for_us() -> Iterator[None]:
+    """A Ray that is started inside listens on 127.0.0.1 only, and answers nobody without the token
+    of this user (~/.ray/auth_token); RAY_AUTH_MODE, if it is set, stays as it is."""
+    from ray._private import ray_constants
+    from ray._raylet import Config  # type: ignore[attr-defined]
+
+    # The address of a node is the loopback where Ray has no clusters (macOS, Windows). Ray resolves
+    # `_node_ip_address="127.0.0.1"` to a public address.
+    clusters, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        with settings(RAY_AUTH_MODE="token"):
+            Config.initialize("")  # Ray may have been imported before, with another mode
+            yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = clusters
+        Config.initialize("")
+
+
+@contextmanager
+def session(address: str | None, cpus: int | None) -> Iterator[None]:
+    """Connect to Ray at `address`, or start it; what was started ends with the block."""
+    import ray
+    from ray.exceptions import RayError
+
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address in (None, "local"):
         options |= {"address": "local", "num_cpus": cpus}
@@ -84,13 +115,13 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
     before = descendants()
     try:
         check_listening(address)
-        session = start_local(options) if local else init(options)
+        folder = start_local(options) if local else init(options)
     except (OSError, ValueError, RuntimeError, RayError) as error:
         raise UserError(not_connected(address or "local", error)) from None
 
     def clean_up() -> None:
         end_all(descendants() - before)
-        forget_session(session)
+        forget_session(folder)
 
     watch = RayWatch(clean_up)
     if local:
@@ -111,7 +142,7 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
             raise RayDied(watch.line)
         ray.shutdown()
         if local and not failed:
-            forget_session(session)
+            forget_session(folder)
 
 
 def not_connected(address: str, error: Exception) -> str:
@@ -126,12 +157,19 @@ def not_connected(address: str, error: Exception) -> str:
 
 
 def init(options: dict[str, Any]) -> Path:
-    """`ray.init` in silence; the folder of the session's logs and sockets."""
+    """`ray.init` in silence; the folder of the session's logs and sockets.
+
+    Ray takes SIGTERM for itself, and ends the process without a word: it is given back.
+    """
     import ray
 
-    with warnings.catch_warnings():
+    ours = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
+    with handling(signal.SIGTERM, ours), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        context: Any = ray.init(**options)
+        try:
+            context: Any = ray.init(**options)
+        except SystemExit:
+            raise Interrupted(number=signal.SIGTERM) from None
         return Path(context["session_dir"])
 
 

@@ -1,17 +1,14 @@
-"""What ends the work from outside: signals, after which a sweep ends in order, and the death of a
-Ray that was started on this machine, which is noticed at once.
+"""The death of a Ray that was started on this machine, which is noticed at once.
 
 Ray itself waits a minute for a dead GCS or raylet, then ends the whole process with a dump. All
 that is finished is on storage by then, and what runs has been saved: there is nothing to wait for.
 """
 
 import os
-import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from types import FrameType
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from dpfp_ray.plan.errors import UserError
@@ -75,32 +72,3 @@ class RayWatch:
             print(f"dpfp: {self.line}", file=sys.stderr, flush=True)
             self.clean_up()
             os._exit(2)
-
-
-@contextmanager
-def stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends a sweep as Ctrl-C does."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with handling(signal.SIGTERM, stop):
-        yield
-
-
-def ignoring_ctrl_c() -> AbstractContextManager[None]:
-    """A second Ctrl-C during the clean-up must not leave half of Ray running."""
-    return handling(signal.SIGINT, signal.SIG_IGN)
-
-
-@contextmanager
-def handling(number: signal.Signals, handler: Any) -> Iterator[None]:
-    """`handler` for a signal; only the main thread may set one."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    old = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        signal.signal(number, old)

@@ -140,8 +140,8 @@ def compare(
             open_audits = audits_left(trials, storage) if canaries else []
             runner.run(trials, varied=differing(trials), audits=open_audits)
             audits = audit_trials(trials, runner, canaries, task)
-    except KeyboardInterrupt:
-        raise stopped(storage) from None
+    except KeyboardInterrupt as stop:
+        raise stopped(storage, stop) from None
     store = Store(storage)
     write_outcomes(store, audits)
     records = close(storage)

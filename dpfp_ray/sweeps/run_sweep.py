@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.signals import Interrupted, signal_of
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.privacy.selection import check_search, parse_selection
@@ -26,7 +27,6 @@ from dpfp_ray.sweeps.selection_cost import SelectionCost
 from dpfp_ray.sweeps.space_files import read_search_space
 from dpfp_ray.sweeps.state import resolve_storage
 from dpfp_ray.sweeps.sweep_trials import InputsOnce, run_sweep
-from dpfp_ray.training.console import Interrupted
 from dpfp_ray.training.prepare import load_inputs
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ def sweep(
     try:
         with Runner(space.name, place, options, inputs_of, book) as runner:
             run_sweep(space, runner)
-    except KeyboardInterrupt:
-        raise stopped(place) from None
+    except KeyboardInterrupt as stop:
+        raise stopped(place, stop) from None
     return FinishedSweep(place, space, close(place), runner.charges.spent())
 
 
@@ -129,8 +129,9 @@ def close(storage: str) -> list[Record]:
     return store.records()
 
 
-def stopped(storage: str) -> Interrupted:
-    return Interrupted(f"stopped; what is finished is in {storage}. The same command continues.")
+def stopped(storage: str, stop: KeyboardInterrupt) -> Interrupted:
+    text = f"stopped; what is finished is in {storage}. The same command continues."
+    return Interrupted(text, signal_of(stop))
 
 
 def refuse_encoder(encoder: Any) -> None:

@@ -15,11 +15,11 @@ from dpfp_ray.data.storage import open_files
 from dpfp_ray.data.terminal import stderr, waiting
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.signals import ignoring_signals, stopped_by_signals
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.charges import Charges
 from dpfp_ray.sweeps.cluster import connected, settings
-from dpfp_ray.sweeps.ray_watch import ignoring_ctrl_c, stopped_by_sigterm
 from dpfp_ray.sweeps.resources import RayOptions, Resources, node_resources, plan_resources
 from dpfp_ray.sweeps.state import SECRET, SweepState, check_seen_everywhere
 from dpfp_ray.sweeps.trial import RETRIES, Trial, mark_interrupted, unfinished
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dpfp_ray.sweeps.trial_process import Shared, Sweep
 
 T = TypeVar("T")
+STOPPING = "stopping; what is finished is kept, what runs goes on from its last save"
 
 
 class Runner:
@@ -70,6 +71,7 @@ class Runner:
         self.resources: Resources
 
     def __enter__(self) -> "Runner":
+        self._lease.enter_context(stopped_by_signals(STOPPING))
         self._stack.enter_context(settings())
         if self.options.tracker:
             from dpfp_ray.sweeps.trackers import make_tracker
@@ -84,7 +86,7 @@ class Runner:
         trace: TracebackType | None,
     ) -> None:
         with self._lease:
-            with ignoring_ctrl_c():
+            with ignoring_signals():
                 # Before and after Ray ends: a job that is stopped has seconds until it is killed,
                 # and a trial may still write that it runs.
                 interrupted = self._sweep is not None and isinstance(error, KeyboardInterrupt)
@@ -194,7 +196,6 @@ class Runner:
             return
         with stderr.status("starting Ray …"), waiting("starting Ray"):  # status: on a terminal
             self._stack.enter_context(connected(self.options.address))
-        self._stack.enter_context(stopped_by_sigterm())
         from dpfp_ray.sweeps.trial_process import Sweep
 
         self.check_storage()

@@ -31,6 +31,7 @@ from dpfp_ray.data.terminal import stderr
 from dpfp_ray.data.whole_files import PRIVATE_FOLDER, private_folder
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.signals import Interrupted, signal_of
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.sampling import derived_seed, keyed_generator
 from dpfp_ray.privacy.selection import Selection, draw_trials
@@ -43,7 +44,6 @@ from dpfp_ray.sweeps.state import SweepState
 from dpfp_ray.sweeps.sweep_trials import bind_trial
 from dpfp_ray.sweeps.trial import SETTLED, Trial
 from dpfp_ray.training.charged import recorded_plan, register
-from dpfp_ray.training.console import Interrupted
 from dpfp_ray.training.prepare import Inputs
 from dpfp_ray.training.run_folder import data_mark
 
@@ -128,9 +128,11 @@ def _run_selection(
                 store.files.write(f"selection-{key}.json", json.dumps(finished).encode())
             for entry in entries:
                 ledger.end(entry.id, 1, "finished")
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             raise Interrupted(
-                f"stopped; the same command continues. Until the selection ends, {sealed} is secret"
+                f"stopped; the same command continues. Until the selection ends, {sealed} is "
+                "secret",
+                signal_of(stop),
             ) from None
     else:
         stderr.print("this selection is finished; for another one, use another --storage")

@@ -244,6 +244,7 @@ def ask_for_room(folder: Path, model: Classifier, plan: Plan, weights: bool) -> 
 
 
 def _write(files: Files, name: str, state: State) -> None:
+    checked: ChecksumWriter | None = None
     try:
         files.keep(name)
         with files.writing(name, PRIVATE) as stream:
@@ -251,6 +252,8 @@ def _write(files: Files, name: str, state: State) -> None:
             torch.save(state, cast(IO[bytes], checked))
             checked.finish()
     except (NoRoom, RuntimeError) as error:  # torch hides what the disk said
+        if not isinstance(error, NoRoom) and (checked is None or checked.failure is None):
+            raise
         if files.local:
             probe(Path(files.name), _size(state) + SMALL)
         raise NoRoom(str(error)) from None

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -26,20 +27,13 @@ from rich.progress import (
 from dpfp_ray.data.terminal import LINE_EVERY_SECONDS, stderr
 from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.signals import Interrupted
 from dpfp_ray.privacy.spending import Spending
 from dpfp_ray.privacy.statement import guarantee
 from dpfp_ray.training.checkpoints import Saver, save_seconds, save_state
 from dpfp_ray.training.loop import State
 
 REFRESH_SECONDS = 0.5
-
-
-class Interrupted(KeyboardInterrupt):
-    """The user asked to stop; its message says where the run is saved, if it is.
-
-    A KeyboardInterrupt, so that a notebook's loop over runs ends with it and `except Exception`
-    does not take it for a failure.
-    """
 
 
 class SilentReporter:
@@ -69,7 +63,8 @@ class SilentReporter:
             )
         self.accuracy: float | None = None
         self.dev_loss: float | None = None
-        self.stop_requested = False
+        self.stop_signal: int | None = None  # the signal that asked to stop
+        self.saving = False
 
     def __enter__(self) -> Self:
         self._handlers: dict[int, Any] = {}
@@ -89,28 +84,45 @@ class SilentReporter:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.stop_requested:  # the second Ctrl-C does not wait for the step to end
-            raise KeyboardInterrupt
-        self.stop_requested = True
+        if self.stop_signal is None:
+            self.stop_signal = number
+            with suppress(RuntimeError):  # the signal has interrupted another line on stderr
+                self.say(
+                    "stopping: this step ends, then the run is saved; once more stops it at once"
+                    if self.saver
+                    else "stopping after this step; nothing is saved, because there is no output"
+                )
+        elif not self.saving:  # the second does not wait for the step to end
+            kept = "; the same command goes on from the last save" if self.saver else ""
+            raise Interrupted(f"stopped at once{kept}", number)
 
     def step(
         self, done: int, loss: Callable[[], float | None], checkpoint: Callable[[], State]
     ) -> None:
         self.show_step(done, loss)
-        if self.saver and (self.stop_requested or self.saver.due):
-            self.saver.save_now(checkpoint)
-        if self.stop_requested and done < self.plan.steps:
+        if self.saver and (self.stop_signal or self.saver.due):
+            self.save(self.saver, checkpoint)
+        if self.stop_signal and done < self.plan.steps:
             raise Interrupted(
                 f"stopped; saved in {self.folder}. The same command continues it."
                 if self.folder
-                else "stopped; nothing was saved, because no output was given"
+                else "stopped; nothing was saved, because no output was given",
+                self.stop_signal,
             )
+
+    def save(self, saver: Saver, checkpoint: Callable[[], State]) -> None:
+        """Save to the end, whatever signals arrive."""
+        self.saving = True
+        try:
+            saver.save_now(checkpoint)
+        finally:
+            self.saving = False
 
     def epoch(self, record: dict[str, Any], checkpoint: Callable[[], State]) -> None:
         scores = next(iter(record["dev"].values()))
         self.accuracy, self.dev_loss = scores["accuracy"], scores["loss"]
         if self.saver and record["step"] < self.plan.steps:
-            self.saver.save_now(checkpoint)
+            self.save(self.saver, checkpoint)
         self.show_epoch(record)
 
     @staticmethod

@@ -87,7 +87,10 @@ def plan_of(record: Mapping[str, Any]) -> Plan:
 def weights_of(folder: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
     """What training changed, by name."""
     if not (folder / WEIGHTS).is_file():
-        raise UserError(f"{folder} has no {WEIGHTS}; run again without --no-weights")
+        raise UserError(
+            f"{folder} has no {WEIGHTS}; restore it from a backup, or run again with "
+            f"--overwrite, without --no-weights"
+        )
     return read_weights(folder / WEIGHTS, record.get("plan_hash"))
 
 

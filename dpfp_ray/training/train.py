@@ -29,7 +29,7 @@ from dpfp_ray.training.checkpoints import (
 )
 from dpfp_ray.training.console import SilentReporter, choose_reporter
 from dpfp_ray.training.dev_scores import Select
-from dpfp_ray.training.load_model import predictor_of
+from dpfp_ray.training.load_model import predictor_of, weights_of
 from dpfp_ray.training.loop import State
 from dpfp_ray.training.machine import use_threads
 from dpfp_ray.training.prepare import Prepared, build_model, load_inputs, prepare
@@ -193,6 +193,8 @@ def _train_in(
         known = run_folder.finished_result(folder, prepared.plan)
         if known is not None:
             refuse_other_epoch(known, select, folder)
+            if weights:
+                weights_of(folder, known)  # refuses weights that are missing or damaged
             doubt = "" if task is None else " (perhaps of other data: none are kept to compare)"
             say(f"{folder} already holds this plan's result{doubt}; --overwrite runs it again")
             enter_past(book, known, register(book, prepared.inputs))

@@ -100,7 +100,7 @@ def test_a_run_without_weights_cannot_be_exported(
 ) -> None:
     (tmp_path / RESULT).write_text((Path(run) / RESULT).read_text())
     said = fails(["export", str(tmp_path), str(tmp_path / "model")], capsys)
-    assert "run again without --no-weights" in said
+    assert "run again with --overwrite, without --no-weights" in said
 
 
 def test_a_statement_starts_with_what_it_is_worth(

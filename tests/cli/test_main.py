@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, NoReturn
 import pytest
 
 from dpfp_ray import __version__
+from dpfp_ray.cli import calibrate
 from dpfp_ray.cli.main import VERBS, VerbParser, build_parser, main
 from dpfp_ray.plan.errors import UserError
 
@@ -157,6 +159,14 @@ def test_ctrl_c_exits_with_130(
     assert capsys.readouterr().err == "dpfp: interrupted\n"
 
 
+def test_sigterm_exits_with_143_and_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(calibrate, "command", lambda _: signal.raise_signal(signal.SIGTERM))
+    assert main(CALIBRATE) == 143
+    assert capsys.readouterr().err == "dpfp: stopped by SIGTERM\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", [[], ["--json"]])
 def test_a_closed_pipe_is_fine(extra: list[str]) -> None:
@@ -225,3 +235,42 @@ def test_seconds_between_saves_that_are_none_are_one_line(
         work = ["search_spaces/demo.yaml", "--storage"]
     words = fails([verb, *work, str(tmp_path), "--save-every", "-1"], capsys)
     assert "save-every is -1.0; give seconds, 0 or more" in words
+
+
+def flags_of(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> list[Any]:
+    """(verb and verbs below it, flag, its type) of every flag that takes a value."""
+    if isinstance(parser, VerbParser):
+        parser.load()
+    flags: list[Any] = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, below in action.choices.items():
+                flags += flags_of(below, (*words, name))
+        elif action.nargs != 0:
+            flags += [(words, flag, action.type) for flag in action.option_strings]
+    return flags
+
+
+FLAGS = flags_of(build_parser())
+
+
+def test_the_list_of_flags_is_whole() -> None:
+    assert len(FLAGS) > 200
+    assert {words[0] for words, _, _ in FLAGS} >= set(VERBS) - {"glossary"}
+
+
+@pytest.mark.parametrize(("words", "flag", "kind"), FLAGS, ids=str)
+def test_two_dashes_are_no_value_of_any_flag(
+    words: tuple[str, ...], flag: str, kind: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"argument {flag}: -- is no value" in fails([*words, f"{flag}=--"], capsys)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
+@pytest.mark.parametrize(
+    ("words", "flag"), [(words, flag) for words, flag, kind in FLAGS if kind is float], ids=str
+)
+def test_a_number_that_is_not_finite_is_refused(
+    words: tuple[str, ...], flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"{value} is not a finite number" in fails([*words, f"{flag}={value}"], capsys)

@@ -126,7 +126,7 @@ def test_a_run_without_weights_says_how_to_get_them(
 ) -> None:
     (tmp_path / RESULT).write_text((Path(run) / RESULT).read_text())
     said = fails(["predict", str(tmp_path), "--text=x"], capsys)
-    assert "run again without --no-weights" in said
+    assert "run again with --overwrite, without --no-weights" in said
 
 
 def test_an_unfinished_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -159,6 +159,17 @@ def test_csv_round_trips(folder: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert rows[3]["error"] == "out of memory\nat line 3"
 
 
+def test_text_in_csv_never_becomes_a_formula(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = make_record("t1", accuracy=0.5)
+    record["trial"]["error"] = '=HYPERLINK("http://evil","x")'
+    Store(tmp_path).put(record)
+    run(str(tmp_path), "--csv", "--columns", "error")
+    [row] = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert row["error"] == '\'=HYPERLINK("http://evil","x")'
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"), [((), ""), (("--json",), "[]\n"), (("--csv",), "id,accuracy\n")]
 )

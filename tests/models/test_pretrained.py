@@ -185,3 +185,26 @@ def test_a_token_beyond_the_vocabulary_is_one_line(zoo: Path) -> None:
     model.encoder.resize_token_embeddings(7)
     with pytest.raises(UserError, match="no embedding for a token"):
         model(tokens.collate(np.arange(1)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hidden_size", -1),
+        ("hidden_size", 10**12),
+        ("num_hidden_layers", 10**9),
+        ("num_attention_heads", 0),
+        ("vocab_size", 10**12),
+    ],
+)
+@pytest.mark.parametrize("representation", ["auto", "mean", "layers"])
+def test_a_size_that_the_weights_cannot_have_is_one_line(
+    zoo: Path, tmp_path: Path, name: str, value: int, representation: str
+) -> None:
+    folder = tmp_path / "odd"
+    shutil.copytree(zoo / "bert", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, name: value}))
+    with pytest.raises(UserError, match=name) as caught:
+        build_classifier(str(folder), representation, 2)
+    assert "\n" not in str(caught.value)

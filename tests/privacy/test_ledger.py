@@ -395,6 +395,17 @@ def test_what_the_refusal_says_would_fit_does_fit(ledger: Ledger) -> None:
     ledger.begin(use(ledger, parts=(Gaussian(1.0, 1 / mu),), steps=1))
 
 
+def test_a_refusal_compares_what_fits_with_the_run_at_one_delta(ledger: Ledger) -> None:
+    """At the total's far smaller δ the same mechanisms have a larger ε."""
+    ledger.set_total(6.0, 1e-12)
+    mu = accounting.gdp_mu_of_budget(3.0, 1e-3)
+    with pytest.raises(UserError) as refusal:
+        ledger.begin(use(ledger, parts=(Gaussian(1.0, 1 / mu),), steps=1, delta=1e-3))
+    said = str(refusal.value)
+    assert "at its own δ = 0.001 it has ε = 3," in said
+    assert float(said.split("≤ ")[1].split()[0]) < 3
+
+
 def test_after_a_refusal_the_same_run_may_try_again(ledger: Ledger) -> None:
     ledger.set_total(0.5, DELTA)
     with pytest.raises(UserError):

@@ -309,7 +309,7 @@ def test_the_orders_of_a_total_lose_little_to_the_best_order(epsilon: float) -> 
 
 def test_what_fits_fits_and_hardly_more_does() -> None:
     total, spent = total_of(5.0, DELTA), {TRIAL: TRIAL_STEPS}
-    most = what_fits(spent, {PAPER: PAPER_DRAWS}, total)
+    most = what_fits(spent, {PAPER: PAPER_DRAWS}, total, DELTA)
     assert 0.5 < most < 5
     sigmas = np.exp(np.linspace(math.log(0.3), math.log(30), 2000))
     fitting = next(
@@ -320,11 +320,11 @@ def test_what_fits_fits_and_hardly_more_does() -> None:
 
 
 def test_nothing_fits_a_spent_total() -> None:
-    assert what_fits({TRIAL: 10**6}, {TRIAL: 1}, total_of(1.0, DELTA)) == 0.0
+    assert what_fits({TRIAL: 10**6}, {TRIAL: 1}, total_of(1.0, DELTA), DELTA) == 0.0
 
 
 def test_pure_parts_alone_can_be_too_much() -> None:
-    assert what_fits({}, {Pure(3.0): 1, Gaussian(1.0, 1.0): 1}, total_of(2.0, DELTA)) == 0.0
+    assert what_fits({}, {Pure(3.0): 1, Gaussian(1.0, 1.0): 1}, total_of(2.0, DELTA), DELTA) == 0.0
 
 
 # --- parts as data ------------------------------------------------------------------------------

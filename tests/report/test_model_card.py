@@ -130,3 +130,11 @@ def test_plain_words_speak_of_persons_where_those_are_protected(
     card = model_card(records["moments"] | {"statement": facts})
     assert "no single person shows for certain" in card
     assert "whether one given person's records were in the training data" in card
+
+
+def test_the_name_of_a_model_is_text_and_no_markup(records: dict[str, dict[str, Any]]) -> None:
+    name = "<img src=x onerror=y> [a](http://evil)\n# b"
+    front, lines = parts(model_card(records["moments"], name))
+    [title] = [line for line in lines if line.startswith("# ")]
+    assert title == r"# \<img src=x onerror=y\> \[a\](http://evil) \# b"
+    assert front["model-index"][0]["name"] == name

@@ -1,6 +1,7 @@
 """The JSON API and the pages over HTTP: what they answer, and what hostile questions get."""
 
 import re
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 import requests
 
 from dpfp_ray.results.store import Store
+from dpfp_ray.serve import snapshot
 from dpfp_ray.serve.app import build_app
+from dpfp_ray.serve.client import ask_service
 from dpfp_ray.serve.figures import Figures
-from dpfp_ray.serve.snapshot import LiveRecords
+from dpfp_ray.serve.snapshot import CachedStore, LiveRecords
 from tests.serve.conftest import serving
 from tests.support.samples import HOSTILE
 
@@ -314,3 +317,25 @@ def test_figures_are_those_of_the_runs_that_are_shown(storage: Path) -> None:
     assert not any("SST-2" in drawing.title for drawing in drawn)
     assert figures.find("epsilon-1", figures.key(part)) in drawn
     assert figures.now(now, everything=True) == [], "a filter's figures are not those of all"
+
+
+def test_a_service_that_has_read_nothing_yet_says_so(
+    storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_read, look = threading.Event(), CachedStore.look
+
+    def slow(store: CachedStore) -> Any:
+        assert may_read.wait(60)
+        return look(store)
+
+    monkeypatch.setattr(snapshot, "LARGE", 3)
+    monkeypatch.setattr(snapshot, "FIRST", 0.01)
+    monkeypatch.setattr(CachedStore, "look", slow)
+    with serving(build_app(str(storage))) as address:
+        assert get(f"{address}/api/results").json()["status"] == "loading"
+        assert get(f"{address}/api/version").json()["status"] == "loading"
+        assert "still being read" in get(f"{address}/api/trials/refused-1").json()["error"]
+        assert "still being read" in get(address).text
+        threading.Timer(0.5, may_read.set).start()
+        assert ask_service(address).total > 0
+        assert get(f"{address}/api/results").json()["status"] == "ready"

@@ -139,11 +139,13 @@ def test_no_request_waits_until_a_large_store_is_read(
     monkeypatch.setattr(CachedStore, "look", slow)
     live = LiveRecords(str(tmp_path))
     assert (list(live.now().runs), live.now().broken) == ([], (READING,))
+    assert live.now().loading
     reading = live._looking
     may_read.set()
     assert reading is not None
     reading.join(60)
     assert len(live.now().runs) == 7
+    assert not live.now().loading
 
 
 def test_what_is_known_is_at_hand_until_a_look_is_due(

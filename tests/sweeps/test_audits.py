@@ -1,12 +1,16 @@
 """Audits on Ray: every plan once, their records in the store, their outcomes beside the rows."""
 
+import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dpfp_ray.audit.audited_run import Settings
+from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.results.store import Store
+from dpfp_ray.sweeps import audits
 from dpfp_ray.sweeps.audits import (
     SilentReporter,
     audit_folder,
@@ -67,7 +71,7 @@ def test_rows_without_an_audit_stay_as_they_are() -> None:
 
 def test_a_remote_store_gets_a_folder_on_the_node() -> None:
     assert audit_folder("/runs/x", "audit-1") == "/runs/x/audits/audit-1"
-    assert audit_folder("s3://bucket/x", "audit-1").startswith("/")
+    assert audit_folder("s3://bucket/x", "audit-1") is None
 
 
 def test_states_are_saved_now_and_then(tmp_path: Path) -> None:
@@ -77,3 +81,21 @@ def test_states_are_saved_now_and_then(tmp_path: Path) -> None:
     reporter.saver.every_seconds = 0.0
     reporter.step(2, None, lambda: {"progress": {}})
     assert [path.name for path in tmp_path.iterdir()] == ["resume.pt"]
+
+
+def test_an_audit_without_a_folder_works_in_a_private_one_and_removes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folders: list[Path] = []
+
+    def audit_in(folder: Path, *_: Any, **__: Any) -> dict[str, Any]:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        folders.append(folder)
+        return {}
+
+    monkeypatch.setattr(audits, "audit_in", audit_in)
+    seeds = {"seed": 1, "membership_seed": 2}
+    for _ in range(2):
+        audits.audit_task(Plan(), Settings(10), None, 1, None, seeds, 30.0)
+    assert folders[0] != folders[1]
+    assert not any(folder.exists() for folder in folders)

@@ -1,11 +1,18 @@
 """Several nodes, and what survives when parts of them are killed."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.signals import Interrupted
+from dpfp_ray.sweeps import cluster
 from dpfp_ray.sweeps.cluster import SETTINGS, connected, settings
 from dpfp_ray.sweeps.trial import Trial
 from tests.support.ray_runs import measured, run_plainly, run_script, trial
@@ -46,8 +53,6 @@ def test_killed_process_and_killed_node_change_nothing(
 
 
 def test_settings_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     monkeypatch.setenv("RAY_DEDUP_LOGS", "1")
     monkeypatch.delenv("RAY_AIR_NEW_OUTPUT", raising=False)
     with settings():
@@ -110,3 +115,59 @@ def test_a_ray_that_gives_up_twice_is_one_line_that_says_what_to_do(slow_start: 
 def test_a_session_that_ended_well_leaves_no_folder(slow_start: Any) -> None:
     """That of the start that failed stays, with the logs that tell why."""
     assert slow_start["folders"] == 1
+
+
+LISTENERS = """
+import json, os, psutil
+from dpfp_ray.sweeps.cluster import connected, settings
+
+with settings(), connected("local", cpus=1):
+    import ray
+    ray.get(ray.remote(lambda: 1).remote())
+    mode = os.environ["RAY_AUTH_MODE"]
+    me = psutil.Process()
+    hosts = [
+        connection.laddr.ip
+        for process in (me, *me.children(recursive=True))
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+print(json.dumps([hosts, mode, os.environ.get("RAY_AUTH_MODE")]))
+"""
+
+
+@pytest.mark.slow
+def test_a_ray_of_our_own_listens_to_this_machine_only_and_wants_a_token(
+    ray_turn: None, tmp_path: Path
+) -> None:
+    kept = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
+    end = subprocess.run(
+        [sys.executable, "-c", LISTENERS],
+        env={**kept, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert end.returncode == 0, end.stderr
+    hosts, mode, afterwards = json.loads(end.stdout.splitlines()[-1])
+    assert set(hosts) == {"127.0.0.1", "::ffff:127.0.0.1"}
+    assert (mode, afterwards) == ("token", None)
+    assert (tmp_path / ".ray" / "auth_token").exists()
+
+
+def test_sigterm_while_ray_starts_is_ours_and_no_silent_exit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`ray.init` puts a handler of its own in place, which calls sys.exit."""
+    import ray
+
+    def ray_init(**_: Any) -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(ray, "init", ray_init)
+    with pytest.raises(Interrupted) as stop:
+        cluster.init({})
+    assert stop.value.number == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,6 +1,5 @@
 """Trials on a real (small) Ray: complete records, the same numbers as a plain run, no secrets."""
 
-import os
 import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps import runner as tuning
-from dpfp_ray.sweeps.ray_watch import ignoring_ctrl_c, stopped_by_sigterm
 from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.sweeps.runner import Runner, until_none
 from dpfp_ray.sweeps.sweep_trials import InputsOnce
@@ -148,12 +146,11 @@ def test_finished_sweep_needs_no_ray(swept: Swept, monkeypatch: pytest.MonkeyPat
         runner.run(trials, varied=["method"])
 
 
-def test_a_polite_kill_is_like_ctrl_c() -> None:
-    with pytest.raises(KeyboardInterrupt), stopped_by_sigterm():
-        os.kill(os.getpid(), signal.SIGTERM)
-    with ignoring_ctrl_c():
-        os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+def test_signals_are_as_before_when_a_sweep_has_ended(tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with Runner("s", str(tmp_path), OPTIONS, InputsOnce()):
+        pass
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_tpe_through_ray_client_is_refused(tmp_path: Path) -> None:

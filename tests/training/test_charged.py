@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from dpfp_ray.audit.audit import audit
 from dpfp_ray.data.whole_files import without_checksum
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.signals import Interrupted
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_sum import Spent
@@ -21,7 +22,7 @@ from dpfp_ray.privacy.sampling import PoissonSampler
 from dpfp_ray.training import run as run_module
 from dpfp_ray.training.charged import use_for
 from dpfp_ray.training.checkpoints import SEED
-from dpfp_ray.training.console import Interrupted, SilentReporter
+from dpfp_ray.training.console import SilentReporter
 from dpfp_ray.training.prepare import prepare
 from dpfp_ray.training.train import train
 from tests.support.tiny_runs import write_csv

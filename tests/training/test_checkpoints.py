@@ -171,3 +171,14 @@ def test_one_setting_says_how_often_all_verbs_save(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("DPFP_SAVE_SECONDS", "7")
     assert save_seconds() == Saver(print).every_seconds == RayOptions().save_every_seconds == 7.0
     assert save_seconds(0.5) == 0.5
+
+
+def test_an_error_that_is_not_the_disks_is_not_called_a_full_disk(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(RuntimeError, match="something else"):
+        checkpoints.save_state(tmp_path, state_of(plan), seed=1)

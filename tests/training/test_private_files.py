@@ -1,6 +1,7 @@
 """What a run leaves of private records is its owner's only, whatever the umask."""
 
 import os
+import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 
 from dpfp_ray import Plan, train
+from dpfp_ray.plan.signals import Interrupted
 from dpfp_ray.training.checkpoints import RESUME
-from dpfp_ray.training.console import Interrupted, SilentReporter
+from dpfp_ray.training.console import SilentReporter
 
 # Between them: tokens, representations, rows of all layers, outputs of frozen layers.
 KINDS: dict[str, dict[str, Any]] = {
@@ -57,7 +59,7 @@ def test_the_state_of_a_stopped_run_is_private(
     umask: None, tmp_path: Path, tiny_task: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(self: SilentReporter, done: int, loss: Any) -> None:
-        self.stop_requested = done == 9
+        self.stop_signal = signal.SIGINT if done == 9 else None
 
     monkeypatch.setattr(SilentReporter, "show_step", stop)
     folder = tmp_path / "run"

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel
 
+from dpfp_ray.data.whole_files import ChecksumWriter, check_file
 from dpfp_ray.models.pretrained import load_tokenizer
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.signals import Interrupted
 from dpfp_ray.training import console
-from dpfp_ray.training.console import Interrupted, SilentReporter
+from dpfp_ray.training.console import LineReporter, SilentReporter
 from dpfp_ray.training.load_model import load_model
 from dpfp_ray.training.train import train
 from tests.support.tiny_runs import tiny_split
@@ -204,3 +206,76 @@ def test_the_best_epoch_survives_a_stop(tiny_task: dict[str, Any]) -> None:
     _, resumed = run(prepared, Listener(), seed=0, select="best", state=listener.state())
     for ours, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def lost(weights: Path) -> None:
+    weights.unlink()
+
+
+def changed(weights: Path) -> None:
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"), [(lost, "has no weights"), (changed, "checksum does not match")]
+)
+def test_a_finished_run_without_whole_weights_is_not_called_finished(
+    harm: Any, says: str, own: dict[str, Any], tmp_path: Path
+) -> None:
+    plan = Plan(mode="moments", accountant="gdp", epsilon=8.0)
+    train(plan, data=rows(), output=tmp_path, **own, **QUICK)
+    harm(tmp_path / "weights.safetensors")
+    with pytest.raises(UserError, match=f"{says}.*run again with --overwrite"):
+        train(plan, data=rows(), output=tmp_path, **own, **QUICK)
+
+
+def test_a_finished_run_without_weights_is_finished_if_none_are_asked_for(
+    own: dict[str, Any], tmp_path: Path
+) -> None:
+    plan = Plan(mode="moments", accountant="gdp", epsilon=8.0)
+    for _ in range(2):
+        run = train(plan, data=rows(), output=tmp_path, weights=False, **own, **QUICK)
+    assert run.model is None
+
+
+def test_the_first_ctrl_c_is_answered_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LineReporter(
+        quick_plan().bind(records=120, representation="mean"), 1.0, "dpfp", tmp_path, 1
+    ):
+        signal.raise_signal(signal.SIGINT)
+        assert "stopping: this step ends, then the run is saved" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_a_run_is_saved_waits_for_the_save(
+    own: dict[str, Any],
+    unfinished: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    before = (unfinished / "resume.pt").read_bytes()
+    write = ChecksumWriter.write
+
+    def interrupted_write(self: ChecksumWriter, content: bytes) -> int:
+        signal.raise_signal(signal.SIGINT)
+        return write(self, content)
+
+    monkeypatch.setattr(ChecksumWriter, "write", interrupted_write)
+    with pytest.raises(Interrupted, match="stopped; saved in") as stop:
+        train(quick_plan(), data=rows(), output=unfinished, save_every=0, **own, **QUICK)
+    assert stop.value.number == signal.SIGINT
+    assert (unfinished / "resume.pt").read_bytes() != before
+    check_file(unfinished / "resume.pt")
+    assert not list(unfinished.glob(".resume.pt.*"))
+    assert "enforce fail" not in capfd.readouterr().err
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path: Path) -> None:
+    plan = quick_plan().bind(records=120, representation="mean")
+    with SilentReporter(plan, 1.0, "dpfp", tmp_path, 1):
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Interrupted, match="stopped at once"):
+            signal.raise_signal(signal.SIGINT)
