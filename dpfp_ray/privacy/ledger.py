@@ -107,6 +107,7 @@ class Ledger:
                     who=_who(),
                     use=use,
                     resumes=tuple(left) if resumed else (),
+                    before=len(before) + len(new),
                 )
                 self.files.write_json(f"{ENTRIES}/{entry.id}.json", opening_to_json(entry))
                 new.append(entry)
@@ -135,10 +136,11 @@ class Ledger:
     def enter_past(self, use: Use, done: int, status: str = "finished") -> None:
         """Enter what was done already, once: it is paid, so that no total can refuse it."""
         with self.files.locked():
-            run_id = use.run_id
-            if any(entry.run_id == run_id for entry in self.entries()):
+            run_id, before = use.run_id, self.entries()
+            if any(entry.run_id == run_id for entry in before):
                 return
-            entry = Entry(f"{run_id}-{secrets.token_hex(6)}", _now(), _who(), use)
+            name = f"{run_id}-{secrets.token_hex(6)}"
+            entry = Entry(name, _now(), _who(), use, before=len(before))
             self.files.write_json(f"{ENTRIES}/{entry.id}.json", opening_to_json(entry))
             self._write_end(entry.id, done, status)
 
@@ -201,6 +203,12 @@ class Ledger:
             with self.files.intact(f"{ENTRIES}/{name}"):
                 own_ends = [self._load(end) for end in ends.get(name.removesuffix(".json"), [])]
                 found.append(entry_from_json(self._load(f"{ENTRIES}/{name}"), own_ends))
+        missing = max((entry.before + 1 for entry in found), default=0) - len(found)
+        if missing > 0:
+            raise UserError(
+                f"{missing} or more entries are gone from the ledger {self.files.name}; restore "
+                f"its folder {ENTRIES!r} from a backup: without them the sum would be too small"
+            )
         return sorted(found, key=lambda entry: (entry.opened_at, entry.id))
 
     def groups(self, records_per_person: int = 1) -> list[Spent]:

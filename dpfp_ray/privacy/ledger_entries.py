@@ -92,6 +92,7 @@ class Entry:
     who: str
     use: Use
     resumes: tuple[str, ...] = ()
+    before: int = 0  # entries that the ledger had when this one was written
     done: int | None = None
     status: str = "open"
     ended_at: str | None = None
@@ -147,7 +148,7 @@ def opening_to_json(entry: Entry) -> dict[str, Any]:
     facts = dataclasses.asdict(entry.use)
     del facts["run"]
     head = {"schema": SCHEMA, "id": entry.id, "opened_at": entry.opened_at, "who": entry.who}
-    return head | {"resumes": list(entry.resumes), "use": facts}
+    return head | {"resumes": list(entry.resumes), "before": entry.before, "use": facts}
 
 
 def entry_from_json(opening: Mapping[str, Any], ends: Iterable[Mapping[str, Any]]) -> Entry:
@@ -161,7 +162,12 @@ def entry_from_json(opening: Mapping[str, Any], ends: Iterable[Mapping[str, Any]
     parts = tuple(part_from_json(part) for part in facts.pop("parts"))
     use = Use(**facts, parts=parts, run="")
     entry = Entry(
-        opening["id"], opening["opened_at"], opening["who"], use, tuple(opening["resumes"])
+        opening["id"],
+        opening["opened_at"],
+        opening["who"],
+        use,
+        tuple(opening["resumes"]),
+        opening["before"],
     )
     known = sorted(ends, key=lambda end: (int(end["done"]), str(end["ended_at"])))
     if not known:

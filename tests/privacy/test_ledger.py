@@ -333,6 +333,15 @@ def test_a_total_that_was_changed_is_noticed(ledger: Ledger) -> None:
         Ledger(ledger.files.name).total()
 
 
+def test_an_entry_that_is_gone_with_its_end_is_noticed(ledger: Ledger) -> None:
+    first = ledger.begin(use(ledger))
+    run_through(ledger, use(ledger, run="b"))
+    for path in (Path(ledger.files.name) / "entries").glob(f"{first.id}*"):
+        path.unlink()
+    with pytest.raises(UserError, match="1 or more entries are gone"):
+        Ledger(ledger.files.name).groups()
+
+
 def test_an_entry_that_is_gone_but_for_its_end_is_an_error(ledger: Ledger) -> None:
     entry = ledger.begin(use(ledger))
     ledger.end(entry.id, 100)
