@@ -221,7 +221,8 @@ def show_costs(costs: "Sequence[SelectionCost | Spent]", as_json: bool) -> None:
     from dpfp_ray.data.terminal import stderr, stdout
 
     for cost in costs:
-        (stderr if as_json else stdout).print(cost.sentence(), markup=False)
+        for line in cost.lines():
+            (stderr if as_json else stdout).print(line, markup=False)
 
 
 def show_failures(records: Sequence[Mapping[str, Any]]) -> int:

@@ -119,7 +119,7 @@ class Table(Protocol):
 def grouped(
     arrays: Mapping[str, npt.NDArray[Any]], persons: npt.NDArray[np.int64] | None
 ) -> dict[str, npt.NDArray[Any]]:
-    """`arrays` and, where there are persons, whose their rows are: other groups are other data."""
+    """Hash the person ids too: another grouping is another data set."""
     return dict(arrays) | ({} if persons is None else {"persons": persons})
 
 

@@ -40,8 +40,7 @@ def cache_dir() -> Path:
 
 @functools.cache
 def version(package: str) -> str:
-    """Of an installed package, looked up once: that reads and parses all that the package says of
-    itself, and every trial asks for several."""
+    """The version of an installed package; cached, because `importlib.metadata` is slow."""
     return importlib.metadata.version(package)
 
 

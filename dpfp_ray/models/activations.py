@@ -83,10 +83,10 @@ class ActivationTable:
 
 
 def with_activations(table: Table, model: Classifier, plan: Plan) -> Table:
-    """`table` so that `model` need not run its frozen layers; as it is where that cannot be.
+    """Return a table with cached activations, or the table itself if the model cannot use them.
 
-    With dropout the layers give something else each time, and some encoders do not let others in
-    between their layers.
+    With dropout the layers give something else each time, and some encoders cannot be entered
+    between two layers.
     """
     if not (isinstance(table, TokenTable) and len(table) and plan.cache_gb) or plan.dropout:
         return table

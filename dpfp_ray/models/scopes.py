@@ -99,7 +99,7 @@ def weights_to_keep(model: Classifier) -> dict[str, Tensor]:
 
 @contextmanager
 def woken(model: Module) -> Iterator[None]:
-    """In here no trainable matrix is zero, so that none hides how rows reach another one."""
+    """Temporarily replace zero-initialised matrices (LoRA B): gradients reach those below."""
     generator = torch.Generator().manual_seed(0)
     zero = [p for _, p in trainable_parameters(model) if p.ndim > 1 and not p.any()]
     try:

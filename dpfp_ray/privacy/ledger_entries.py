@@ -27,8 +27,8 @@ from dpfp_ray.privacy.ledger_cost import (
     part_from_json,
 )
 
-SCHEMA = 1
-# Of a mechanism with a theorem of its own; many, because a total fixes orders by its ε.
+SCHEMA = 2
+# Rényi orders stored for custom mechanisms; dense, because a total chooses its order later.
 CURVE_ORDERS = tuple(sorted({*WIDE_ORDERS, *(1 + 2.0 ** (k / 8) for k in range(-32, 73))}))
 GUARANTEES = ("proved", "nominal", "none")  # from best to worst
 PURPOSES = ("train", "trial", "audit", "evaluation")

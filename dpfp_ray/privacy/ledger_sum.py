@@ -11,6 +11,9 @@ from dpfp_ray.privacy import ledger_cost
 from dpfp_ray.privacy.ledger_cost import Total
 from dpfp_ray.privacy.ledger_entries import GUARANTEES, Entry, counted
 
+# Above this ε the odds rise more than 20,000-fold.
+MEANINGLESS = 10.0
+
 
 @dataclass(frozen=True)
 class Spent:
@@ -61,29 +64,56 @@ class Spent:
         """Methods of runs that leave labels unprotected."""
         return sorted({e.use.method for e in self.used if not e.use.labels_protected})
 
-    def sentence(self) -> str:
-        """One number for all that was done, how it was found, and what it does not cover."""
+    def headline(self) -> str:
+        """The number, and what it means for one of the people in the data."""
         used = self.used
         audits = sum(entry.use.purpose == "audit" for entry in used)
         count = f"{len(used)} use{'s' * (len(used) != 1)}"
         count += f", {audits} of them audit{'s' * (audits != 1)}" if audits else ""
         limit = "" if self.total is None else f" of a total of {self.total:g}"
-        text = (
-            f"all that was done to these records ({count}): ε = {self.shown}"
-            f"{limit} at δ = {self.delta:.3g} (zero-out, {self.how})"
-        )
-        text += f", for {self.holds_for}" if self.holds_for else ""
+        text = f"everything done to these records ({count}) costs ε = {self.shown}{limit}"
+        return f"{text}: {self._meaning()}" if used else text
+
+    def _meaning(self) -> str:
+        if self.guarantee == "none":
+            return "some uses had no privacy at all, so nothing is promised"
+        if self.guarantee == "nominal":
+            return "a part of it is only claimed (†), so nothing is promised"
+        if self.private_epsilon > MEANINGLESS:
+            return "so large that it protects nobody"
+        odds = rounded_up(math.exp(self.private_epsilon))
+        who = "person" if self.units.get("person") else "record"
+        return f"the odds that a {who} was in the data rise at most {odds}-fold"
+
+    def marks(self) -> str:
+        """What the number does not cover; empty if it covers everything."""
+        used = self.used
+        notes = []
         for guarantee, words in (("nominal", "† nominal"), ("none", "without any privacy, ε = ∞")):
             methods = sorted({e.use.method for e in used if e.use.guarantee == guarantee})
-            text += f"; {words}: {', '.join(methods)}" if methods else ""
+            notes += [f"{words}: {', '.join(methods)}"] if methods else []
         private = {entry.use.method for entry in used if entry.use.guarantee != "none"}
         bare = [name for name in self.unprotected if name in private]
-        text += f"; labels not protected by {', '.join(bare)}" if bare else ""
+        notes += [f"labels not protected by {', '.join(bare)}"] if bare else []
         shown = sorted({entry.use.method for entry in used if entry.use.loss_shown})
-        text += f"; not covered: the training loss of {', '.join(shown)}" if shown else ""
+        notes += [f"not covered: the training loss of {', '.join(shown)}"] if shown else []
         if self.dev_rows:
-            text += f"; not covered: {self.dev_rows:,} of their texts, which were dev rows, too"
-        return text
+            notes.append(f"not covered: {self.dev_rows:,} of their texts, which were dev rows, too")
+        return "; ".join(notes)
+
+    def basis(self) -> str:
+        """The theorem behind the number, and for whom it holds."""
+        text = f"at δ = {self.delta:.3g}, by {self.how}, under zero-out"
+        return f"{text}, for {self.holds_for}" if self.holds_for else text
+
+    def lines(self, basis: bool = False) -> list[str]:
+        """For people: the headline, the marks and, if asked for, the basis."""
+        texts = (self.headline(), self.marks(), self.basis() if basis else "")
+        return [text for text in texts if text]
+
+    def sentence(self) -> str:
+        """All of it in one line, for files."""
+        return "; ".join(self.lines(basis=True))
 
     def to_json(self) -> dict[str, Any]:
         facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -92,6 +122,7 @@ class Spent:
             "data_sets": list(self.data_sets),
             "adjacency": "zero_out",
             "labels_unprotected_by": self.unprotected,
+            "headline": self.headline(),
             "text": self.sentence(),
             "entries": [entry.to_json() for entry in self.entries],
         }

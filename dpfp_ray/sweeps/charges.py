@@ -67,7 +67,7 @@ class Charges:
         `seed` is the sweep's. A trial in the group `audit` is an audit of its plan.
         """
         uses = [self._use(trial, seed, fixed_list) for trial in trials]
-        # Who runs a store's trials goes on with those that an earlier call left unfinished there.
+        # A new driver resumes the entries that an earlier driver left open.
         entries = self.ledger.begin_all(uses, resumed=True)
         self.begun |= {trial.id: entry.id for trial, entry in zip(trials, entries, strict=True)}
         self._look()
@@ -94,7 +94,7 @@ class Charges:
             entry = known.get(name or "")
             if entry is not None:
                 done = steps_done(record, entry.use.steps)
-                # Of two drivers on one store, one may have ended what the other one went on with.
+                # Another driver may have closed this entry while we continued the trial.
                 if entry.done is None or done > entry.done:
                     self.ledger.end(entry.id, done, status_of(record))
             else:
@@ -133,7 +133,7 @@ class Charges:
 
 
 def audit_seeds(name: str, sweep_seed: int) -> Mapping[str, int]:
-    """Of an audit: of its noise, and of its canaries' coins."""
+    """Seeds for an audit's noise and for its canaries' coin flips."""
     return {
         "seed": derived_seed(sweep_seed, f"audit {name}"),
         "membership_seed": derived_seed(sweep_seed, f"coins of audit {name}"),

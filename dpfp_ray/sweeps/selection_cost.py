@@ -54,6 +54,9 @@ class SelectionCost:
             f"ε = {self.epsilon:.3g}{mark} ({self.accountant}), δ = {self.delta:.3g}"
         )
 
+    def lines(self) -> list[str]:
+        return [self.sentence()]
+
     def statement(self) -> dict[str, Any]:
         """For the winner's statement, under `tuning`."""
         names = ("selection", "task", "adjacency", "epsilon", "delta", "accountant", "nominal")
@@ -156,7 +159,7 @@ def privacy_choices(space: SearchSpace) -> list[dict[str, Any]]:
                 f"--selection charges for every {parameter.name} that could be drawn; "
                 "give it values: […] or distribution: power_of_two"
             )
-        # Of what is no matter for privacy, one value stands for all.
+        # Parameters without a privacy cost: one representative value is enough.
         whole = int(parameter.low) if parameter.distribution == "int_uniform" else parameter.low
         options.append([(parameter.name, value) for value in values or [whole]])
     return [dict(combination) for combination in product(*options)]

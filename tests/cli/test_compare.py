@@ -143,7 +143,7 @@ def test_every_row_is_audited_and_its_outcome_is_everywhere(
     assert main([*command, "--ledger", str(tmp_path / "ledger")]) == 0
     shown = capsys.readouterr().out
     assert "audit ε ≥" in shown
-    assert "all that was done to these records (4 uses, 2 of them audits): ε = " in shown
+    assert "everything done to these records (4 uses, 2 of them audits) costs ε = " in shown
     (spent,) = Ledger(tmp_path / "ledger").groups()
     assert [entry.status for entry in spent.entries] == ["finished"] * 4
     assert spent.how == "composition of a fixed list"

@@ -246,6 +246,23 @@ def test_a_nominal_use_makes_the_sum_nominal(ledger: Ledger) -> None:
     assert (group.guarantee, group.labels_protected) == ("nominal", False)
 
 
+@pytest.mark.parametrize(
+    ("changes", "meaning"),
+    [
+        ({}, "the odds that a record was in the data rise at most"),
+        ({"unit": "person"}, "the odds that a person was in the data rise at most"),
+        ({"guarantee": "nominal"}, "only claimed (†), so nothing is promised"),
+        ({"guarantee": "none", "parts": ()}, "no privacy at all, so nothing is promised"),
+        ({"parts": (Gaussian(1.0, 0.1),)}, "so large that it protects nobody"),
+    ],
+)
+def test_the_headline_promises_no_more_than_was_proved(
+    ledger: Ledger, changes: dict[str, Any], meaning: str
+) -> None:
+    run_through(ledger, use(ledger, **changes))
+    assert meaning in ledger.groups()[0].headline()
+
+
 def test_the_first_list_decides_which_filter_gets_most_of_delta(ledger: Ledger) -> None:
     plain, sampled = Gaussian(1.0, 4.0), Gaussian(0.05, 1.0)
     ledger.begin_all(

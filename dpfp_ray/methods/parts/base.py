@@ -54,8 +54,7 @@ class Rows:
         return self.inputs.get(ROW)
 
     def padded(self) -> Rows:
-        """The same rows, each by itself. In a packed sequence a row whose numbers are undefined
-        spoils those beside it (0 times undefined), which only then are what they are alone."""
+        """Unpack: a NaN row contaminates its packed neighbours (0 · NaN = NaN)."""
         from dpfp_ray.data.packing import unpacked
 
         return replace(self, inputs=unpacked(self.inputs))

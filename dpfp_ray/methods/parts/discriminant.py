@@ -31,8 +31,8 @@ SEEN = 4.0
 GUESSED_SPREAD = 3.0
 LEAST_SURE = 1e-3  # not 0: the order of scores must survive
 RIDGES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0, 16.0)
-# Little noise more in the view that heads are made from (a quarter in variance), so that the ridge
-# is one for noise of this size; the other view gets five times as much, and averages it away.
+# The fitting view gets 25% more noise variance, so that its ridge suits noise of this size; the
+# validation view gets five times as much, and averages it away.
 SHARE = 0.5
 DRAWS = 3
 CAUTION = 0.5

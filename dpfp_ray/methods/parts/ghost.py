@@ -217,7 +217,7 @@ def add_scaled(module: Module, uses: list[Use], scale: Tensor) -> None:
 def _whole_gradients(
     module: Module, uses: list[Use], joined: int = 0
 ) -> Iterator[tuple[slice, dict[Tensor, Tensor]]]:
-    """Of modules that have no ghost, all but the usual ones: gradients, a few rows at a time."""
+    """Fallback for layer types without a ghost norm: per-example gradients in chunks."""
     group = max(1, CHUNK // (max(1, joined) * sum(p.numel() for p in module.parameters())))
     for start in range(0, len(uses[0][0]), group):
         rows = slice(start, start + group)

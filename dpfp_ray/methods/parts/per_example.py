@@ -182,7 +182,7 @@ def per_example_gradients(
 def _gradients_of_packed(
     module: Module, inputs: Tensor, backprops: Tensor, row: Tensor
 ) -> dict[Tensor, Tensor]:
-    """Each row's from its own tokens, whose numbers are nowhere multiplied by those of others."""
+    """Per-example gradients, each computed only from that example's tokens."""
     inputs, backprops = inputs.flatten(0, 1), backprops.flatten(0, 1)
     rows = int(row.max()) + 1
     if type(module) is Linear:
