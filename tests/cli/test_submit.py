@@ -1,11 +1,11 @@
-"""`dpfp submit`: mistakes are one line, before anything is sent. Real jobs: tests/test_jobs.py."""
+"""`dpfp submit`: mistakes are one line, before anything is sent. Real jobs: tests/sweeps/test_submit_on_ray.py."""
 
 from types import SimpleNamespace
 
 import pytest
 
 from dpfp_ray.cli.main import main
-from dpfp_ray.sweeps.jobs import exit_code
+from dpfp_ray.sweeps.submit import exit_code
 
 
 @pytest.mark.parametrize(

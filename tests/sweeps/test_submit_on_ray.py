@@ -15,7 +15,7 @@ import requests
 from dpfp_ray.cli.main import main
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps import access_tokens
-from dpfp_ray.sweeps.jobs import Cluster
+from dpfp_ray.sweeps.submit import Cluster
 from tests.support.flaky_link import Link
 from tests.support.ports import free_ports
 from tests.support.ray_head import Head, ray_head
