@@ -1,4 +1,4 @@
-"""`dpfp submit`: mistakes are one line, before anything is sent. Real jobs: tests/sweeps/test_submit_on_ray.py."""
+"""`dpfp submit`: a mistake is one line, before anything is sent (jobs: test_submit_on_ray.py)."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""A command as a job: what goes with it, and what it is called. Real jobs: test_submit_on_ray.py."""
+"""A command as a job: what goes with it, what it is called. Real jobs: test_submit_on_ray.py."""
 
 import shlex
 from pathlib import Path
