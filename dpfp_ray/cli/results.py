@@ -32,6 +32,7 @@ from typing import Any
 from dpfp_ray import COLUMNS
 from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.errors import UserError
+from dpfp_ray.plan.plan import FIELDS
 
 Row = Mapping[str, Any]
 NARROW = ("id", "status", "method", "mode", "task", "model", "scope", "epsilon", "accuracy")
@@ -76,7 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--columns", metavar="COLUMNS", help="e.g. id,accuracy,lr")
     parser.add_argument("--limit", metavar="N", help="at most N trials")
     parser.add_argument(
-        "--wide", action="store_true", help="more columns than fit 80 characters: B, M, C, lr, ex/s"
+        "--wide",
+        action="store_true",
+        help="more columns than fit a page, and all plan fields that differ",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print a list, one object per trial")
@@ -128,6 +131,10 @@ def show(
     from dpfp_ray.data.terminal import page_width, print_table, stdout, that_fit
 
     names = chosen or [n for n in (SHOWN if wide else NARROW) if _worth_showing(rows, n)]
+    if not chosen:
+        varied = [name for name in FIELDS if name not in names and _differ(rows, name)]
+        names = [*names, *varied]
+        optional = () if wide else varied
     if optional:
         heads = {HEADERS.get(name, name): name for name in names}
         texts = {head: [_cell(row, name) for row in rows] for head, name in heads.items()}
@@ -157,9 +164,11 @@ def show(
 
 def _worth_showing(rows: Sequence[Row], name: str) -> bool:
     values = {row.get(name) for row in rows}
-    if name in IF_THEY_DIFFER:
-        return len(values - {None}) > 1
-    return not values <= {None, "finished"}
+    return _differ(rows, name) if name in IF_THEY_DIFFER else not values <= {None, "finished"}
+
+
+def _differ(rows: Sequence[Row], name: str) -> bool:
+    return len({row.get(name) for row in rows} - {None}) > 1
 
 
 def _cell(row: Row, name: str) -> str:

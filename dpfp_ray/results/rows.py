@@ -6,57 +6,50 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpfp_ray.plan.method_spec import is_private, modes_of
+from dpfp_ray.plan.method_spec import LORA_FIELDS, find_spec
+from dpfp_ray.plan.plan import FIELDS, TYPES, kinds_of
 from dpfp_ray.training.dev_scores import RULES, Select, quote
 
 Row = dict[str, Any]
 
+
+def _column_type(annotation: Any) -> type:
+    """The type of a plan field's column; `object` holds numbers and words (ridge: auto or 0.5)."""
+    kinds = set(kinds_of(annotation)) - {type(None)}
+    if kinds == {float, str}:
+        return object
+    return next((kind for kind in (int, float) if kinds == {kind}), str)
+
+
+PLAN_COLUMNS = {name: _column_type(TYPES[name]) for name in FIELDS}
+# Plan fields that people look for first; all others follow the scores.
+FIRST_FIELDS = ("method", "mode", "task", "model", "epsilon", "accountant")
+FILE_FIELDS = ("data_dir", "train_file", "dev_file")  # only their last part is shown
 # Every column of a flat row, in the order in which people and files see them.
 # `accuracy_<split>` columns, if any, follow `accuracy`.
 COLUMNS: dict[str, type] = {
-    "id": str,
-    "sweep": str,
-    "status": str,
-    "method": str,
-    "mode": str,
-    "task": str,
-    "model": str,
-    "epsilon": float,
-    "accountant": str,
+    **dict.fromkeys(("id", "sweep", "status"), str),
+    **{name: PLAN_COLUMNS[name] for name in FIRST_FIELDS},
     "guarantee": str,
-    "accuracy": float,
-    "f1": float,
-    "matthews": float,
-    "calibration_error": float,
-    "majority_accuracy": float,
-    "batch_size": int,
-    "micro_batches": int,
-    "clip": float,
-    "learning_rate": float,
-    "epochs": float,
-    "scope": str,
-    "epsilon_gdp": float,
-    "epsilon_rdp": float,
-    "epsilon_pld": float,
-    "delta": float,
-    "sigma": float,
-    "noise_multiplier": float,
-    "noise_coordinates": int,
+    **dict.fromkeys(
+        ("accuracy", "f1", "matthews", "calibration_error", "majority_accuracy"), float
+    ),
+    **{name: kind for name, kind in PLAN_COLUMNS.items() if name not in FIRST_FIELDS},
+    "unit": str,  # what `records` counts and ε protects: record, or person
+    **dict.fromkeys(("epsilon_gdp", "epsilon_rdp", "epsilon_pld"), float),
+    **dict.fromkeys(("sigma", "noise_multiplier"), float),
+    **dict.fromkeys(("noise_coordinates", "steps"), int),
     "examples_per_second": float,
     "peak_memory_bytes": int,
-    "prepare_seconds": float,
-    "train_seconds": float,
-    "steps": int,
-    "records": int,
-    "unit": str,  # what `records` counts and ε protects: record, or person
-    "plan_hash": str,
-    "node": str,
+    **dict.fromkeys(("prepare_seconds", "train_seconds"), float),
+    **dict.fromkeys(("plan_hash", "node"), str),
     "seed_index": int,
     "audit_epsilon": float,
     "verdict": str,  # the outcome of an audit; files and queries of users know it by this name
     "error": str,
 }
 SPLIT = "accuracy_"
+LONGEST_LIST = 1000  # class names in one cell
 
 
 def flatten(record: Mapping[str, Any], select: Select = "last") -> Row:
@@ -67,7 +60,7 @@ def flatten(record: Mapping[str, Any], select: Select = "last") -> Row:
     spent = section(privacy, "epsilon")
     ended = "finished" if record.get("finished") else "stopped" if "finished" in record else None
     facts = {
-        **{name: plan.get(name) for name in _FROM_PLAN},
+        **_used_fields(plan),
         **{name: privacy.get(name) for name in _FROM_PRIVACY},
         **{name: cost.get(name) for name in _FROM_COST},
         **{name: metrics.get(name) for name in _FROM_METRICS},
@@ -77,16 +70,12 @@ def flatten(record: Mapping[str, Any], select: Select = "last") -> Row:
         "status": trial.get("status") or ended,
         "accuracy": metrics.get("accuracy"),
         "delta": privacy.get("delta", plan.get("delta")),
+        "records": plan.get("records"),
         "plan_hash": record.get("plan_hash"),
         "unit": ("person" if plan.get("user_column") else "record") if plan else None,
         "audit_epsilon": audit.get("epsilon"),
         "verdict": audit.get("verdict"),
     }
-    # Plan fields that a method does not use hold their defaults; showing them would mislead.
-    if len(modes_of(plan.get("method"))) < 2:
-        facts["mode"] = None
-    if not is_private(plan.get("method")):
-        facts["accountant"] = None
     row: Row = {}
     for name, kind in COLUMNS.items():
         row[name] = scalar(facts.get(name), kind)
@@ -96,10 +85,20 @@ def flatten(record: Mapping[str, Any], select: Select = "last") -> Row:
     return row
 
 
-_FROM_PLAN = (
-    *("method", "mode", "task", "model", "scope", "epsilon", "accountant", "records"),
-    *("batch_size", "micro_batches", "clip", "learning_rate", "epochs"),
-)
+def _used_fields(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan's fields, without those that its method does not use: they hold defaults, which
+    would mislead."""
+    spec = find_spec(plan.get("method"), plan.get("mode"))
+    unused = () if spec is None else spec.unused
+    if plan.get("scope") != "lora":
+        unused = (*unused, *LORA_FIELDS)
+    facts = {name: plan.get(name) for name in FIELDS if name not in unused}
+    for name in FILE_FIELDS:
+        if facts.get(name):
+            facts[name] = str(facts[name]).replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
+    return facts
+
+
 _FROM_PRIVACY = ("guarantee", "sigma", "noise_multiplier", "noise_coordinates", "steps")
 _FROM_COST = ("examples_per_second", "peak_memory_bytes", "prepare_seconds", "train_seconds")
 _FROM_METRICS = ("f1", "matthews", "calibration_error", "majority_accuracy")
@@ -146,10 +145,12 @@ def to_parquet(rows: Sequence[Row], names: Sequence[str]) -> bytes:
     import pyarrow.parquet as pq
 
     # Types are fixed, so that a column without any value joins with the same column of other files.
-    types = {str: pa.string(), int: pa.int64(), float: pa.float64()}
+    types = {str: pa.string(), int: pa.int64(), float: pa.float64(), object: pa.string()}
     schema = pa.schema([(name, types[COLUMNS.get(name, float)]) for name in names])
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), sink)
+    mixed = [name for name in names if COLUMNS.get(name) is object]
+    texts = [{**row, **{n: None if row[n] is None else str(row[n]) for n in mixed}} for row in rows]
+    pq.write_table(pa.Table.from_pylist(texts, schema=schema), sink)
     return bytes(sink.getvalue().to_pybytes())
 
 
@@ -161,8 +162,14 @@ def section(record: Any, name: str) -> Mapping[str, Any]:
 
 def scalar(value: Any, kind: type) -> Any:
     """`value` as its column's type, else None. JSON files hold an infinite ε as "inf"."""
-    if value is None or isinstance(value, Mapping | list | bool):
+    if isinstance(value, list | tuple):
+        value = ",".join(map(str, value)) if kind is str and len(value) < LONGEST_LIST else None
+    if isinstance(value, bool):
+        value = ("yes" if value else "no") if kind is str else None
+    if value is None or isinstance(value, Mapping):
         return None
+    if kind is object:
+        kind = str if isinstance(value, str) else float
     if kind is str:
         return str(value).encode("utf-8", "replace").decode()
     try:

@@ -250,5 +250,5 @@ def as_frame(rows: list[Row]) -> "pandas.DataFrame":
     import pandas
 
     frame = pandas.DataFrame(rows, columns=columns_of(rows))
-    kinds = {str: "string", int: "Int64", float: "float64"}
+    kinds = {str: "string", int: "Int64", float: "float64", object: "object"}
     return frame.astype({name: kinds[COLUMNS.get(name, float)] for name in frame.columns})

@@ -6,7 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dpfp_ray.plan.plan import FIELDS
 from dpfp_ray.results import rows
+from dpfp_ray.results.query import filter_rows
 from dpfp_ray.results.rows import flatten
 from tests.support.result_records import make_record
 
@@ -52,6 +54,38 @@ def test_a_flat_row_says_what_the_record_says() -> None:
         "error": None,
     }
     assert {name: row[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("plan", "name", "value"),
+    [
+        ({"mode": "moments"}, "ridge", 2.5),
+        ({"mode": "moments"}, "ridge", "auto"),
+        ({"mode": "moments"}, "shrinkage", 0.25),
+        ({"method": "rgp"}, "rank", 3),
+        ({"method": "dpsgd", "scope": "lora"}, "lora_rank", 4),
+        ({"method": "dpsgd", "scope": "lora"}, "lora_freeze_a", True),
+        ({"method": "dpsgd"}, "weight_decay", 0.1),
+        ({"method": "dpsgd"}, "max_length", 64),
+        ({"method": "dpsgd"}, "schedule", "constant"),
+        ({}, "labels", ("no", "yes")),
+    ],
+)
+def test_every_plan_field_is_a_column(plan: dict[str, Any], name: str, value: Any) -> None:
+    shown = {True: "yes", ("no", "yes"): "no,yes"}.get(value, value)
+    assert flatten(make_record(**plan, **{name: value}))[name] == shown
+    assert set(FIELDS) <= set(rows.COLUMNS)
+
+
+def test_a_column_of_numbers_and_words_can_be_compared_with_numbers() -> None:
+    ridges = [0.5, 2.5, "auto"]
+    found = [flatten(make_record(f"t{r}", mode="moments", ridge=r)) for r in ridges]
+    assert [row["ridge"] for row in filter_rows(found, "ridge > 1")] == [2.5]
+
+
+def test_of_a_path_only_the_last_part_is_shown() -> None:
+    row = flatten(make_record(train_file="/home/me/secret/mine.csv"))
+    assert row["train_file"] == "mine.csv"
 
 
 def test_columns_have_a_fixed_order_with_the_splits_after_accuracy() -> None:
