@@ -54,10 +54,20 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
+class HelpAll(argparse.Action):
+    """`--help` with the flags that few people need."""
+
+    def __call__(self, parser: Any, *_: Any) -> None:
+        parser.rare = ()
+        parser.print_help()
+        parser.exit()
+
+
 class VerbParser(Parser):
     """A verb's parser, which imports the verb only when its words are to be parsed."""
 
     verb: str = ""
+    rare: Sequence[argparse.Action] = ()
 
     def load(self) -> None:
         """Import the verb and take its flags, once."""
@@ -67,8 +77,29 @@ class VerbParser(Parser):
             self.description = module.__doc__
             self.formatter_class = argparse.RawDescriptionHelpFormatter
             module.add_arguments(self)
+            self.add_rare_flags()
             self.epilog = f"{self.epilog}\n\n{WORDS}" if self.epilog else WORDS
             self.set_defaults(command=module.command)
+
+    def add_rare_flags(self) -> None:
+        """Leave flags that few people need to `--help-all`, if there are such."""
+        from dpfp_ray.cli.options import rare_flags
+
+        self.rare = rare_flags(self._actions)
+        if self.rare:
+            self.add_argument(
+                "--help-all", action=HelpAll, nargs=0, help=f"all flags, {len(self.rare)} more"
+            )
+
+    def format_help(self) -> str:
+        texts = [action.help for action in self.rare]
+        for action in self.rare:
+            action.help = argparse.SUPPRESS
+        try:
+            return super().format_help()
+        finally:
+            for action, text in zip(self.rare, texts, strict=True):
+                action.help = text
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.load()

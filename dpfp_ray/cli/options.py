@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.method_spec import users_of
-from dpfp_ray.plan.plan import FIELDS, Plan
+from dpfp_ray.plan.plan import FIELDS, TYPES, Plan, kinds_of
 from dpfp_ray.plan.values import ALIASES, by_method, field_name, make_plan, read_plan_file
 
 if TYPE_CHECKING:
@@ -20,6 +20,23 @@ GROUPS = {
     "budget": ("epsilon", "adjacency"),
     "execution": ("precision", "cache_gb"),
 }
+
+# The plan fields that most people need; `--help` shows these, `--help-all` shows all.
+COMMON_FIELDS = (
+    *("task", "train_file", "text_column", "label_column", "user_column", "model"),
+    *("method", "mode", "scope", "batch_size", "micro_batches", "clip", "learning_rate", "epochs"),
+    *("epsilon", "delta"),
+)
+# Other flags that few people need.
+RARE_FLAGS = ("threads", "save_every", "show_training_loss", "total_delta", "seed")
+MANY = 10  # rare flags; where there are fewer, all are shown
+
+
+def rare_flags(actions: Sequence[argparse.Action]) -> list[argparse.Action]:
+    """Those that `--help` leaves to `--help-all`."""
+    rare = {*RARE_FLAGS, *FIELDS} - set(COMMON_FIELDS)
+    few = [action for action in actions if action.dest in rare]
+    return few if len(few) > MANY else []
 
 
 def add_plan_flags(parser: argparse.ArgumentParser, skip: tuple[str, ...] = ()) -> None:
@@ -55,9 +72,15 @@ def add_flag(group: Any, name: str) -> None:
         *flags,
         dest=name,
         default=argparse.SUPPRESS,
-        metavar="|".join(choices) if choices else (symbol or name.split("_")[-1]).upper(),
+        metavar="|".join(choices) if choices else (symbol or metavar_of(name)).upper(),
         help=help_text.replace("%", "%%"),
     )
+
+
+def metavar_of(name: str) -> str:
+    """What a field takes: N or X for a number, else the last word of its name."""
+    kinds = kinds_of(TYPES[name])
+    return "n" if int in kinds else "x" if float in kinds else name.split("_")[-1]
 
 
 def add_no_header(group: Any) -> None:

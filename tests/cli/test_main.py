@@ -81,11 +81,11 @@ def sub_parsers() -> dict[str, argparse.ArgumentParser]:
 def test_every_verb_has_help_that_mentions_every_flag(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    flags = [flag for action in sub_parsers()[verb]._actions for flag in action.option_strings]
     with pytest.raises(SystemExit) as stop:
-        main([verb, "--help"])
+        main([verb, "--help-all" if "--help-all" in flags else "--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    flags = [flag for action in sub_parsers()[verb]._actions for flag in action.option_strings]
     assert {"-h", "--help"} < set(flags)
     assert [flag for flag in flags if flag not in text] == []
 
@@ -274,3 +274,26 @@ def test_a_number_that_is_not_finite_is_refused(
     words: tuple[str, ...], flag: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert f"{value} is not a finite number" in fails([*words, f"{flag}={value}"], capsys)
+
+
+@pytest.mark.parametrize("verb", ["train", "compare", "audit"])
+def test_help_shows_what_most_people_need_and_help_all_the_rest(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = []
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as caught:
+            main([verb, flag])
+        assert caught.value.code == 0
+        texts.append(capsys.readouterr().out)
+    short, whole = texts
+    assert "--epsilon" in short
+    assert "--lora-rank" not in short
+    assert all(flag in whole for words, flag, _ in FLAGS if words == (verb,))
+    assert short.count("\n  --") < 0.6 * whole.count("\n  --")
+
+
+def test_metavars_say_what_a_flag_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help-all"])
+    assert "--max-per-user N " in capsys.readouterr().out
