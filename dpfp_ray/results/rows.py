@@ -89,9 +89,10 @@ def _used_fields(plan: Mapping[str, Any]) -> dict[str, Any]:
     """The plan's fields, without those that its method does not use: they hold defaults, which
     would mislead."""
     spec = find_spec(plan.get("method"), plan.get("mode"))
-    unused = () if spec is None else spec.unused
+    unused = set() if spec is None else set(spec.unused)
+    unused -= {"batch_size", "epochs"}  # of one release: all records, once
     if plan.get("scope") != "lora":
-        unused = (*unused, *LORA_FIELDS)
+        unused |= set(LORA_FIELDS)
     facts = {name: plan.get(name) for name in FIELDS if name not in unused}
     for name in FILE_FIELDS:
         if facts.get(name):
