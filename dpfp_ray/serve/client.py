@@ -54,34 +54,28 @@ def ask_service(
     """
     token = access_tokens.read_token(token_file)
     service = find_service(address)
-    wait_until_loaded(service, token)
-    for _ in range(TRIES):
-        pages: list[dict[str, Any]] = []
-        while True:
-            have = sum(len(page["rows"]) for page in pages)
-            wanted = PAGE if limit is None else min(PAGE, limit - have)
-            question = {"where": where, "sort": sort, "limit": wanted, "offset": have}
-            pages.append(_answer(get(f"{service}/api/results", token, question), service))
-            have += len(pages[-1]["rows"])
-            if not pages[-1]["rows"] or have >= min(pages[-1]["total"], limit or have + 1):
-                break
-        if len({page["version"] for page in pages}) == 1:  # else a record came in between
-            break
-    rows = [_typed(row) for page in pages for row in page["rows"]]
-    known = [str(name) for name in pages[-1]["columns"]]
-    return FoundRows(rows, known, int(pages[-1]["total"]))
-
-
-def wait_until_loaded(service: str, token: str | None) -> None:
-    """A service that has just started has not read its records yet."""
     end = time.monotonic() + LOAD_SECONDS
+    rows: list[Row] = []
+    versions: list[str] = []
     while True:
-        answer = _answer(get(f"{service}/api/results", token, {"limit": 1}), service)
-        if answer.get("status") != "loading":  # services of earlier versions do not say
-            return
-        if time.monotonic() > end:
-            raise UserError(f"{service} is still reading its records; ask again in a minute")
-        time.sleep(1.0)
+        size = PAGE if limit is None else min(PAGE, limit - len(rows))
+        question = {"where": where, "sort": sort, "limit": size, "offset": len(rows)}
+        page = _answer(get(f"{service}/api/results", token, question), service)
+        if page.get("status") == "loading":  # the service has just started
+            if time.monotonic() > end:
+                raise UserError(f"{service} is still reading its records; ask again in a minute")
+            time.sleep(1.0)
+            continue
+        if (
+            page["version"] not in versions
+        ):  # a record came in between: begin again, but not for ever
+            versions.append(page["version"])
+            if rows and len(versions) <= TRIES:
+                rows = []
+                continue
+        rows += [_typed(row) for row in page["rows"]]
+        if not page["rows"] or len(rows) >= min(page["total"], limit or page["total"]):
+            return FoundRows(rows, [str(name) for name in page["columns"]], int(page["total"]))
 
 
 def get(url: str, token: str | None, question: dict[str, Any] | None = None) -> Any:

@@ -17,9 +17,7 @@ PATHS = (
     "/",
     "/api/results",
     "/api/version",
-    "/api/trials/refused-1",
-    "/api/statement/refused-1",
-    "/trials/refused-1",
+    "/tables/runs.csv",
     "/figures/epsilon-1.svg",
     "/openapi.json",
 )
@@ -28,6 +26,12 @@ PATHS = (
 @pytest.fixture(scope="module")
 def url(storage: Path) -> Iterator[str]:
     with serving(build_app(str(storage), access_tokens.digest(TOKEN))) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def open_url(storage: Path) -> Iterator[str]:
+    with serving(build_app(str(storage))) as address:
         yield address
 
 
@@ -65,7 +69,7 @@ def test_a_browser_is_asked_for_the_token_and_gets_a_cookie_that_is_not_it(url: 
         assert wrong.status_code == 401
         inside = browser.post(f"{url}/login", {"token": TOKEN}, timeout=120)
         assert inside.url == f"{url}/"
-        assert "Trials" in inside.text
+        assert "Every run" in inside.text
         (cookie,) = browser.cookies
         assert TOKEN not in str(cookie.value)
         assert cookie.has_nonstandard_attr("HttpOnly")
@@ -85,6 +89,29 @@ def test_a_forged_cookie_opens_nothing(url: str) -> None:
 def test_a_form_that_is_too_long_is_refused(url: str) -> None:
     answer = requests.post(f"{url}/login", data={"token": "x" * 100_000}, timeout=120)
     assert answer.status_code == 400
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "",
+        "[",
+        "localhost.evil.example:80",
+        "evil.com@localhost",
+        "localhost#evil",
+        "localhost/evil",
+    ],
+)
+def test_without_a_token_a_foreign_name_for_this_machine_gets_nothing(
+    open_url: str, host: str
+) -> None:
+    """DNS rebinding: a hostile page points its own name here."""
+    for path in ("/", "/api/results"):
+        answer = requests.get(open_url + path, headers={"Host": host}, timeout=120)
+        assert answer.status_code in (400, 403)
+        assert b"refused-1" not in answer.content
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "head"])

@@ -23,7 +23,7 @@ CHROMIUM = find_chromium()
 in_browser = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium here; Debian: apt-get install chromium"
 )
-COUNT = "document.querySelectorAll('#trials tbody tr').length"
+COUNT = "document.querySelectorAll('#runs tbody tr').length"
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_api_and_pages_answer_through_serve(url: str, storage: Path) -> None:
     question = {"where": "method == 'dpsgd'", "sort": "accuracy", "limit": 2}
     found = requests.get(f"{url}/api/results", params=question, timeout=900).json()
     assert [row["method"] for row in found["rows"]] == ["dpsgd"] * 2
-    assert requests.get(f"{url}/api/trials/nothing", timeout=120).status_code == 404
+    assert requests.get(f"{url}/tables/nothing.csv", timeout=120).status_code == 404
     bad = requests.get(f"{url}/api/results", params={"where": "exec('1')"}, timeout=120)
     assert bad.status_code == 400
     assert "a function call" in bad.json()["error"]
@@ -135,9 +135,10 @@ def test_the_page_loads_in_silence_and_only_from_here(browser: Browser, url: str
 @in_browser
 def test_a_press_on_a_head_sorts_and_a_question_filters(browser: Browser, url: str) -> None:
     visit(browser, f"{url}/")
-    browser.run("document.querySelectorAll('#trials th a.sort')[2].click()")
-    until(browser, "location.search.includes('accuracy') || location.search.includes('sort')")
-    until(browser, "document.querySelector('th[aria-sort=descending]') !== null")
+    browser.run("document.querySelectorAll('#runs th button')[4].click()")
+    assert browser.run("document.querySelector('th[aria-sort=ascending]').textContent") == (
+        "Accuracy (%)"
+    )
     browser.run("document.querySelector('input[name=where]').focus()")
     browser.type("method == 'rgp'")
     browser.press("Enter")
@@ -145,7 +146,7 @@ def test_a_press_on_a_head_sorts_and_a_question_filters(browser: Browser, url: s
 
 
 @in_browser
-def test_figures_are_drawn_and_shown(browser: Browser, url: str) -> None:
+def test_figures_come_without_a_press(browser: Browser, url: str) -> None:
     visit(browser, f"{url}/")
     until(browser, "document.images.length >= 3")
     widths = browser.run(
@@ -155,25 +156,31 @@ def test_figures_are_drawn_and_shown(browser: Browser, url: str) -> None:
 
 
 @in_browser
-def test_new_records_appear_without_a_press(browser: Browser, url: str, storage: Path) -> None:
+def test_new_records_appear_and_what_the_reader_did_stays(
+    browser: Browser, url: str, storage: Path
+) -> None:
     visit(browser, f"{url}/?where=sweep+%3D%3D+%27fresh%27")
     assert browser.run(COUNT) == 0
     browser.run("document.querySelector('input[name=where]').focus()")
     store = Store(storage)
     record: dict[str, Any] = sample("newcomer", sweep="fresh", status="running")
     store.put(record)
-    until(browser, f"{COUNT} == 1")
-    until(browser, "document.querySelector('.state.running') !== null")
-    store.put({**record, "trial": {**record["trial"], "status": "finished"}, "finished": True})
-    until(browser, "document.querySelector('.state.finished') !== null")
+    until(browser, f"{COUNT} == 1 && document.querySelector('#runs tr.running') !== null")
+    until(browser, "document.querySelector('.connection').textContent.includes('1 running')")
     assert browser.run("document.activeElement.name") == "where"
+    browser.run("document.querySelectorAll('#runs th button')[4].click()")
+    browser.run("document.querySelector('[data-part=epochs] details').open = true")
+    store.put({**record, "trial": {**record["trial"], "status": "finished"}, "finished": True})
+    until(browser, "document.querySelector('#runs tr.running') === null")
+    assert browser.run("document.querySelector('#runs th[aria-sort=ascending]') !== null")
+    assert browser.run("document.querySelector('[data-part=epochs] details').open")
     assert browser.errors == []
 
 
 @in_browser
 @pytest.mark.parametrize(("width", "phone"), [(390, True), (1280, False)])
 def test_no_page_scrolls_sideways(browser: Browser, url: str, width: int, phone: bool) -> None:
-    for path in ("/", "/trials/demo-dpfp-3.0--0"):
+    for path in ("/", "/?where=id%20==%20%27demo-dpfp-3.0--0%27"):
         visit(browser, f"{url}{path}", width, phone)
         time.sleep(0.2)
         assert browser.run("document.documentElement.scrollWidth") <= width
@@ -184,9 +191,9 @@ def test_hostile_names_run_nothing(browser: Browser, hostile_storage: Path) -> N
     with serving(build_app(str(hostile_storage))) as place:
         visit(browser, f"{place}/")
         assert browser.run(COUNT) == 7
-        link = browser.run("document.querySelector('td.key a').href")
+        link = browser.run("document.querySelector('#runs td a').href")
         for page in (f"{place}/", link):
             visit(browser, page)
-            assert browser.run("document.scripts.length") == 1
+            assert browser.run("document.scripts.length") == 2
             assert browser.run("document.querySelector('h1').textContent.length") > 5
             assert browser.errors == []
