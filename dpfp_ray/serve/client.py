@@ -15,29 +15,8 @@ from dpfp_ray.sweeps.access_tokens import LOOPBACK
 
 TIMEOUT = 30.0
 PAGE = 1000  # rows; what the service gives at most
-TRIES = 3
+RESTARTS = 2
 LOAD_SECONDS = 120.0
-
-
-class Bearer(requests.auth.AuthBase):
-    """As a header; `requests` would let ~/.netrc win over a plain one."""
-
-    def __init__(self, token: str | None) -> None:
-        self.token = token
-
-    def __call__(self, request: Any) -> Any:
-        if self.token:
-            request.headers.update(access_tokens.header(self.token))
-        return request
-
-
-def find_service(address: str) -> str:
-    """The service's own address, if `address` is it or a dashboard that knows it."""
-    address = access_tokens.check_http(address)
-    about = get(f"{address}/api/about", None)
-    if about.status_code in (401, 403) or not _is_service(about):
-        return _from_dashboard(address)
-    return address
 
 
 def ask_service(
@@ -53,10 +32,11 @@ def ask_service(
     token_file   holds the service's token (default: $DPFP_TOKEN, if it is set)
     """
     token = access_tokens.read_token(token_file)
-    service = find_service(address)
+    address = access_tokens.check_http(address)
+    service = address if _is_service(address) else _from_dashboard(address)
     end = time.monotonic() + LOAD_SECONDS
     rows: list[Row] = []
-    versions: list[str] = []
+    version, restarts = "", 0
     while True:
         size = PAGE if limit is None else min(PAGE, limit - len(rows))
         question = {"where": where, "sort": sort, "limit": size, "offset": len(rows)}
@@ -66,25 +46,24 @@ def ask_service(
                 raise UserError(f"{service} is still reading its records; ask again in a minute")
             time.sleep(1.0)
             continue
-        if (
-            page["version"] not in versions
-        ):  # a record came in between: begin again, but not for ever
-            versions.append(page["version"])
-            if rows and len(versions) <= TRIES:
-                rows = []
-                continue
+        changed, version = page["version"] != version, page["version"]
+        if rows and changed and restarts < RESTARTS:  # a record came in between two pages
+            rows, restarts = [], restarts + 1
+            continue
         rows += [_typed(row) for row in page["rows"]]
         if not page["rows"] or len(rows) >= min(page["total"], limit or page["total"]):
             return FoundRows(rows, [str(name) for name in page["columns"]], int(page["total"]))
 
 
 def get(url: str, token: str | None, question: dict[str, Any] | None = None) -> Any:
-    asked = {name: value for name, value in (question or {}).items() if value is not None}
+    def sign(request: Any) -> Any:
+        """As `auth`, because `requests` would let ~/.netrc win over a plain header."""
+        request.headers.update(access_tokens.header(token) if token else {})
+        return request
+
     try:
         # A redirect could lead the token elsewhere.
-        return requests.get(
-            url, params=asked, auth=Bearer(token), timeout=TIMEOUT, allow_redirects=False
-        )
+        return requests.get(url, params=question, auth=sign, timeout=TIMEOUT, allow_redirects=False)
     except requests.RequestException as error:
         # The operating system's own words, without those that requests and urllib3 put around them.
         root = re.search(r"\[Errno -?\d+\] ([^\"')]+)", str(error))
@@ -92,7 +71,8 @@ def get(url: str, token: str | None, question: dict[str, Any] | None = None) -> 
         raise UserError(f"cannot reach {url.partition('/api/')[0]}: {reason[:200]}") from None
 
 
-def _is_service(answer: Any) -> bool:
+def _is_service(address: str) -> bool:
+    answer = get(f"{address}/api/about", None)
     try:
         return bool(answer.status_code == 200 and answer.json().get("service") == SERVICE)
     except (ValueError, AttributeError):
@@ -124,7 +104,7 @@ def _from_dashboard(address: str) -> str:
         )
     name = head if host in ("0.0.0.0", "::", *LOOPBACK) else host
     service = f"http://{f'[{name}]' if ':' in name else name}:{port}{prefix}"
-    if not _is_service(get(f"{service}/api/about", None)):
+    if not _is_service(service):
         raise UserError(f"{address} says that {SERVICE} is at {service}, which does not answer")
     return service
 
@@ -144,11 +124,6 @@ def _answer(answer: Any, service: str) -> dict[str, Any]:
 
 def _typed(row: Row) -> Row:
     """JSON has no infinite number: it is the text "inf" there."""
-    return {
-        name: float(value)
-        if isinstance(value, str)
-        and (name.startswith(SPLIT) or COLUMNS.get(name) is float)
-        and value in ("inf", "-inf")
-        else value
-        for name, value in row.items()
-    }
+    numeric = {name for name in row if name.startswith(SPLIT) or COLUMNS.get(name) is float}
+    infinite = {name for name in numeric if row[name] in ("inf", "-inf")}
+    return row | {name: float(row[name]) for name in infinite}

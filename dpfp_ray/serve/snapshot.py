@@ -1,4 +1,4 @@
-"""What is on storage now: the records, and the reports that are made of them beside the requests."""
+"""What is on storage now: the records, and the reports made of them beside the requests."""
 
 import logging
 import threading
@@ -20,7 +20,7 @@ from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.runs import Run, read_runs
 
 # Object stores give times in whole seconds: a file this young may change and keep its time.
-YOUNG = 3.0
+YOUNG, UNSETTLED = 3.0, -1.0
 EVERY = 1.0  # seconds between two looks at storage, at least
 PATIENCE = 3.0  # seconds that a request waits for a look, or for the first report
 LEDGER_SECONDS = 60.0  # the ledger may change while no record does
@@ -37,7 +37,7 @@ class Snapshot:
     version: str
     runs: Sequence[Run]
     warnings: Sequence[str] = ()
-    loading: bool = False  # no look has ended yet
+    status: str = "ready"  # or "loading", until the first look has ended
 
     @cached_property
     def rows(self) -> list[rows.Row]:
@@ -57,6 +57,8 @@ class Snapshot:
 
     def choose(self, where: str | None, sort: str | None = None) -> list[Run]:
         """The runs that `where` matches, in the order of `sort`."""
+        if self.status == "loading":  # its columns are not known yet
+            return []
         matching = query.filter_rows(self.rows, where, self.columns)
         ordered = query.sort_rows(matching, sort, self.columns)
         return [self.by_id[str(row["id"])] for row in ordered]
@@ -81,19 +83,12 @@ class Snapshot:
         ]
 
 
-@dataclass(frozen=True)
-class _SavedRecord:
-    modified: float
-    settled: bool  # a later change will show in `modified`
-    record: store.Record
-
-
 class CachedStore(store.Store):
     """A store that reads a file again only if it changed: 50,000 records take 37 s to read."""
 
     def __init__(self, location: str) -> None:
         super().__init__(location)
-        self.saved: dict[str, _SavedRecord] = {}
+        self.saved: dict[str, tuple[float, store.Record]] = {}  # by path, with its time
         self.reads = self.changes = 0
 
     def records(self) -> list[store.Record]:
@@ -106,20 +101,20 @@ class CachedStore(store.Store):
 
     def _read(self, file: Found) -> store.Record | None:
         self._present.add(file.path)
-        saved = self.saved.get(file.path)
-        if saved is None or not saved.settled or saved.modified != file.modified:
+        time_read, saved = self.saved.get(file.path, (UNSETTLED, None))
+        if saved is None or time_read != file.modified:
             self.reads += 1
             record = super()._read(file)
             if record is None:
                 # A record that is half written does not replace a whole one.
-                return None if saved is None else dict(saved.record)
-            if saved is None or record != saved.record:
+                return None if saved is None else dict(saved)
+            if record != saved:
                 self.changes += 1
-            trial = record.get("trial")
-            running = isinstance(trial, Mapping) and trial.get("status") == "running"
-            settled = time.time() - file.modified > YOUNG and not running
-            saved = self.saved[file.path] = _SavedRecord(file.modified, settled, record)
-        return dict(saved.record)  # the store renames records that share an id
+            running = rows.section(record, "trial").get("status") == "running"
+            young = time.time() - file.modified < YOUNG or running  # a clock may be wrong
+            self.saved[file.path] = (UNSETTLED if young else file.modified), record
+            saved = record
+        return dict(saved)  # the store renames records that share an id
 
 
 class Background:
@@ -167,7 +162,7 @@ class LiveRecords:
         self.background = Background(rest=10)
         self._error: UserError | None = None
         self._prefix = uuid4().hex[:8]  # versions of another process are other versions
-        self._snapshot = Snapshot(f"{self._prefix}-loading", (), loading=True)
+        self._snapshot = Snapshot(f"{self._prefix}-loading", (), status="loading")
 
     def now(self) -> Snapshot:
         look = self.background.start(self._look)
@@ -182,7 +177,8 @@ class LiveRecords:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 records = self.store.records()
-            messages = tuple(str(warning.message) for warning in caught)
+            # Other threads may warn of other things meanwhile.
+            messages = tuple(m for w in caught if "no whole record" in (m := str(w.message)))
             version = f"{self._prefix}-{self.store.changes}-{len(messages)}"
             if version != self._snapshot.version:
                 self._snapshot = Snapshot(version, read_runs(records), messages)
@@ -211,23 +207,24 @@ class LiveReport:
     def renew(self, snapshot: Snapshot) -> None:
         """Start a newer report if there may be one; only the first tables are waited for."""
         old = time.monotonic() - self._made_at > LEDGER_SECONDS
-        if not snapshot.loading and (old or snapshot.version != self._version):
-            if self.background.start(self._make, snapshot) is not None:
-                self._first.wait(PATIENCE)
+        due = snapshot.status == "ready" and (old or snapshot.version != self._version)
+        if due and self.background.start(self._make, snapshot) is not None:
+            self._first.wait(PATIENCE)
 
     def _make(self, snapshot: Snapshot) -> None:
         runs, cells = snapshot.choose(self.where), snapshot.cells(self.where)
         report = report_of(runs, cells, self.command, self.title, paid=self._paid(runs))
         scores = [(run.row["id"], run.row["accuracy"]) for run in runs if run.scored]
-        self.drawing = scores != self._scores
-        last = self.report
-        self._made_at = time.monotonic()
+        last, changed = self.report, scores != self._scores
+        self._made_at, self.drawing = time.monotonic(), changed
         if last is None or (last.paid, self._version) != (report.paid, snapshot.version):
             self._publish(replace(report, figures=last.figures if last else ()))
-        self._version = snapshot.version
-        if self.drawing:
-            figures = draw_figures(report, runs, cells)
-            self.drawing, self._scores = False, scores
+        self._version, self._scores = snapshot.version, scores
+        if changed:
+            try:
+                figures = draw_figures(report, runs, cells)
+            finally:
+                self.drawing = False
             self._publish(replace(report, figures=figures))
 
     def _publish(self, report: Report) -> None:

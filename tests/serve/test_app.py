@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,20 @@ from dpfp_ray.serve.app import build_app
 from tests.serve.conftest import serving
 from tests.support.samples import sample
 
-
-@pytest.fixture(scope="module")
-def url(storage: Path) -> Iterator[str]:
-    with serving(build_app(str(storage))) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def hostile_url(hostile_storage: Path) -> Iterator[str]:
-    with serving(build_app(str(hostile_storage))) as address:
-        yield address
+RUN_LINK = re.compile(r'href="(/\?where=[^"]+)"')
+# tests/results/test_query.py has more; these must not get past the service.
+HOSTILE_WHERE = """__import__('os').system('id')
+().__class__.__bases__[0].__subclasses__()
+method.__class__ == 1
+(lambda: 1)() == 1
+id == 9**9**9
+'a' * 10**9 == id
+id == 1; import os
+id ==
+nothing == 1""".splitlines()
+HOSTILE_WHERE += ["\x00", "(" * 900 + "id" + ")" * 900, "not " * 400 + "id == 1", "a" * 2001]
+BAD = "limit=0 limit=-1 limit=1001 limit=x limit=1.5 limit=101&records=true offset=-1 sort=nothing"
+BAD += f" sort=id; wher=id where=id==1&where=id==2 limit={'9' * 50} sort={'id,' * 50}id"
 
 
 def get(url: str, **question: Any) -> Any:
@@ -33,9 +35,7 @@ def get(url: str, **question: Any) -> Any:
 
 
 def heading(page: str) -> str:
-    match = re.search(r"<h1>(.*?)</h1>", page, re.S)
-    assert match
-    return match.group(1)
+    return page.partition("<h1>")[2].partition("</h1>")[0]
 
 
 def test_rows_are_those_of_dpfp_results(url: str, storage: Path) -> None:
@@ -43,9 +43,8 @@ def test_rows_are_those_of_dpfp_results(url: str, storage: Path) -> None:
     by_id = {row["id"]: row for row in Store(storage).rows()}
     assert answer["total"] == len(by_id) == len(answer["rows"])
     for row in answer["rows"]:
-        assert {k: v for k, v in row.items() if v is not None} == {
-            k: v for k, v in by_id[row["id"]].items() if v is not None
-        }
+        expected = by_id[row["id"]]
+        assert row == {name: expected.get(name) for name in answer["columns"]}
 
 
 def test_where_sort_limit_and_offset_work_together(url: str) -> None:
@@ -72,59 +71,18 @@ def test_whole_records_come_when_asked_for(url: str, storage: Path) -> None:
     assert get(f"{url}/api/results").json()["records"] is None
 
 
-HOSTILE_WHERE = [
-    "__import__('os').system('id')",
-    "().__class__.__bases__[0].__subclasses__()",
-    "open('/etc/passwd')",
-    "method.__class__ == 1",
-    "[x for x in method]",
-    "(lambda: 1)() == 1",
-    "id == 9**9**9",
-    "'a' * 10**9 == id",
-    "(" * 900 + "id" + ")" * 900,
-    "not " * 400 + "id == 1",
-    "-" * 1500 + "1 == id",
-    "id == 1; import os",
-    "id == '" + "a" * 2000 + "'",
-    "f'{id}' == 1",
-    "\x00",
-    "id ==",
-    "id",
-    "nothing == 1",
-    "id = 'x'",
-]
-
-
 @pytest.mark.parametrize("path", ["/api/results", "/api/version", "/tables/main.csv", "/"])
 def test_a_hostile_where_is_a_bad_request_with_a_reason(url: str, path: str) -> None:
     for where in HOSTILE_WHERE:
         answer = get(url + path, where=where)
         assert answer.status_code == 400, where
-        if path != "/":
-            assert len(answer.json()["error"]) > 10
+        reason = re.search('id="complaint">(.{10})|"error": "(.{10})', answer.text)
+        assert reason, where
 
 
-@pytest.mark.parametrize(
-    "question",
-    [
-        {"limit": "0"},
-        {"limit": "-1"},
-        {"limit": "1001"},
-        {"limit": "9" * 50},
-        {"limit": "x"},
-        {"limit": "1.5"},
-        {"limit": "101", "records": "true"},
-        {"offset": "-1"},
-        {"offset": "9" * 30},
-        {"sort": "nothing"},
-        {"sort": "id;"},
-        {"sort": ",".join(["id"] * 50)},
-        {"wher": "id == 1"},
-        {"where": ["id == 'a'", "id == 'b'"]},
-    ],
-)
-def test_a_bad_parameter_is_a_bad_request_with_a_reason(url: str, question: Any) -> None:
-    answer = requests.get(f"{url}/api/results", params=question, timeout=120)
+@pytest.mark.parametrize("question", BAD.split())
+def test_a_bad_parameter_is_a_bad_request_with_a_reason(url: str, question: str) -> None:
+    answer = get(f"{url}/api/results?{question}")
     assert answer.status_code == 400
     assert answer.json()["error"]
 
@@ -136,13 +94,11 @@ def test_nothing_can_be_changed(url: str, method: str) -> None:
 
 
 def test_openapi_describes_what_is_there(url: str) -> None:
-    described = get(f"{url}/openapi.json").json()
-    assert set(described["paths"]) == {"/api/about", "/api/version", "/api/results"}
-    assert all(set(path) == {"get"} for path in described["paths"].values())
-    results = described["paths"]["/api/results"]["get"]
-    names = {p["name"] for p in results["parameters"]}
+    paths = get(f"{url}/openapi.json").json()["paths"]
+    assert set(paths) == {"/api/about", "/api/version", "/api/results"}
+    assert all(set(path) == {"get"} for path in paths.values())
+    names = {parameter["name"] for parameter in paths["/api/results"]["get"]["parameters"]}
     assert names == {"where", "sort", "limit", "offset", "records"}
-    assert "400" in results["responses"]
 
 
 @pytest.mark.parametrize("path", ["/", "/api/results", "/nothing", "/static/live.js"])
@@ -172,26 +128,20 @@ def test_the_page_marks_every_nominal_epsilon(url: str) -> None:
     assert "† nominal ε" in page
 
 
-def test_a_bad_question_on_the_page_shows_the_reason_and_keeps_the_question(url: str) -> None:
+def test_a_bad_question_on_the_page_keeps_the_question_as_text(url: str) -> None:
     page = get(url, where="evil() <script>").text
-    assert "cannot be read at" in page
     assert 'value="evil() &lt;script&gt;"' in page
     assert "<script>" not in page
 
 
 def test_a_runs_own_page_has_its_epochs_plan_and_statement(url: str, storage: Path) -> None:
-    record = next(
-        r
-        for r in Store(storage).records()
-        if "statement" in r and r["privacy"]["guarantee"] == "nominal"
-    )
+    records = [r for r in Store(storage).records() if "statement" in r]
+    record = next(r for r in records if r["privacy"]["guarantee"] == "nominal")
     identity = record["trial"]["id"]
-    first = get(url, where=f"id in [{identity!r}, 'refused-1']").text
-    link = next(u for u in re.findall(r'href="(/\?where=[^"]+)"', first) if identity in u)
-    page = get(url + unescape(link)).text
+    both = get(url, where=f"id in [{identity!r}, 'refused-1']").text
+    page = get(url + unescape(next(a for a in RUN_LINK.findall(both) if identity in a))).text
     epochs = page.partition('id="epochs"')[2].partition("</table>")[0]
     assert epochs.count("<tr>") == 1 + len(record["history"])
-    assert "<dt>learning_rate</dt>" in page
     assert f"<dt>epsilon</dt><dd>{record['plan']['epsilon']}†</dd>" in page
     assert "one record&#39;s text" in page
 
@@ -216,10 +166,9 @@ def test_report_and_downloads_follow_the_filter(url: str) -> None:
     part = get(url, where="epsilon == 3 or epsilon is None").text
     assert "at ε = 3 (PLD) on demo" in heading(part)
     assert part.count('<article class="card') == 1
-    assert "all below is about these" in part
     (link,) = re.findall(r'href="([^"]+runs\.csv[^"]*)"', part)
     rows = get(url + unescape(link)).text.splitlines()
-    assert {row.split(",")[3] for row in rows[1:]} <= {"3.0", "3", ""}
+    assert {row.split(",")[3] for row in rows[1:]} == {"3.0", ""}
     nobody = get(url, where="epsilon == 77").text
     assert heading(nobody) == "No private run has finished yet."
     assert "No trial matches" in nobody
@@ -228,26 +177,25 @@ def test_report_and_downloads_follow_the_filter(url: str) -> None:
 @pytest.mark.slow
 def test_figures_are_pictures_that_run_nothing(url: str) -> None:
     pictures: list[str] = []
-    for _ in range(600):
+    end = time.monotonic() + 120
+    while not pictures and time.monotonic() < end:
         pictures = re.findall(r'<img src="([^"]+)"', get(url).text)
-        if pictures:
-            break
         time.sleep(0.1)
-    assert any("epsilon-1.svg" in picture for picture in pictures)
     drawn = get(url + unescape(pictures[0]))
     assert drawn.headers["Content-Type"] == "image/svg+xml"
-    assert "default-src 'none'" in drawn.headers["Content-Security-Policy"]
-    assert "script-src" not in drawn.headers["Content-Security-Policy"]
+    assert drawn.headers["Content-Security-Policy"].startswith("default-src 'none'; style-src")
 
 
-def test_hostile_names_stay_text(hostile_url: str) -> None:
-    page = get(hostile_url).text
-    assert "&lt;script&gt;alert" in page
-    links = set(re.findall(r'href="(/\?where=[^"]+)"', page))
-    assert len(links) == 7
-    for text in (page, *(get(hostile_url + unescape(link)).text for link in links)):
-        assert "<script>alert" not in text
-        assert text is page or "; 1 match" in text
+def test_hostile_names_stay_text(hostile_storage: Path) -> None:
+    with serving(build_app(str(hostile_storage))) as address:
+        page = get(address).text
+        assert "&lt;script&gt;alert" in page
+        links = set(RUN_LINK.findall(page))
+        assert len(links) == 7
+        for link in links:
+            own_page = get(address + unescape(link)).text
+            assert "; 1 match" in own_page
+            assert "<script>alert" not in page + own_page
 
 
 def test_an_empty_folder_is_a_page_too(tmp_path: Path) -> None:
