@@ -24,7 +24,7 @@ id == 9**9**9
 'a' * 10**9 == id
 id == 1; import os
 id ==
-nothing == 1""".splitlines()
+nothing == "><script>alert(1)</script>""".splitlines()
 HOSTILE_WHERE += ["\x00", "(" * 900 + "id" + ")" * 900, "not " * 400 + "id == 1", "a" * 2001]
 BAD = "limit=0 limit=-1 limit=1001 limit=x limit=1.5 limit=101&records=true offset=-1 sort=nothing"
 BAD += f" sort=id; wher=id where=id==1&where=id==2 limit={'9' * 50} sort={'id,' * 50}id"
@@ -38,13 +38,15 @@ def heading(page: str) -> str:
     return page.partition("<h1>")[2].partition("</h1>")[0]
 
 
-def test_rows_are_those_of_dpfp_results(url: str, storage: Path) -> None:
+def test_rows_are_those_of_dpfp_results_with_the_nominal_mark(url: str, storage: Path) -> None:
     answer = get(f"{url}/api/results", limit=1000).json()
     by_id = {row["id"]: row for row in Store(storage).rows()}
     assert answer["total"] == len(by_id) == len(answer["rows"])
     for row in answer["rows"]:
         expected = by_id[row["id"]]
         assert row == {name: expected.get(name) for name in answer["columns"]}
+    assert answer["nominal"] == [row["guarantee"] == "nominal" for row in answer["rows"]]
+    assert answer["legend"].startswith("† nominal")
 
 
 def test_where_sort_limit_and_offset_work_together(url: str) -> None:
@@ -55,13 +57,6 @@ def test_where_sort_limit_and_offset_work_together(url: str) -> None:
     part = get(f"{url}/api/results", limit=3, offset=2, **question).json()
     assert part["rows"] == everything["rows"][2:5]
     assert part["total"] == everything["total"] == len(scores)
-
-
-def test_nominal_rows_are_marked_and_the_mark_is_explained(url: str) -> None:
-    answer = get(f"{url}/api/results", limit=1000).json()
-    assert answer["nominal"] == [row["guarantee"] == "nominal" for row in answer["rows"]]
-    assert {True, False} == set(answer["nominal"])
-    assert answer["legend"].startswith("† nominal")
 
 
 def test_whole_records_come_when_asked_for(url: str, storage: Path) -> None:
@@ -76,8 +71,8 @@ def test_a_hostile_where_is_a_bad_request_with_a_reason(url: str, path: str) -> 
     for where in HOSTILE_WHERE:
         answer = get(url + path, where=where)
         assert answer.status_code == 400, where
-        reason = re.search('id="complaint">(.{10})|"error": "(.{10})', answer.text)
-        assert reason, where
+        assert re.search('id="complaint">.{10}|"error": ".{10}', answer.text), where
+        assert path != "/" or "<script>" not in answer.text
 
 
 @pytest.mark.parametrize("question", BAD.split())
@@ -128,12 +123,6 @@ def test_the_page_marks_every_nominal_epsilon(url: str) -> None:
     assert "† nominal ε" in page
 
 
-def test_a_bad_question_on_the_page_keeps_the_question_as_text(url: str) -> None:
-    page = get(url, where="evil() <script>").text
-    assert 'value="evil() &lt;script&gt;"' in page
-    assert "<script>" not in page
-
-
 def test_a_runs_own_page_has_its_epochs_plan_and_statement(url: str, storage: Path) -> None:
     records = [r for r in Store(storage).records() if "statement" in r]
     record = next(r for r in records if r["privacy"]["guarantee"] == "nominal")
@@ -153,6 +142,8 @@ def test_pages_of_long_tables_lead_on(url: str) -> None:
 
 
 def test_trials_that_run_come_first_unless_an_order_is_asked_for(tmp_path: Path) -> None:
+    with serving(build_app(str(tmp_path / "later"))) as address:
+        assert "No records yet" in get(address).text
     for name in ("a", "b", "c"):
         Store(tmp_path).put(sample(name, status="running" if name == "b" else "finished"))
     with serving(build_app(str(tmp_path))) as address:
@@ -196,9 +187,3 @@ def test_hostile_names_stay_text(hostile_storage: Path) -> None:
             own_page = get(address + unescape(link)).text
             assert "; 1 match" in own_page
             assert "<script>alert" not in page + own_page
-
-
-def test_an_empty_folder_is_a_page_too(tmp_path: Path) -> None:
-    with serving(build_app(str(tmp_path / "later"))) as address:
-        assert "No records yet" in get(address).text
-        assert get(f"{address}/api/results").json()["total"] == 0
