@@ -98,13 +98,13 @@ def report_of(
     paid: Paid | None = None,
 ) -> Report:
     """A report without figures, which take most of the time."""
-    found = contests_of(cells)
+    contests = contests_of(cells)
     refuted = [run for run in runs if run.refuted]
     tables = [
-        summary_table(found),
-        main_table(cells, found),
-        scores_table(cells, found),
-        pairs_table(found),
+        summary_table(contests),
+        main_table(cells, contests),
+        scores_table(cells, contests),
+        pairs_table(contests),
         cost_table(cells),
         noise_table(cells),
         accounting_table(cells),
@@ -115,8 +115,8 @@ def report_of(
     return Report(
         title or TITLE,
         command,
-        winners.headline(found, refuted),
-        found,
+        winners.headline(contests, refuted),
+        contests,
         {table.name: table for table in tables if table.rows},
         [],
         _statements(cells),

@@ -6,15 +6,14 @@ JavaScript; its script only asks whether something changed, and then fetches the
 
 import functools
 import mimetypes
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import Depends, FastAPI, HTTPException, Query
+from fastapi import Depends, FastAPI, Query
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
@@ -32,8 +31,7 @@ from dpfp_ray.serve.snapshot import LiveRecords, LiveReport, Snapshot
 
 PAGE, LARGEST, FILTERS = 100, 1000, 8  # rows of an answer; reports that are kept
 FOLDER = Path(__file__).parent
-STATIC = {name: TEMPLATES / name for name in ("page.css", "page.js")}
-STATIC |= {name: FOLDER / name for name in ("live.css", "live.js")}
+STATIC = {"page.css": TEMPLATES, "page.js": TEMPLATES, "live.css": FOLDER, "live.js": FOLDER}
 # A picture that is opened by itself may style itself and run nothing.
 PICTURE_POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
@@ -60,10 +58,8 @@ class FileQuestion(Filter):
 
 
 def each_once(request: Request) -> None:
-    counts = Counter(name for name, _ in request.query_params.multi_items())
-    for name, count in counts.items():
-        if count > 1:
-            raise UserError(f"{name[:40]!r} is given {count} times; give it once")
+    if len(request.query_params) < len(request.query_params.multi_items()):
+        raise UserError("a parameter is given more than once; give each once")
 
 
 def build_app(storage: str, digest: str | None = None, ledger: str | None = None) -> Any:
@@ -73,7 +69,7 @@ def build_app(storage: str, digest: str | None = None, ledger: str | None = None
     """
     records = LiveRecords(storage)
     command = f"dpfp serve --storage {public(storage)}"
-    title = f"Results in {records.name}"
+    title = f"Results in {records.store.name}"
 
     @functools.lru_cache(maxsize=FILTERS)
     def report_for(where: str | None) -> LiveReport:
@@ -86,21 +82,19 @@ def build_app(storage: str, digest: str | None = None, ledger: str | None = None
             compile_where(where, snapshot.columns)
         live = report_for(where or None)
         live.renew(snapshot)
-        at = records.looked_at
         news = {
             "version": f"{snapshot.version}-{live.number}",
             "status": snapshot.status,
             "trials": len(snapshot.runs),
             "running": snapshot.running,
-            "looked_at": at.isoformat(timespec="seconds") if at else None,
+            "looked_at": records.looked_at,
         }
         return snapshot, live, news
 
     app = FastAPI(
         title=SERVICE,
         version=__version__,
-        summary="Read-only results of differentially private fine-tuning",
-        description="An ε of a trial with `nominal: true` is no guarantee and is shown with †.",
+        description="Only reads. An ε with `nominal: true` is no guarantee and is shown with †.",
         # Their pages load scripts from elsewhere; /openapi.json says the same.
         docs_url=None,
         redoc_url=None,
@@ -150,7 +144,7 @@ def build_app(storage: str, digest: str | None = None, ledger: str | None = None
             complaint, (snapshot, live, news) = str(error), look("")
         if not question.sort:  # people come to watch the trials that run
             chosen.sort(key=lambda run: run.row["status"] != "running")
-        only = chosen[0] if len(chosen) == 1 else None
+        only, report = chosen[0] if len(chosen) == 1 else None, live.report
         where = {"where": question.where} if question.where else {}
 
         def link(path: str, **values: Any) -> str:
@@ -158,12 +152,12 @@ def build_app(storage: str, digest: str | None = None, ledger: str | None = None
 
         content = page_text(
             templates(FOLDER).get_template("live.html"),
-            live.report if live.report and not complaint else report_of([], [], command, title),
+            report if report and not complaint else report_of([], [], command, title),
             base=base,
             question=question,
             complaint=complaint,
             warnings=snapshot.warnings,
-            made=live.report is not None and not complaint,
+            made=report is not None and not complaint,
             drawing=live.drawing,
             news=news,
             total=len(chosen),
@@ -182,7 +176,7 @@ def build_app(storage: str, digest: str | None = None, ledger: str | None = None
         """The script and style of the page, and its tables and figures to download."""
         kind = mimetypes.guess_type(name)[0] or "text/plain"
         if folder == "static" and name in STATIC:
-            return Response(STATIC[name].read_bytes(), media_type=kind)
+            return Response((STATIC[name] / name).read_bytes(), media_type=kind)
         report = look(question.where)[1].report if folder in ("tables", "figures") else None
         content = data_files(report).get(f"{folder}/{name}") if report else None
         if content is None:
@@ -190,15 +184,14 @@ def build_app(storage: str, digest: str | None = None, ledger: str | None = None
         return Response(content(), media_type=kind, headers=PICTURE_POLICY)
 
     app.include_router(login_routes(digest))
-    for kind in (UserError, RequestValidationError, AnyHTTPException):
+    for kind in (UserError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, problem)
     guard(app, digest)
     return app
 
 
 def problem(request: Request, error: Exception) -> Response:
-    """The reason as JSON."""
-    if isinstance(error, AnyHTTPException):
+    if isinstance(error, HTTPException):
         return json_response({"error": str(error.detail)}, error.status_code)
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]

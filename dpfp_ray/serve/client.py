@@ -11,7 +11,6 @@ from dpfp_ray.results.rows import COLUMNS, SPLIT, Row
 from dpfp_ray.results.store import FoundRows
 from dpfp_ray.serve import SERVICE
 from dpfp_ray.sweeps import access_tokens
-from dpfp_ray.sweeps.access_tokens import LOOPBACK
 
 TIMEOUT = 30.0
 PAGE = 1000  # rows; what the service gives at most
@@ -97,12 +96,12 @@ def _from_dashboard(address: str) -> str:
         )
     head, host = access_tokens.host_of(address), str(options.get("host") or "127.0.0.1")
     port, prefix = options.get("port", 8000), (application.get("route_prefix") or "/").rstrip("/")
-    if host in LOOPBACK and head not in LOOPBACK:
+    if host in access_tokens.LOOPBACK and head not in access_tokens.LOOPBACK:
         raise UserError(
             f"{SERVICE} listens on the loopback of {head} only; forward it with: "
             f"ssh -L {port}:127.0.0.1:{port} {head}, then --address http://127.0.0.1:{port}{prefix}"
         )
-    name = head if host in ("0.0.0.0", "::", *LOOPBACK) else host
+    name = head if host in ("0.0.0.0", "::", *access_tokens.LOOPBACK) else host
     service = f"http://{f'[{name}]' if ':' in name else name}:{port}{prefix}"
     if not _is_service(service):
         raise UserError(f"{address} says that {SERVICE} is at {service}, which does not answer")

@@ -25,12 +25,10 @@ from dpfp_ray.privacy.ledger_files import default_place
 from dpfp_ray.results.store import Store
 from dpfp_ray.serve import SERVICE
 from dpfp_ray.sweeps import access_tokens
-from dpfp_ray.sweeps.access_tokens import LOOPBACK
 from dpfp_ray.sweeps.cluster import connected, default_address, settings
 from dpfp_ray.sweeps.state import resolve_storage
 
 START_SECONDS = 120.0
-TRIES = 3
 # At Ray's own niceness of 15, pages would wait for all else that the machine does.
 PROMPT = {"RAY_worker_niceness": "0"}
 
@@ -71,7 +69,7 @@ class Place:
 
 
 def check_exposure(host: str, digest: str | None) -> None:
-    if digest is None and host not in LOOPBACK:
+    if digest is None and host not in access_tokens.LOOPBACK:
         way = "--token-file FILE or DPFP_TOKEN"
         raise UserError(f"--host {host} lets others on the network in; set a token first ({way})")
 
@@ -113,7 +111,7 @@ def start(place: Place) -> None:
     from ray import serve
     from ray.exceptions import RayError
 
-    for left in reversed(range(TRIES)):
+    for left in (2, 1, 0):
         try:
             serve.start(
                 proxy_location="HeadOnly",
@@ -137,8 +135,8 @@ def check_port(place: Place) -> None:
     try:
         socket.create_server((place.host, place.port), family=family).close()
     except OSError as error:
-        reason = f"cannot listen on {place.host}:{place.port}: {os.strerror(error.errno or 0)}"
-        raise UserError(f"{reason}; use another --port") from None
+        reason = f"{place.host}:{place.port}: {os.strerror(error.errno or 0)}"
+        raise UserError(f"cannot listen on {reason}; use another --port") from None
 
 
 def application(storage: str, digest: str | None, ledger: str | None = None) -> Any:

@@ -17,7 +17,6 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.report.page import templates
 from dpfp_ray.sweeps import access_tokens
-from dpfp_ray.sweeps.access_tokens import LOOPBACK
 
 HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{0,5})?")
 COOKIE = "dpfp_session"
@@ -56,7 +55,7 @@ def refusal(request: Request, digest: str | None) -> Response | None:
     if digest is None:
         name = host_name(request.headers.get("host", ""))
         error = f"this service answers to localhost only, not to {name[:80]!r}"
-        return None if name in LOOPBACK else JSONResponse({"error": error}, 403)
+        return None if name in access_tokens.LOOPBACK else JSONResponse({"error": error}, 403)
     if path in PUBLIC or path.startswith("/static/"):
         return None
     if access_tokens.is_authorised(request.headers.get("authorization"), digest):

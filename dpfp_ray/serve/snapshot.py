@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import count
 from typing import Any
 from uuid import uuid4
 
@@ -15,6 +16,7 @@ from dpfp_ray.data.storage import Found
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.report.ledger import Paid, known_ledger, spent_on
 from dpfp_ray.report.page import Report, draw_figures, report_of
+from dpfp_ray.report.plots import Drawing
 from dpfp_ray.results import query, rows, store
 from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.runs import Run, read_runs
@@ -24,6 +26,7 @@ YOUNG, UNSETTLED = 3.0, -1.0
 EVERY = 1.0  # seconds between two looks at storage, at least
 PATIENCE = 3.0  # seconds that a request waits for a look, or for the first report
 LEDGER_SECONDS = 60.0  # the ledger may change while no record does
+TABLE_SLOTS, DRAWING_SLOTS, NUMBERS = threading.Semaphore(2), threading.Semaphore(1), count(1)
 SCORES = ("accuracy", "f1", "matthews", "calibration_error")
 # A reader who picks runs by their scores may see a winner among equals.
 BY_SCORE = "the filter picks runs by their scores: nothing is tested"
@@ -69,18 +72,19 @@ class Snapshot:
         if where is None:
             return cells_of(chosen)
         names = query.columns_in(where, self.columns)
-        if any(name in SCORES or name.startswith(rows.SPLIT) for name in names):
-            return [replace(cell, untested=BY_SCORE) for cell in cells_of(chosen)]
+        by_score = any(name in SCORES or name.startswith(rows.SPLIT) for name in names)
         kept = {id(run) for run in chosen}
         left_out = {
             (run.key, run.setting)
             for run in self.runs
             if id(run) not in kept and run.scored and not run.tuning and not run.part("audit")
         }
-        return [
-            replace(cell, untested=IN_PART if (cell.key, cell.first.setting) in left_out else "")
-            for cell in cells_of(chosen)
-        ]
+
+        def doubt(cell: Cell) -> str:
+            in_part = (cell.key, cell.first.setting) in left_out
+            return BY_SCORE if by_score else IN_PART if in_part else ""
+
+        return [replace(cell, untested=doubt(cell)) for cell in cells_of(chosen)]
 
 
 class CachedStore(store.Store):
@@ -89,7 +93,7 @@ class CachedStore(store.Store):
     def __init__(self, location: str) -> None:
         super().__init__(location)
         self.saved: dict[str, tuple[float, store.Record]] = {}  # by path, with its time
-        self.reads = self.changes = 0
+        self.changes = 0
 
     def records(self) -> list[store.Record]:
         self._present: set[str] = set()
@@ -103,7 +107,6 @@ class CachedStore(store.Store):
         self._present.add(file.path)
         time_read, saved = self.saved.get(file.path, (UNSETTLED, None))
         if saved is None or time_read != file.modified:
-            self.reads += 1
             record = super()._read(file)
             if record is None:
                 # A record that is half written does not replace a whole one.
@@ -118,18 +121,20 @@ class CachedStore(store.Store):
 
 
 class Background:
-    """Does one thing at a time in a thread, and then rests `rest` times as long as that took."""
+    """Does one thing at a time in a thread, and then rests `rest` times as long as that took.
+    All that share `slots` start no more threads than these, however much is asked."""
 
-    def __init__(self, rest: int) -> None:
-        self.rest = rest
+    def __init__(self, rest: int, slots: threading.Semaphore | None = None) -> None:
+        self.rest, self._slots = rest, slots or threading.Semaphore()
         self.took = self._next = 0.0
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def start(self, work: Callable[..., None], *arguments: Any) -> threading.Thread | None:
-        """Begin, unless it rests; the thread that is at work, if any."""
+        """Begin, unless it rests or no slot is free; the thread that is at work, if any."""
         with self._lock:
-            if self._thread is None and time.monotonic() >= self._next:
+            idle = self._thread is None and time.monotonic() >= self._next
+            if idle and self._slots.acquire(blocking=False):
                 # No daemon: Python must not end in the middle of matplotlib.
                 self._thread = threading.Thread(target=self._run, args=(work, *arguments))
                 self._thread.start()
@@ -146,6 +151,7 @@ class Background:
                 self.took = time.monotonic() - began
                 self._next = time.monotonic() + max(EVERY, self.rest * self.took)
                 self._thread = None
+            self._slots.release()
 
 
 class LiveRecords:
@@ -157,8 +163,7 @@ class LiveRecords:
 
     def __init__(self, location: str) -> None:
         self.store = CachedStore(location)
-        self.name = self.store.name
-        self.looked_at: datetime | None = None
+        self.looked_at: str | None = None  # in ISO form, UTC
         self.background = Background(rest=10)
         self._error: UserError | None = None
         self._prefix = uuid4().hex[:8]  # versions of another process are other versions
@@ -182,55 +187,61 @@ class LiveRecords:
             version = f"{self._prefix}-{self.store.changes}-{len(messages)}"
             if version != self._snapshot.version:
                 self._snapshot = Snapshot(version, read_runs(records), messages)
-            self._error, self.looked_at = None, datetime.now(UTC)
+            self._error, self.looked_at = None, datetime.now(UTC).isoformat(timespec="seconds")
         except UserError as error:
             self._error = error
 
 
 class LiveReport:
-    """The report of the runs that `where` matches, made beside the requests.
-
-    The last one is shown while the next one is made. Its tables come first, its figures later.
-    """
+    """The report of the runs that `where` matches. The last one is shown while the next one is
+    made beside the requests: first its tables, then its figures."""
 
     def __init__(self, title: str, command: str, ledger: str | None, where: str | None) -> None:
         self.title, self.command, self.ledger, self.where = title, command, ledger, where
-        self.report: Report | None = None
-        self.number = 0  # of reports so far, to tell them apart
-        self.drawing = False
-        self._version = ""
-        self._scores: list[tuple[Any, ...]] | None = None  # what the figures show
-        self._made_at = 0.0
-        self._first = threading.Event()
-        self.background = Background(rest=4)
+        self.tables = Background(rest=4, slots=TABLE_SLOTS)
+        self.drawings = Background(rest=10, slots=DRAWING_SLOTS)
+        self._report: Report | None = None
+        self._version, self._made_at, self._first = "", 0.0, threading.Event()
+        self._figures: Sequence[Drawing] = ()
+        self._sources: tuple[list[Run], list[Cell]] = [], []
+        self._scores: tuple[object, ...] = ()  # what figures would show, and what they show
+        self._drawn_scores = self._scores
+        self.number = 0  # another one for each report
+
+    @property
+    def report(self) -> Report | None:
+        return None if self._report is None else replace(self._report, figures=self._figures)
+
+    @property
+    def drawing(self) -> bool:
+        return self._scores != self._drawn_scores
 
     def renew(self, snapshot: Snapshot) -> None:
         """Start a newer report if there may be one; only the first tables are waited for."""
         old = time.monotonic() - self._made_at > LEDGER_SECONDS
         due = snapshot.status == "ready" and (old or snapshot.version != self._version)
-        if due and self.background.start(self._make, snapshot) is not None:
+        if due and self.tables.start(self._make, snapshot) is not None:
             self._first.wait(PATIENCE)
+        if self.drawing:
+            self.drawings.start(self._draw)
 
     def _make(self, snapshot: Snapshot) -> None:
-        runs, cells = snapshot.choose(self.where), snapshot.cells(self.where)
+        runs, cells = self._sources = snapshot.choose(self.where), snapshot.cells(self.where)
         report = report_of(runs, cells, self.command, self.title, paid=self._paid(runs))
-        scores = [(run.row["id"], run.row["accuracy"]) for run in runs if run.scored]
-        last, changed = self.report, scores != self._scores
-        self._made_at, self.drawing = time.monotonic(), changed
-        if last is None or (last.paid, self._version) != (report.paid, snapshot.version):
-            self._publish(replace(report, figures=last.figures if last else ()))
-        self._version, self._scores = snapshot.version, scores
-        if changed:
-            try:
-                figures = draw_figures(report, runs, cells)
-            finally:
-                self.drawing = False
-            self._publish(replace(report, figures=figures))
-
-    def _publish(self, report: Report) -> None:
-        self.report = report
-        self.number += 1
+        last = None if self._report is None else (self._version, self._report.paid)
+        self._scores = tuple((run.row["id"], run.row["accuracy"]) for run in runs if run.scored)
+        self._report, self._version, self._made_at = report, snapshot.version, time.monotonic()
+        if last != (snapshot.version, report.paid):
+            self.number = next(NUMBERS)
         self._first.set()
+
+    def _draw(self) -> None:
+        scores, report = self._scores, self._report
+        try:
+            if report is not None:
+                self._figures = draw_figures(report, *self._sources)
+        finally:
+            self._drawn_scores, self.number = scores, next(NUMBERS)
 
     def _paid(self, runs: Sequence[Run]) -> Paid:
         """A ledger that cannot be read costs the page its sum, and nothing else."""

@@ -31,7 +31,10 @@ BAD += f" sort=id; wher=id where=id==1&where=id==2 limit={'9' * 50} sort={'id,' 
 
 
 def get(url: str, **question: Any) -> Any:
-    return requests.get(url, params=question, timeout=120)
+    """The answer; of a page, that with the report."""
+    while "report is being made" in (answer := requests.get(url, question, timeout=120)).text:
+        time.sleep(0.1)
+    return answer
 
 
 def heading(page: str) -> str:

@@ -31,15 +31,19 @@ def store(tmp_path: Path) -> Store:
     return filled
 
 
-def test_only_a_changed_record_is_read_again(store: Store, tmp_path: Path) -> None:
-    cached = CachedStore(str(tmp_path))
+def test_only_a_changed_record_is_read_again(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached, paths = CachedStore(str(tmp_path)), []
+    read = cached.files.read
+    monkeypatch.setattr(cached.files, "read", lambda path: paths.append(path) or read(path))
     before = cached.records()
     assert before == store.records() == cached.records()
-    assert cached.reads == 7
+    assert len(paths) == 7
     changed = {**before[0], "metrics": {"accuracy": 0.123}}
     store.put(changed)
     assert changed in cached.records()
-    assert cached.reads == 8
+    assert len(paths) == 8
 
 
 def test_a_young_record_may_change_and_keep_its_time_and_half_a_record_is_none(
@@ -110,26 +114,40 @@ def test_no_request_waits_for_a_long_look(
 
 
 @pytest.mark.slow
-def test_the_last_report_stays_while_the_next_one_is_made(
+def test_figures_come_after_the_tables_and_stay_until_a_score_changes(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_draw = threading.Event()
     monkeypatch.setattr(snapshot, "draw_figures", lambda *_: may_draw.wait(60) and ["drawn"])
     records, live = LiveRecords(str(tmp_path)), LiveReport("t", "c", str(tmp_path / "l"), None)
-
-    def state() -> tuple[int, Any]:
-        assert live.report is not None
-        return len(live.report.tables["runs"].rows), live.report.figures
-
-    for name, status, before in (("a", "finished", None), ("b", "running", (8, ["drawn"]))):
+    for name, status, before in (("a", "finished", (8, ())), ("b", "running", (9, ["drawn"]))):
         store.put(sample(name, status=status))
-        records.background._next = live.background._next = 0.0
+        records.background._next = live.tables._next = live.drawings._next = 0.0
+        while not live.report or len(live.report.tables["runs"].rows) < before[0]:
+            live.renew(records.now())
         live.renew(records.now())
-        assert state() == (before or (8, ()))
+        assert (len(live.report.tables["runs"].rows), live.report.figures) == before
+        drawing = live.drawings._thread
+        assert (drawing is not None) == live.drawing == (name == "a")
         may_draw.set()
-        while live.background._thread is not None:
-            time.sleep(0.01)
-    assert state() == (9, ["drawn"])
+        if drawing is not None:
+            drawing.join(60)
+
+
+def test_many_questions_start_few_threads(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, may_end = LiveRecords(str(tmp_path)).now(), threading.Event()
+    monkeypatch.setattr(snapshot, "PATIENCE", 0.01)
+    monkeypatch.setattr(snapshot, "report_of", lambda *_, **__: may_end.wait(60))
+    reports = [LiveReport("t", "c", None, f"epsilon == {number}") for number in range(5)]
+    for live in reports:
+        live.renew(now)
+    threads = [thread for live in reports if (thread := live.tables._thread)]
+    may_end.set()
+    for thread in threads:
+        thread.join(60)
+    assert len(threads) == 2
 
 
 @pytest.mark.parametrize(
