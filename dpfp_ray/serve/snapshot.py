@@ -205,7 +205,7 @@ class LiveReport:
         self._figures: Sequence[Drawing] = ()
         self._sources: tuple[list[Run], list[Cell]] = [], []
         self._scores: tuple[object, ...] = ()  # what figures would show, and what they show
-        self._drawn_scores = self._scores
+        self._drawn_scores: tuple[object, ...] = ()
         self.number = 0  # another one for each report
 
     @property
