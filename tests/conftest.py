@@ -27,6 +27,7 @@ with suppress(ValueError):  # not the main thread
 import pytest
 
 from tests.support import scratch
+from tests.support.browser import Browser, find_chromium
 from tests.support.one_ray import OneRay, uses_ray
 from tests.support.ray_logs import ray_logs
 from tests.support.ray_start import start_here
@@ -179,3 +180,12 @@ def ray_session(ray_turn: None, session_cache: Path) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    program = find_chromium()
+    if program is None:
+        pytest.skip("no Chromium here; Debian: apt-get install chromium")
+    with Browser(program) as started:
+        yield started

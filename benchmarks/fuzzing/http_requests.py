@@ -15,17 +15,15 @@ PLACES = (
     "/api/about",
     "/api/version",
     "/api/results",
-    "/api/trials/",
-    "/api/statement/",
-    "/trials/",
     "/static/",
+    "/tables/",
     "/figures/",
     "/login",
     "/ledger",
     "/openapi.json",
     "/nothing",
 )
-NAMES = ("where", "sort", "limit", "offset", "method", "task", "status", "x", "")
+NAMES = ("where", "sort", "limit", "offset", "records", "v", "x", "")
 STATUSES = (200, 303, 304, 307, 400, 401, 403, 404, 405, 431)
 
 

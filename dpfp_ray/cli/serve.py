@@ -7,9 +7,9 @@ Examples:
   DPFP_TOKEN=$(cat token) dpfp serve --storage runs --address auto --host 0.0.0.0
   dpfp serve --stop --address auto
 
-The page is at http://HOST:PORT/, the API below it: /api/results?where=…&sort=…&limit=…,
-/api/trials/ID, /api/statement/ID, described by /openapi.json. `dpfp results --address` asks it.
-Nothing can be changed through it. The Ray dashboard lists it on its Serve page.
+The page at http://HOST:PORT/ is that of `dpfp report`, live, with every trial above it. The API is
+/api/results?where=…&sort=…&limit=…&offset=…, described by /openapi.json; `dpfp results --address`
+asks it. Nothing can be changed through it. The Ray dashboard lists it on its Serve page.
 
 It listens on this machine only, unless --host says otherwise; then a token is needed, from
 --token-file or DPFP_TOKEN: programs send it as Authorization: Bearer, a browser is asked for it.
@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start Ray here (default), or join this machine's cluster or another",
     )
     parser.add_argument(
-        "--token-file", metavar="FILE", help="who reads must know what is in it; or set DPFP_TOKEN"
+        "--token-file",
+        metavar="FILE",
+        help="file with the token that clients must send; or set DPFP_TOKEN",
     )
     parser.add_argument("--detach", action="store_true", help="leave it running on the cluster")
     parser.add_argument("--stop", action="store_true", help="end it on the cluster")

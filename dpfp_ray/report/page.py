@@ -10,9 +10,10 @@ import base64
 import functools
 import hashlib
 import json
+import operator
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,17 +83,28 @@ def make_report(
     paid: Paid | None = None,
     more_figures: Sequence[Drawing] = (),
 ) -> Report:
-    from dpfp_ray.report.figures import all_figures
-
     runs = read_runs(records, select)
     cells = cells_of(runs)
-    found = contests_of(cells)
+    report = report_of(runs, cells, command, title, select, paid)
+    return replace(report, figures=[*more_figures, *draw_figures(report, runs, cells)])
+
+
+def report_of(
+    runs: Sequence[Run],
+    cells: Sequence[Cell],
+    command: str,
+    title: str | None = None,
+    select: Select = "last",
+    paid: Paid | None = None,
+) -> Report:
+    """A report without figures, which take most of the time."""
+    contests = contests_of(cells)
     refuted = [run for run in runs if run.refuted]
     tables = [
-        summary_table(found),
-        main_table(cells, found),
-        scores_table(cells, found),
-        pairs_table(found),
+        summary_table(contests),
+        main_table(cells, contests),
+        scores_table(cells, contests),
+        pairs_table(contests),
         cost_table(cells),
         noise_table(cells),
         accounting_table(cells),
@@ -103,15 +115,21 @@ def make_report(
     return Report(
         title or TITLE,
         command,
-        winners.headline(found, refuted),
-        found,
+        winners.headline(contests, refuted),
+        contests,
         {table.name: table for table in tables if table.rows},
-        [*more_figures, *all_figures(cells, runs, command, found)],
+        [],
         _statements(cells),
         refuted,
         _remarks(runs, cells, select),
         paid or Paid(),
     )
+
+
+def draw_figures(report: Report, runs: Sequence[Run], cells: Sequence[Cell]) -> list[Drawing]:
+    from dpfp_ray.report.figures import all_figures
+
+    return all_figures(cells, runs, report.command, report.contests)
 
 
 def _statements(cells: Sequence[Cell]) -> list[Statement]:
@@ -180,36 +198,55 @@ def render(report: Report) -> str:
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
     # Should text ever get through as markup, the browser still runs only this one script.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
-        templates()
-        .get_template("template.html")
-        .render(
-            report=report,
-            cards=[winners.Card(contest) for contest in shown_contests(report.contests)],
-            paid=report.paid,
-            css=(TEMPLATES / "page.css").read_text(encoding="utf-8"),
-            script=script,
-            policy=(
-                "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
-                f"script-src 'sha256-{digest}'"
-            ),
-            pictures={d.name: base64.b64encode(d.svg).decode() for d in report.figures},
-            version=__version__,
-        )
+    pictures = {d.name: base64.b64encode(d.svg).decode() for d in report.figures}
+    return page_text(
+        templates().get_template("template.html"),
+        report,
+        css=(TEMPLATES / "page.css").read_text(encoding="utf-8"),
+        script=script,
+        policy=(
+            "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+            f"script-src 'sha256-{digest}'"
+        ),
+        picture=lambda name: f"data:image/svg+xml;base64,{pictures[name]}",
+        file=lambda name: name,
     )
+
+
+def page_text(template: Any, report: Report, **facts: Any) -> str:
+    """`template` filled with the report.
+
+    facts   also what the template needs to link: `picture` gives a figure's address by its name,
+            `file` that of a table or figure to download, `run_link` that of a run's own page
+    """
+    cards = [winners.Card(contest) for contest in shown_contests(report.contests)]
+    shared = {"report": report, "cards": cards, "paid": report.paid, "refuted": report.refuted}
+    text: str = template.render({"run_link": None, "package": __version__} | shared | facts)
+    return text
+
+
+def data_files(report: Report) -> dict[str, Callable[[], bytes]]:
+    """Tables and figures to download: a file's name, and what makes its content."""
+    forms = {"csv": formats.to_csv, "md": formats.to_markdown, "tex": formats.to_latex}
+    files: dict[str, Callable[[], bytes]] = {}
+    for name, table in report.tables.items():
+        for ending, form in forms.items():
+            files[f"tables/{name}.{ending}"] = functools.partial(_table_bytes, form, table)
+    for drawing in report.figures:
+        for ending in ("svg", "png"):
+            content = operator.attrgetter(ending)
+            files[f"figures/{drawing.name}.{ending}"] = functools.partial(content, drawing)
+    return files
+
+
+def _table_bytes(form: Callable[[Table], str], table: Table) -> bytes:
+    return _bytes(form(table))
 
 
 def report_files(report: Report) -> dict[str, bytes]:
     """Everything that a report consists of, by name."""
-    files: dict[str, bytes] = {}
-    for name, table in report.tables.items():
-        files[f"tables/{name}.csv"] = _bytes(formats.to_csv(table))
-        files[f"tables/{name}.md"] = _bytes(formats.to_markdown(table))
-        files[f"tables/{name}.tex"] = _bytes(formats.to_latex(table))
+    files = {name: content() for name, content in data_files(report).items()}
     files["tables/all.tex"] = _bytes(formats.latex_document(list(report.tables)))
-    for drawing in report.figures:
-        files[f"figures/{drawing.name}.svg"] = drawing.svg
-        files[f"figures/{drawing.name}.png"] = drawing.png
     files["index.html"] = _bytes(render(report))
     return files
 

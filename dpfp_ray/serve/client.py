@@ -11,33 +11,11 @@ from dpfp_ray.results.rows import COLUMNS, SPLIT, Row
 from dpfp_ray.results.store import FoundRows
 from dpfp_ray.serve import SERVICE
 from dpfp_ray.sweeps import access_tokens
-from dpfp_ray.sweeps.access_tokens import LOOPBACK
 
 TIMEOUT = 30.0
 PAGE = 1000  # rows; what the service gives at most
-TRIES = 3
+RESTARTS = 2
 LOAD_SECONDS = 120.0
-
-
-class Bearer(requests.auth.AuthBase):
-    """As a header; `requests` would let ~/.netrc win over a plain one."""
-
-    def __init__(self, token: str | None) -> None:
-        self.token = token
-
-    def __call__(self, request: Any) -> Any:
-        if self.token:
-            request.headers.update(access_tokens.header(self.token))
-        return request
-
-
-def find_service(address: str) -> str:
-    """The service's own address, if `address` is it or a dashboard that knows it."""
-    address = access_tokens.check_http(address)
-    about = get(f"{address}/api/about", None)
-    if about.status_code in (401, 403) or not _is_service(about):
-        return _from_dashboard(address)
-    return address
 
 
 def ask_service(
@@ -53,44 +31,38 @@ def ask_service(
     token_file   holds the service's token (default: $DPFP_TOKEN, if it is set)
     """
     token = access_tokens.read_token(token_file)
-    service = find_service(address)
-    wait_until_loaded(service, token)
-    for _ in range(TRIES):
-        pages: list[dict[str, Any]] = []
-        while True:
-            have = sum(len(page["rows"]) for page in pages)
-            wanted = PAGE if limit is None else min(PAGE, limit - have)
-            question = {"where": where, "sort": sort, "limit": wanted, "offset": have}
-            pages.append(_answer(get(f"{service}/api/results", token, question), service))
-            have += len(pages[-1]["rows"])
-            if not pages[-1]["rows"] or have >= min(pages[-1]["total"], limit or have + 1):
-                break
-        if len({page["version"] for page in pages}) == 1:  # else a record came in between
-            break
-    rows = [_typed(row) for page in pages for row in page["rows"]]
-    known = [str(name) for name in pages[-1]["columns"]]
-    return FoundRows(rows, known, int(pages[-1]["total"]))
-
-
-def wait_until_loaded(service: str, token: str | None) -> None:
-    """A service that has just started has not read its records yet."""
+    address = access_tokens.check_http(address)
+    service = address if _is_service(address) else _from_dashboard(address)
     end = time.monotonic() + LOAD_SECONDS
+    rows: list[Row] = []
+    version, restarts = "", 0
     while True:
-        answer = _answer(get(f"{service}/api/results", token, {"limit": 1}), service)
-        if answer.get("status") != "loading":  # services of earlier versions do not say
-            return
-        if time.monotonic() > end:
-            raise UserError(f"{service} is still reading its records; ask again in a minute")
-        time.sleep(1.0)
+        size = PAGE if limit is None else min(PAGE, limit - len(rows))
+        question = {"where": where, "sort": sort, "limit": size, "offset": len(rows)}
+        page = _answer(get(f"{service}/api/results", token, question), service)
+        if page.get("status") == "loading":  # the service has just started
+            if time.monotonic() > end:
+                raise UserError(f"{service} is still reading its records; ask again in a minute")
+            time.sleep(1.0)
+            continue
+        changed, version = page["version"] != version, page["version"]
+        if rows and changed and restarts < RESTARTS:  # a record came in between two pages
+            rows, restarts = [], restarts + 1
+            continue
+        rows += [_typed(row) for row in page["rows"]]
+        if not page["rows"] or len(rows) >= min(page["total"], limit or page["total"]):
+            return FoundRows(rows, [str(name) for name in page["columns"]], int(page["total"]))
 
 
 def get(url: str, token: str | None, question: dict[str, Any] | None = None) -> Any:
-    asked = {name: value for name, value in (question or {}).items() if value is not None}
+    def sign(request: Any) -> Any:
+        """As `auth`, because `requests` would let ~/.netrc win over a plain header."""
+        request.headers.update(access_tokens.header(token) if token else {})
+        return request
+
     try:
         # A redirect could lead the token elsewhere.
-        return requests.get(
-            url, params=asked, auth=Bearer(token), timeout=TIMEOUT, allow_redirects=False
-        )
+        return requests.get(url, params=question, auth=sign, timeout=TIMEOUT, allow_redirects=False)
     except requests.RequestException as error:
         # The operating system's own words, without those that requests and urllib3 put around them.
         root = re.search(r"\[Errno -?\d+\] ([^\"')]+)", str(error))
@@ -98,7 +70,8 @@ def get(url: str, token: str | None, question: dict[str, Any] | None = None) -> 
         raise UserError(f"cannot reach {url.partition('/api/')[0]}: {reason[:200]}") from None
 
 
-def _is_service(answer: Any) -> bool:
+def _is_service(address: str) -> bool:
+    answer = get(f"{address}/api/about", None)
     try:
         return bool(answer.status_code == 200 and answer.json().get("service") == SERVICE)
     except (ValueError, AttributeError):
@@ -123,14 +96,14 @@ def _from_dashboard(address: str) -> str:
         )
     head, host = access_tokens.host_of(address), str(options.get("host") or "127.0.0.1")
     port, prefix = options.get("port", 8000), (application.get("route_prefix") or "/").rstrip("/")
-    if host in LOOPBACK and head not in LOOPBACK:
+    if host in access_tokens.LOOPBACK and head not in access_tokens.LOOPBACK:
         raise UserError(
             f"{SERVICE} listens on the loopback of {head} only; forward it with: "
             f"ssh -L {port}:127.0.0.1:{port} {head}, then --address http://127.0.0.1:{port}{prefix}"
         )
-    name = head if host in ("0.0.0.0", "::", *LOOPBACK) else host
+    name = head if host in ("0.0.0.0", "::", *access_tokens.LOOPBACK) else host
     service = f"http://{f'[{name}]' if ':' in name else name}:{port}{prefix}"
-    if not _is_service(get(f"{service}/api/about", None)):
+    if not _is_service(service):
         raise UserError(f"{address} says that {SERVICE} is at {service}, which does not answer")
     return service
 
@@ -150,11 +123,6 @@ def _answer(answer: Any, service: str) -> dict[str, Any]:
 
 def _typed(row: Row) -> Row:
     """JSON has no infinite number: it is the text "inf" there."""
-    return {
-        name: float(value)
-        if isinstance(value, str)
-        and (name.startswith(SPLIT) or COLUMNS.get(name) is float)
-        and value in ("inf", "-inf")
-        else value
-        for name, value in row.items()
-    }
+    numeric = {name for name in row if name.startswith(SPLIT) or COLUMNS.get(name) is float}
+    infinite = {name for name in numeric if row[name] in ("inf", "-inf")}
+    return row | {name: float(row[name]) for name in infinite}

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from dpfp_ray.data.terminal import stderr
@@ -26,16 +25,12 @@ from dpfp_ray.privacy.ledger_files import default_place
 from dpfp_ray.results.store import Store
 from dpfp_ray.serve import SERVICE
 from dpfp_ray.sweeps import access_tokens
-from dpfp_ray.sweeps.access_tokens import LOOPBACK
 from dpfp_ray.sweeps.cluster import connected, default_address, settings
 from dpfp_ray.sweeps.state import resolve_storage
 
 START_SECONDS = 120.0
-TRIES = 3
-# Of a Ray that is started here for the service alone: at Ray's own niceness of 15, pages would wait
-# for all else that the machine does.
+# At Ray's own niceness of 15, pages would wait for all else that the machine does.
 PROMPT = {"RAY_worker_niceness": "0"}
-QUIET_LOGGERS = ("ray.serve", "ray._private.worker")
 
 
 @dataclass(frozen=True)
@@ -57,14 +52,14 @@ class Place:
         """The Serve page of the connected Ray's dashboard, if it has one."""
         from ray._private.worker import get_dashboard_url
 
-        found = get_dashboard_url()
-        return f"http://{found}/#/serve" if found else None
+        address = get_dashboard_url()
+        return f"http://{address}/#/serve" if address else None
 
     def wait(self) -> None:
         """For Ctrl-C or SIGTERM."""
         ended = threading.Event()
 
-        def end(number: int, frame: FrameType | None) -> None:
+        def end(*_: object) -> None:
             ended.set()
 
         with handling(signal.SIGINT, end), handling(signal.SIGTERM, end):
@@ -74,22 +69,24 @@ class Place:
 
 
 def check_exposure(host: str, digest: str | None) -> None:
-    if digest is None and host not in LOOPBACK:
-        raise UserError(
-            f"--host {host} lets others on the network in; set a token first (--token-file FILE or "
-            "DPFP_TOKEN)"
-        )
+    if digest is None and host not in access_tokens.LOOPBACK:
+        way = "--token-file FILE or DPFP_TOKEN"
+        raise UserError(f"--host {host} lets others on the network in; set a token first ({way})")
 
 
 def deploy(storage: str, place: Place, digest: str | None, ledger: str | None = None) -> Place:
     """Start or replace `dpfp-results` on the connected Ray; where it really listens."""
     from ray import serve
+    from ray.serve.context import _get_global_client
 
     check_exposure(place.host, digest)
     quiet()
     check_port(place)
     start(place)
-    real = listening(place)
+    # A Serve that ran already keeps its own address, and says so only in a log.
+    client: Any = _get_global_client()
+    http = client.http_config
+    real = Place(str(http.host or place.host), int(http.port), place.prefix)
     check_exposure(real.host, digest)
     try:
         serve.run(
@@ -114,7 +111,7 @@ def start(place: Place) -> None:
     from ray import serve
     from ray.exceptions import RayError
 
-    for left in reversed(range(TRIES)):
+    for left in (2, 1, 0):
         try:
             serve.start(
                 proxy_location="HeadOnly",
@@ -135,17 +132,15 @@ def check_port(place: Place) -> None:
     if serve.status().proxies:  # it listens already
         return
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((place.host, place.port))
-        except OSError as error:
-            raise UserError(
-                f"cannot listen on {place.host}:{place.port}: {error.strerror}; use another --port"
-            ) from None
+    try:
+        socket.create_server((place.host, place.port), family=family).close()
+    except OSError as error:
+        reason = f"{place.host}:{place.port}: {os.strerror(error.errno or 0)}"
+        raise UserError(f"cannot listen on {reason}; use another --port") from None
 
 
 def application(storage: str, digest: str | None, ledger: str | None = None) -> Any:
+    import ray
     from ray import serve
 
     def build() -> Any:
@@ -154,8 +149,6 @@ def application(storage: str, digest: str | None, ledger: str | None = None) -> 
         return build_app(storage, digest, ledger)
 
     # The node that was asked to serve is the one that is known to see a local path.
-    import ray
-
     options = {"num_cpus": 0, "resources": {f"node:{ray.util.get_node_ip_address()}": 0.001}}
     decorate: Any = serve.deployment(
         name="results", num_replicas=1, max_ongoing_requests=32, ray_actor_options=options
@@ -163,29 +156,20 @@ def application(storage: str, digest: str | None, ledger: str | None = None) -> 
     return decorate(serve.ingress(build)()).bind()
 
 
-def listening(asked: Place) -> Place:
-    """A Serve that ran already keeps its own address, and says so only in a log."""
-    from ray.serve.context import _get_global_client
-
-    client: Any = _get_global_client()
-    found = client.http_config
-    return Place(str(found.host or asked.host), int(found.port), asked.prefix)
-
-
 def remove() -> bool:
     """Take the application away; the other ones of the cluster stay. False if it was not there."""
     from ray import serve
 
     quiet()
-    present = SERVICE in serve.status().applications
-    if present:
-        serve.delete(SERVICE)
-    return present
+    if SERVICE not in serve.status().applications:
+        return False
+    serve.delete(SERVICE)
+    return True
 
 
 def quiet() -> None:
     os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
-    for name in QUIET_LOGGERS:
+    for name in ("ray.serve", "ray._private.worker"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 

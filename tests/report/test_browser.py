@@ -1,25 +1,13 @@
 """The page in a real browser: it loads in silence, tables sort and filter, figures are there."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.browser import Browser, find_chromium
+from tests.support.browser import Browser
 
-CHROMIUM = find_chromium()
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium here; Debian: apt-get install chromium"
-)
 COLUMN = """Array.from(document.querySelectorAll('#runs tbody tr:not([hidden])'),
     row => row.cells[{at}].textContent.trim())"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    assert CHROMIUM is not None
-    with Browser(CHROMIUM) as started:
-        yield started
 
 
 @pytest.fixture

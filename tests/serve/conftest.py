@@ -9,29 +9,35 @@ from typing import Any
 import pytest
 
 from dpfp_ray.results.store import Store
+from dpfp_ray.serve.app import build_app
 from tests.support.ports import free_port
 from tests.support.samples import HOSTILE, everything_small, hostile
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bit of all that a report may meet."""
-    folder = tmp_path_factory.mktemp("served")
-    store = Store(folder)
+    store = Store(folder := tmp_path_factory.mktemp("served"))
     for record in everything_small():
         store.put(record)
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def hostile_storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Names that try to break out of where they stand; the ids too."""
-    folder = tmp_path_factory.mktemp("hostile")
-    store = Store(folder)
+    store = Store(folder := tmp_path_factory.mktemp("hostile"))
     for number, record in enumerate(hostile()):
         record["trial"]["id"] = f"{HOSTILE}/../{number}"
         store.put(record)
     return folder
+
+
+@pytest.fixture(scope="session")
+def url(storage: Path) -> Iterator[str]:
+    """The service without a token."""
+    with serving(build_app(str(storage))) as address:
+        yield address
 
 
 @contextmanager

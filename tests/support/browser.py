@@ -98,6 +98,9 @@ class Browser:
         return found
 
     def open(self, path: Path, width: int = 1280, height: int = 800, phone: bool = False) -> None:
+        self.visit(path.resolve().as_uri(), width, height, phone)
+
+    def visit(self, url: str, width: int = 1280, height: int = 844, phone: bool = False) -> None:
         self.events.clear()
         self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -106,13 +109,15 @@ class Browser:
             deviceScaleFactor=2 if phone else 1,
             mobile=phone,
         )
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=url)
+        self.until(f"document.readyState == 'complete' && location.href == {json.dumps(url)}")
+
+    def until(self, condition: str) -> None:
+        """Wait until a JavaScript expression is true in the page."""
         end = time.monotonic() + PATIENCE
-        while self.run("document.readyState") != "complete" or not self.run(
-            "location.pathname.length > 5"
-        ):
+        while not self.run(condition):
             if time.monotonic() > end:
-                raise TimeoutError(f"{path} did not load")
+                raise TimeoutError(f"never true: {condition}")
             time.sleep(0.05)
 
     def run(self, script: str) -> Any:
