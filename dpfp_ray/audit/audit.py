@@ -10,10 +10,10 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.signals import Interrupted
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.training import run_folder
-from dpfp_ray.training.checkpoints import load_state, save_seconds
-from dpfp_ray.training.console import SilentReporter, choose_reporter
+from dpfp_ray.training.charged import charged, enter_past, register
+from dpfp_ray.training.checkpoints import save_seconds
+from dpfp_ray.training.console import Keeper, choose_display
 from dpfp_ray.training.machine import use_threads
-from dpfp_ray.training.prepare import Prepared
 from dpfp_ray.training.train import TrainedRun, refuse_other_data
 
 
@@ -23,8 +23,7 @@ class AuditedRun(TrainedRun):
     @property
     def audit(self) -> dict[str, Any]:
         """The bound, what it rests on, and what was stated."""
-        found: dict[str, Any] = self.record["audit"]
-        return found
+        return dict(self.record["audit"])
 
     @property
     def epsilon_at_least(self) -> float:
@@ -80,7 +79,7 @@ def audit(
 
     Everything else is as in `train`. Stopped, the same call continues.
     """
-    reporters = choose_reporter(reporter)
+    display = choose_display(reporter)
     settings = audited_run.Settings(canaries, family, access, confidence)
     save_every = save_seconds(save_every)
     use_threads(threads)
@@ -89,32 +88,36 @@ def audit(
     task: Task | None = None
     if data is not None:
         plan, task = in_memory(plan, data, dev=dev, text=text, pair=pair, label=label, users=users)
-
-    def listen(prepared: Prepared, seed: int, scratch: Path) -> SilentReporter:
-        mark = None if task is None else run_folder.data_mark(prepared.data, None, seed)
-        state = load_state(scratch, prepared.plan)
-        if state is not None:
-            refuse_other_data(state, mark, folder)
-        noise, name = prepared.noise_multiplier, f"audit {plan.method}"
-        return reporters(prepared.plan, noise, name, scratch, seed, True, mark, save_every)
+    seeds = {"seed": seed, "membership_seed": membership_seed}
 
     try:
         with run_folder.held(folder, overwrite):
             if overwrite:
                 audited_run.discard(folder)
-            record = audited_run.audit_in(
-                folder,
-                plan,
-                settings,
-                listen,
-                seed=seed,
-                membership_seed=membership_seed,
-                task=task,
-                say=reporters.say,
-                show_training_loss=show_training_loss,
-                ledger=book,
+            opened = audited_run.open_audit(
+                folder, plan, settings, seeds, task, display.say, show_training_loss
             )
+            run, inputs = opened.run, opened.run.prepared.inputs
+            if opened.record is not None:
+                enter_past(book, opened.record, register(book, inputs))
+                return AuditedRun(opened.record, folder)
+            mark = None if task is None else run_folder.data_mark(inputs.data, None, run.seed)
+            if run.state is not None:
+                refuse_other_data(run.state, mark, folder)
+            where = str(folder.resolve())
+            keeper = Keeper(run, display, opened.scratch, save_every, mark)
+            with (
+                charged(book, run, where=where, resumed=opened.begun, purpose="audit") as charge,
+                display(run, f"audit {plan.method}") as shown,
+                keeper.on_signals(),
+            ):
+                for event in opened.events():
+                    charge.count(event)
+                    shown.show(event)
+                    keeper.follow(event)
+                    if isinstance(event, audited_run.Audited):
+                        audited = event
+            return AuditedRun(opened.finish(audited, charge.entry_id), folder)
     except Interrupted as stop:
         text = f"stopped; saved in {folder}. The same command continues it."
         raise Interrupted(text, stop.number) from None
-    return AuditedRun(record, folder)

@@ -9,8 +9,7 @@ No weights are kept: a model that was trained on canaries, with seeds on record,
 """
 
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,22 +25,21 @@ from dpfp_ray.audit.canaries import (
     insert,
     make_canaries,
 )
-from dpfp_ray.audit.outcome import AUDIT, audit_outcome, keep, read_begun, warning_of
+from dpfp_ray.audit.outcome import AUDIT, SEEDS, audit_outcome, keep, read_begun, warning_of
 from dpfp_ray.audit.scores import (
     ACCESS,
     IN_ONLY,
     WATCHED,
     Floats,
     Trained,
+    Watcher,
     score,
     score_name,
     snapshot,
     strongest_family,
 )
-from dpfp_ray.audit.watch import Watcher
 from dpfp_ray.data import Table, Task
 from dpfp_ray.data.pair_tokens import PairTable
-from dpfp_ray.data.split import count_units
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.terminal import waiting
 from dpfp_ray.data.tokens import TokenTable
@@ -49,19 +47,15 @@ from dpfp_ray.models.pretrained import load_tokenizer
 from dpfp_ray.models.representations import RepresentationTable, represent
 from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.calibration import noise_multiplier
-from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.sampling import fresh_seed, keyed_generator
-from dpfp_ray.training import run, run_folder
-from dpfp_ray.training.charged import Charge, charged, enter_past, register
+from dpfp_ray.training import run_folder
 from dpfp_ray.training.checkpoints import ask_for_room, load_state
-from dpfp_ray.training.loop import Data, Reporter, State
-from dpfp_ray.training.prepare import Prepared, build_model, load_inputs
+from dpfp_ray.training.loop import Event, Finished, Released
+from dpfp_ray.training.prepare import Data, Prepared, Run, build_model, load_inputs, prepare
+from dpfp_ray.training.run import run_events
 
 UNFINISHED = "unfinished"
 Record = dict[str, Any]
-# Who listens to the run of a plan with a seed, and saves its state in a folder.
-Listen = Callable[[Prepared, int, Path], AbstractContextManager[Reporter]]
 
 
 @dataclass(frozen=True)
@@ -106,12 +100,7 @@ def set_up(plan: Plan, settings: Settings, membership_seed: int, task: Task | No
     settings = settings.for_plan(plan)
     task = task or load_task(plan)
     inputs = load_inputs(plan, task)
-    real = inputs.data.train
-    bound = plan.bind(
-        records=count_units(real),
-        representation=inputs.representation,
-        classes=len(inputs.label_names),
-    )
+    prepared, real = prepare(plan, inputs), inputs.data.train
     canaries = make_canaries(
         str(settings.family),
         settings.canaries,
@@ -127,9 +116,8 @@ def set_up(plan: Plan, settings: Settings, membership_seed: int, task: Task | No
         )
         canaries = replace(canaries, table=replace(h, persons=tokens.persons))
     members = flip_coins(len(canaries), membership_seed)
-    train = insert(real, canaries, members, absence(bound))
-    inputs = replace(inputs, data=Data(train, inputs.data.dev))
-    prepared = Prepared(bound, inputs, noise_multiplier(bound))
+    train = insert(real, canaries, members, absence(prepared.plan))
+    prepared.inputs = replace(inputs, data=Data(train, inputs.data.dev))
     return Audit(settings, prepared, real, canaries, members, membership_seed)
 
 
@@ -147,44 +135,34 @@ def absence(plan: Plan) -> str:
     return str(plan.adjacency)
 
 
-def run_audit(
-    audit: Audit,
-    reporter: Reporter,
-    *,
-    seed: int,
-    state: State | None = None,
-    show_training_loss: bool = False,
-    folder: Path | None = None,
-    before_draws: Callable[[], None] = lambda: None,
-) -> tuple[Record, Floats]:
-    """Train by the ordinary loop and score: the record with its `audit`, and the scores.
+@dataclass(frozen=True)
+class Audited(Finished):
+    """The last event of an audit: the record with its `audit`, and the canaries' scores."""
 
-    `folder` is where the run is saved; there must be room.
+    scores: Floats
+
+
+def audit_events(audit: Audit, run: Run, folder: Path | None = None) -> Iterator[Event]:
+    """Train by the ordinary loop, and score the canaries. The last event is `Audited`.
+
+    `run` is one of `audit.prepared`. `folder` is where the caller saves it; there must be room.
     """
-    prepared, plan = audit.prepared, audit.prepared.plan
-    device = run.default_device()
-    model = hide_empty(build_model(prepared, seed, device))
+    prepared, plan, canaries = run.prepared, run.plan, audit.canaries
+    model = hide_empty(build_model(prepared, run.seed))
     if folder is not None:
         ask_for_room(folder, model, plan, weights=False)
     initial = snapshot(model)
-    watched = np.zeros(0)
-    if audit.score_name == WATCHED:
-        reporter = Watcher(reporter, prepared, model, audit.canaries, state)
-        watched = reporter.evidence
-    released: list[Any] = []
-    record, model = run.run(
-        prepared,
-        reporter,
-        seed=seed,
-        state=state,
-        device=device,
-        model=model,
-        seed_known=True,
-        show_training_loss=show_training_loss,
-        on_release=released.append,
-        before_draws=before_draws,
-    )
-    trained = Trained(prepared, audit.real, audit.canaries, initial, model, watched, *released)
+    watcher = Watcher(run, model, canaries) if audit.score_name == WATCHED else None
+    release: Any = None
+    for event in run_events(run, model):
+        if isinstance(event, Finished):
+            record = event.record
+            break
+        if isinstance(event, Released):
+            release = event.release
+        yield watcher.see(event) if watcher else event
+    watched = watcher.evidence if watcher else np.zeros(0)
+    trained = Trained(prepared, audit.real, canaries, initial, model, watched, release)
     with waiting("scoring the canaries"):
         scores = score(audit.score_name, trained)
         outcome = audit_outcome(
@@ -197,96 +175,95 @@ def run_audit(
         )
     record["audit"] = {
         **outcome,
-        "family": audit.canaries.family,
+        "family": canaries.family,
         "access": audit.settings.access,
         "score": audit.score_name,
-        "real_records": plan.D - len(audit.canaries),
+        "real_records": plan.D - len(canaries),
     }
     record["statement"]["audit"] = record["audit"]
-    return record, scores
+    yield Audited(record, scores)
 
 
-def audit_in(
+@dataclass(frozen=True)
+class AuditFolder:
+    """An audit in a folder: finished, with its `record`, or ready to run.
+
+    `facts` is what audit.json says from the start: the plan's hash, the settings, the seeds.
+    `begun` says that an earlier call began this audit, saved or not.
+    """
+
+    folder: Path
+    audit: Audit
+    run: Run
+    facts: Record
+    begun: bool
+    record: Record | None = None
+
+    @property
+    def scratch(self) -> Path:
+        """Where the unfinished run is saved."""
+        return self.folder / UNFINISHED
+
+    def events(self) -> Iterator[Event]:
+        return audit_events(self.audit, self.run, self.scratch)
+
+    def finish(self, audited: Audited, ledger_entry: str | None = None) -> Record:
+        """Write the result and the evidence; the unfinished run goes."""
+        record = audited.record
+        if ledger_entry is not None:
+            record["ledger_entry"] = ledger_entry
+        guesses = evidence(self.audit, audited.scores)
+        keep(self.folder, {**record["audit"], **self.facts, **guesses})
+        run_folder.write_result(self.folder, record, None, self.run.plan)
+        shutil.rmtree(self.scratch)
+        return record
+
+
+def open_audit(
     folder: Path,
     plan: Plan,
     settings: Settings,
-    listen: Listen,
-    *,
-    seed: int | None = None,
-    membership_seed: int | None = None,
+    seeds: Mapping[str, int | None],
     task: Task | None = None,
     say: Callable[[str], None] = lambda message: None,
     show_training_loss: bool = False,
-    ledger: Ledger | None = None,
-) -> Record:
-    """The audit in `folder`: found finished, continued, or run from the start; its record.
+) -> AuditFolder:
+    """The audit in `folder`: finished, to be continued, or new.
 
-    Without a `ledger` the caller has entered it in one.
+    `seeds` are `seed` and `membership_seed`, None for those of the folder, or new ones.
     """
     begun = read_begun(folder)
-    for name, given in (("seed", seed), ("membership_seed", membership_seed)):
-        if begun and given not in (None, begun[name]):
+    for name in SEEDS:
+        if begun and seeds.get(name) not in (None, begun[name]):
             flag = f"--{name.replace('_', '-')}"
             raise UserError(
                 f"{folder} holds an audit with another {name}; drop {flag}, or --overwrite"
             )
-    seeds = {
-        "seed": begun.get("seed", fresh_seed() if seed is None else seed),
-        "membership_seed": begun.get(
-            "membership_seed", fresh_seed() if membership_seed is None else membership_seed
-        ),
-    }
-    audit = set_up(plan, settings, seeds["membership_seed"], task)
-    prepared = audit.prepared
-    asked = {"plan_hash": prepared.plan.hash, "settings": asdict(audit.settings)}
+    own_seeds = {name: begun.get(name, given_or_new(seeds.get(name))) for name in SEEDS}
+    audit = set_up(plan, settings, own_seeds["membership_seed"], task)
+    prepared, plan = audit.prepared, audit.prepared.plan
+    asked = {"plan_hash": plan.hash, "settings": asdict(audit.settings)}
     if begun and {key: begun.get(key) for key in asked} != asked:
         raise UserError(f"{folder} holds another audit; use another --output, or --overwrite")
-    known = run_folder.finished_result(folder, prepared.plan, with_audit=True)
-    if known is not None and not begun:
+    run = Run(prepared, own_seeds["seed"], None, True, show_training_loss)
+    opened = AuditFolder(folder, audit, run, {**asked, **own_seeds}, bool(begun))
+    record = run_folder.finished_result(folder, plan, with_audit=True)
+    if record is not None and not begun:
         raise UserError(f"{folder} holds a run without canaries; use another --output")
-    if known is not None:
+    if record is not None:
         say(f"{folder} already holds this audit; --overwrite runs it again")
-        if ledger is not None:
-            enter_past(ledger, known, register(ledger, prepared.inputs))
-        return known
-    if warning := power_warning(prepared.plan, audit.settings):
+        return replace(opened, record=record)
+    if warning := power_warning(plan, audit.settings):
         say(f"warning: {warning}")
-    scratch = run_folder.make_folder(str(folder / UNFINISHED))
-    state = load_state(scratch, prepared.plan)
+    state = load_state(run_folder.make_folder(opened.scratch), plan)
     if state is not None:
-        say(f"continuing after step {state['progress']['step']:,} of {prepared.plan.steps:,}")
-        # The noise that the first steps really had, should calibration come out otherwise by now.
-        prepared.noise_multiplier = state["noise_multiplier"]
-    charging: AbstractContextManager[Charge | None] = nullcontext()
-    if ledger is not None:
-        where, own_seed = str(folder.resolve()), seeds["seed"]
-        charging = charged(
-            ledger,
-            prepared,
-            where=where,
-            seed=own_seed,
-            state=state,
-            resumed=bool(begun),
-            purpose="audit",
-            loss_shown=show_training_loss,
-        )
-    keep(folder, {**asked, **seeds})  # before it is paid: a second try must be the same run
-    with charging as charge, listen(prepared, seeds["seed"], scratch) as reporter:
-        record, scores = run_audit(
-            audit,
-            reporter if charge is None else charge.listen(reporter),
-            seed=seeds["seed"],
-            state=state,
-            show_training_loss=show_training_loss,
-            folder=scratch,
-            before_draws=(lambda: None) if charge is None else charge.start_drawing,
-        )
-    if charge is not None:
-        record["ledger_entry"] = charge.entry_id
-    keep(folder, {**record["audit"], **asked, **seeds, **evidence(audit, scores)})
-    run_folder.write_result(folder, record, None, prepared.plan)
-    shutil.rmtree(scratch)
-    return record
+        say(f"continuing after step {state['progress']['step']:,} of {plan.steps:,}")
+    keep(folder, opened.facts)  # before it is paid: a second try must be the same run
+    return replace(opened, run=replace(run, state=state))
+
+
+def given_or_new(seed: int | None) -> int:
+    return fresh_seed() if seed is None else seed
 
 
 def evidence(audit: Audit, scores: Floats) -> Record:

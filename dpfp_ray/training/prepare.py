@@ -42,7 +42,7 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.sampling import keyed_integer
-from dpfp_ray.training.loop import Data
+from dpfp_ray.training.dev_scores import Select
 from dpfp_ray.training.predictions import fingerprint_rows
 
 
@@ -95,6 +95,14 @@ def affords_layers(plan: Plan, facts: TaskFacts, width: int) -> bool:
 
 
 @dataclass
+class Data:
+    """The task as tables; `dev` maps a split's name to its table."""
+
+    train: Table
+    dev: dict[str, Table]
+
+
+@dataclass
 class Inputs:
     """What many plans can share: the task as tokens, and the encoder's initial weights."""
 
@@ -126,6 +134,32 @@ class Prepared:
     @property
     def data(self) -> Data:
         return self.inputs.data
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a prepared plan, from the start or from a saved `state`. `seed` is secret.
+
+    The training loss of a private run is computed from private records without noise: it leaves
+    the loop only with `show_training_loss`. `select` says which epoch's weights the run ends with.
+    """
+
+    prepared: Prepared
+    seed: int
+    state: dict[str, Any] | None = None
+    seed_known: bool = False
+    show_training_loss: bool = False
+    select: Select = "last"
+
+    def __post_init__(self) -> None:
+        """A resumed run keeps the noise of its first steps, even if calibration has changed."""
+        if self.state is not None:
+            noise = self.state["noise_multiplier"]
+            object.__setattr__(self, "prepared", replace(self.prepared, noise_multiplier=noise))
+
+    @property
+    def plan(self) -> Plan:
+        return self.prepared.plan
 
 
 @dataclass(frozen=True)
@@ -240,7 +274,11 @@ def prepare(plan: Plan, inputs: Inputs | None = None) -> Prepared:
     return Prepared(bound, inputs, noise, time.perf_counter() - started)
 
 
-def build_model(prepared: Prepared, seed: int, device: torch.device) -> Classifier:
+def default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def build_model(prepared: Prepared, seed: int, device: torch.device | None = None) -> Classifier:
     started = time.perf_counter()
     plan, head_seed = prepared.plan, keyed_integer(seed, "head")
     classes = len(prepared.inputs.label_names)
@@ -258,7 +296,7 @@ def build_model(prepared: Prepared, seed: int, device: torch.device) -> Classifi
     else:
         build = partial(build_classifier, plan.model)
         model = _classifier(build, prepared.data, classes, plan, head_seed)
-    model = model.to(device)
+    model = model.to(device or default_device())
     prepared.build_seconds += time.perf_counter() - started
     return model
 

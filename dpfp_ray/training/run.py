@@ -1,8 +1,8 @@
-"""One run in one plain process: train as prepared, and the record of what came of it."""
+"""One run in one process: the events of its training, and at the end the result's record."""
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,93 +13,44 @@ from dpfp_ray.methods.parts.one_release import release_id
 from dpfp_ray.models.activations import with_activations
 from dpfp_ray.models.classifier import Classifier, count_parameters
 from dpfp_ray.models.representations import RepresentationTable
-from dpfp_ray.privacy.sampling import fresh_seed
 from dpfp_ray.privacy.statement import guarantee, statement
-from dpfp_ray.training import machine, one_release
+from dpfp_ray.training import machine
 from dpfp_ray.training.checkpoints import refuse_earlier_version
-from dpfp_ray.training.dev_scores import Select, kept_predictions, quote, without_answers
-from dpfp_ray.training.loop import Progress, Reporter, State, train
+from dpfp_ray.training.dev_scores import kept_predictions, quote, without_answers
+from dpfp_ray.training.loop import Event, Finished, Progress, make_release, train_steps
 from dpfp_ray.training.machine import Comm, SoloComm
-from dpfp_ray.training.prepare import Prepared, build_model
+from dpfp_ray.training.prepare import Run
 
 SCHEMA = 1
 
 
-def run(
-    prepared: Prepared,
-    reporter: Reporter,
-    *,
-    seed: int | None = None,
-    state: State | None = None,
-    comm: Comm | None = None,
-    device: torch.device | None = None,
-    model: Classifier | None = None,
-    seed_known: bool = False,
-    show_training_loss: bool = False,
-    select: Select = "last",
-    on_release: Callable[[Any], None] | None = None,
-    before_draws: Callable[[], None] = lambda: None,
-) -> tuple[dict[str, Any], Classifier]:
-    """Train as planned; the result's record and the trained model.
+def run_events(run: Run, model: Classifier, comm: Comm | None = None) -> Iterator[Event]:
+    """Train `model` in place as planned. The last event is `Finished`, with the result's record.
 
-    `model` is what `build_model` gives for the same seed, for callers who need it beforehand.
-    `on_release` is told the release that a method of one release has made, before it is used.
-    `before_draws` is called once, before the first use of private records that must be paid.
+    `model` is what `build_model` gives for the run's seed. `comm` says which of several workers
+    this process is.
     """
-    plan = prepared.plan
-    seed = fresh_seed() if seed is None else seed
-    if state is not None:
-        refuse_earlier_version(state, plan)
-        # The noise that the first steps really had, should calibration come out otherwise by now.
-        prepared = replace(prepared, noise_multiplier=state["noise_multiplier"])
-    device = device or default_device()
-    machine.reset_peak_memory(device)
-    model = model or build_model(prepared, seed, device)
-    comm = comm or SoloComm()
+    prepared, plan = run.prepared, run.plan
+    if run.state is not None:
+        refuse_earlier_version(run.state, plan)
+    machine.reset_peak_memory(next(model.parameters()).device)
     started = time.perf_counter()
     data = replace(prepared.data, train=with_activations(prepared.data.train, model, plan))
     prepared.build_seconds += time.perf_counter() - started
-    described = (plan, prepared.noise_multiplier, model, data)
-    if plan.one_release:  # done at once, the same from the start whenever it is done again
-        progress = one_release.fit(
-            *described,
-            seed=seed,
-            comm=comm,
-            reporter=reporter,
-            on_release=on_release,
-            before_draws=before_draws,
-        )
-    else:
-        progress = train(
-            *described,
-            seed=seed,
-            comm=comm,
-            reporter=reporter,
-            state=state,
-            show_training_loss=show_training_loss,
-            select=select,
-            before_draws=before_draws,
-        )
-    record = result_record(prepared, progress, model, device, seed_known=seed_known, select=select)
+    training = make_release if plan.one_release else train_steps
+    progress = yield from training(run, model, data, comm or SoloComm())
+    record = result_record(run, progress, model)
     train_table = prepared.data.train
     if plan.one_release and isinstance(train_table, RepresentationTable):
-        record["privacy"]["release_id"] = release_id(
-            plan, prepared.noise_multiplier, train_table, seed
-        )
-    return record, model
+        release = release_id(plan, prepared.noise_multiplier, train_table, run.seed)
+        record["privacy"]["release_id"] = release
+    yield Finished(record)
 
 
-def result_record(
-    prepared: Prepared,
-    progress: Progress,
-    model: Classifier,
-    device: torch.device,
-    *,
-    seed_known: bool = False,
-    select: Select = "last",
-) -> dict[str, Any]:
+def result_record(run: Run, progress: Progress, model: Classifier) -> dict[str, Any]:
     """Everything a reader of the result may know, finished or so far; the seed is not among it."""
-    plan = prepared.plan
+    prepared, plan, select = run.prepared, run.plan, run.select
+    device = next(model.parameters()).device
     return {
         "schema": SCHEMA,
         "plan": plan.to_dict(),
@@ -132,7 +83,7 @@ def result_record(
             plan,
             prepared.noise_multiplier,
             steps=progress.step,
-            seed_known=seed_known,
+            seed_known=run.seed_known,
             loss_shown=any(entry["train_loss"] is not None for entry in progress.history),
         ),
         "cost": {
@@ -153,7 +104,3 @@ def result_record(
             "dpfp_ray": version("dpfp-ray"),
         },
     }
-
-
-def default_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -30,7 +30,7 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import derived_seed
 from dpfp_ray.training.checkpoints import SMALL, forget_state, refuse_changed_files
-from dpfp_ray.training.loop import Data
+from dpfp_ray.training.prepare import Data
 
 WEIGHTS = "weights.safetensors"
 

@@ -18,7 +18,7 @@ from dpfp_ray.plan.values import from_data
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.sampling import fresh_seed
 from dpfp_ray.privacy.statement_text import brief
-from dpfp_ray.training import LEAST_SECONDS, run, run_folder
+from dpfp_ray.training import LEAST_SECONDS, run_folder
 from dpfp_ray.training.charged import charged, enter_past, register
 from dpfp_ray.training.checkpoints import (
     ask_for_room,
@@ -27,12 +27,13 @@ from dpfp_ray.training.checkpoints import (
     load_state,
     save_seconds,
 )
-from dpfp_ray.training.console import SilentReporter, choose_reporter
+from dpfp_ray.training.console import Keeper, choose_display
 from dpfp_ray.training.dev_scores import Select
 from dpfp_ray.training.load_model import predictor_of, weights_of
-from dpfp_ray.training.loop import State
+from dpfp_ray.training.loop import Finished, State
 from dpfp_ray.training.machine import use_threads
-from dpfp_ray.training.prepare import Prepared, build_model, load_inputs, prepare
+from dpfp_ray.training.prepare import Run, build_model, load_inputs, prepare
+from dpfp_ray.training.run import run_events
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,8 +51,7 @@ class TrainedRun:
     @property
     def plan(self) -> dict[str, Any]:
         """The plan's fields, with all that the data filled in."""
-        found: dict[str, Any] = self.record["plan"]
-        return found
+        return dict(self.record["plan"])
 
     @property
     def accuracy(self) -> float:
@@ -137,7 +137,7 @@ def train(
     total_epsilon, total_delta   set what these people may ever pay in this ledger, once; a run that
                would pass the total is refused
     """
-    reporters = choose_reporter(reporter)
+    display = choose_display(reporter)
     save_every = save_seconds(save_every)
     use_threads(threads)
     book = open_ledger(ledger, total_epsilon, total_delta)
@@ -149,112 +149,60 @@ def train(
     if own is not None:
         plan = replace(plan, model=own.name)
     prepared = prepare(plan, load_inputs(plan, task, own))
+    display.say(from_data(plan, prepared.plan))
+    plan = prepared.plan
 
-    reporters.say(from_data(plan, prepared.plan))
     with nullcontext() if folder is None else run_folder.held(folder, overwrite):
-        return _train_in(
-            folder,
-            prepared,
-            book,
-            task=task,
-            own=own,
-            seed=seed,
-            overwrite=overwrite,
-            weights=weights,
-            reporters=reporters,
-            save_every=save_every,
-            show_training_loss=show_training_loss,
-            select=select,
-        )
-
-
-def _train_in(
-    folder: Path | None,
-    prepared: Prepared,
-    book: Ledger,
-    *,
-    task: Task | None,
-    own: OwnEncoder | None,
-    seed: int | None,
-    overwrite: bool,
-    weights: bool,
-    reporters: type[SilentReporter],
-    save_every: float,
-    show_training_loss: bool,
-    select: Select,
-) -> TrainedRun:
-    """Find the run finished in `folder`, continue it, or run it from the start."""
-    say = reporters.say
-    state: State | None = None
-    begun: State | None = None
-    if folder is not None:
-        if overwrite:
-            run_folder.discard(folder)
-        known = run_folder.finished_result(folder, prepared.plan)
-        if known is not None:
-            refuse_other_epoch(known, select, folder)
-            if weights:
-                weights_of(folder, known)  # refuses weights that are missing or damaged
-            doubt = "" if task is None else " (perhaps of other data: none are kept to compare)"
-            say(f"{folder} already holds this plan's result{doubt}; --overwrite runs it again")
-            enter_past(book, known, register(book, prepared.inputs))
-            return TrainedRun(known, folder)
-        state = load_state(folder, prepared.plan)
-        begun = state or load_seed(folder, prepared.plan)
-    seed, seed_known = settle_seed(seed, begun, folder)
-    mark = None if task is None and own is None else run_folder.data_mark(prepared.data, own, seed)
-    if state is not None:
-        refuse_other_data(state, mark, folder)
-        refuse_other_epoch(state, select, folder)
-        say(f"continuing after step {state['progress']['step']:,} of {prepared.plan.steps:,}")
-        # The noise that the first steps really had, should calibration come out otherwise by now.
-        prepared = replace(prepared, noise_multiplier=state["noise_multiplier"])
-    elif begun is not None:
-        say("starting again with the same noise: the run here was killed before its first save")
-    model = build_model(prepared, seed, run.default_device())
-    if folder is not None:
-        ask_for_room(folder, model, prepared.plan, weights)
-        keep_seed(folder, prepared.plan, seed, seed_known)
-    place = "" if folder is None else str(folder.resolve())
-    charging = charged(
-        book,
-        prepared,
-        where=place,
-        seed=seed,
-        state=state,
-        resumed=begun is not None,
-        mark=mark,
-        loss_shown=show_training_loss,
-    )
-    with (
-        charging as charge,
-        reporters(
-            prepared.plan,
-            prepared.noise_multiplier,
-            prepared.plan.method,
-            folder,
-            seed,
-            seed_known,
-            mark,
-            save_every,
-        ) as listener,
-    ):
-        record, model = run.run(
-            prepared,
-            charge.listen(listener),
-            seed=seed,
-            state=state,
-            model=model,
-            seed_known=seed_known,
-            show_training_loss=show_training_loss,
-            select=select,
-            before_draws=charge.start_drawing,
-        )
-    record["ledger_entry"] = charge.entry_id
-    if folder is not None:
-        run_folder.write_result(folder, record, model if weights else None, prepared.plan)
-    answers = predictor_of(prepared.plan, prepared.inputs.label_names, model, own)
-    return TrainedRun(record, folder, answers)
+        state = begun = None
+        if folder is not None:
+            if overwrite:
+                run_folder.discard(folder)
+            record = run_folder.finished_result(folder, plan)
+            if record is not None:
+                refuse_other_epoch(record, select, folder)
+                if weights:
+                    weights_of(folder, record)  # refuses weights that are missing or damaged
+                doubt = "" if task is None else " (perhaps of other data: none are kept to compare)"
+                display.say(
+                    f"{folder} already holds this plan's result{doubt}; --overwrite runs it again"
+                )
+                enter_past(book, record, register(book, prepared.inputs))
+                return TrainedRun(record, folder)
+            state = load_state(folder, plan)
+            begun = state or load_seed(folder, plan)
+        seed, seed_known = settle_seed(seed, begun, folder)
+        run = Run(prepared, seed, state, seed_known, show_training_loss, select)
+        in_files = task is None and own is None
+        mark = None if in_files else run_folder.data_mark(prepared.data, own, seed)
+        if state is not None:
+            refuse_other_data(state, mark, folder)
+            refuse_other_epoch(state, select, folder)
+            display.say(f"continuing after step {state['progress']['step']:,} of {plan.steps:,}")
+        elif begun is not None:
+            display.say(
+                "starting again with the same noise: the run here was killed before its first save"
+            )
+        model = build_model(run.prepared, seed)
+        if folder is not None:
+            ask_for_room(folder, model, plan, weights)
+            keep_seed(folder, plan, seed, seed_known)
+        where = "" if folder is None else str(folder.resolve())
+        keeper = Keeper(run, display, folder, save_every, mark)
+        with (
+            charged(book, run, where=where, resumed=begun is not None, mark=mark) as charge,
+            display(run, plan.method) as shown,
+            keeper.on_signals(),
+        ):
+            for event in run_events(run, model):
+                charge.count(event)
+                shown.show(event)
+                keeper.follow(event)
+                if isinstance(event, Finished):
+                    record = {**event.record, "ledger_entry": charge.entry_id}
+        if folder is not None:
+            run_folder.write_result(folder, record, model if weights else None, plan)
+        answers = predictor_of(plan, prepared.inputs.label_names, model, own)
+        return TrainedRun(record, folder, answers)
 
 
 def own_encoder(encoder: Any, tokenizer: Any) -> OwnEncoder | None:
@@ -276,9 +224,9 @@ def settle_seed(given: int | None, begun: State | None, folder: Path | None) -> 
     return begun["seed"], given is not None or begun["seed_known"]
 
 
-def refuse_other_epoch(found: Mapping[str, Any], select: Select, folder: Path | None) -> None:
+def refuse_other_epoch(saved: Mapping[str, Any], select: Select, folder: Path | None) -> None:
     """Weights of another epoch than the one asked for are another result."""
-    there = found.get("select", "last")
+    there = saved.get("select", "last")
     if there != select:
         raise UserError(
             f"{folder} holds a run with --select {there}, this is {select}; use another --output, "

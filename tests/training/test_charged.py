@@ -22,7 +22,8 @@ from dpfp_ray.privacy.sampling import PoissonSampler
 from dpfp_ray.training import run as run_module
 from dpfp_ray.training.charged import use_for
 from dpfp_ray.training.checkpoints import SEED
-from dpfp_ray.training.console import SilentReporter
+from dpfp_ray.training.console import Silent
+from dpfp_ray.training.loop import Step
 from dpfp_ray.training.prepare import prepare
 from dpfp_ray.training.train import train
 from tests.support.tiny_runs import write_csv
@@ -83,7 +84,7 @@ def test_the_entry_is_there_before_the_first_step(
         seen.extend(entry.status for entry in Ledger(ledger).entries())
         raise RuntimeError("no step was made")
 
-    monkeypatch.setattr(run_module, "train", spy)
+    monkeypatch.setattr(run_module, "train_steps", spy)
     with pytest.raises(RuntimeError, match="no step"):
         go(head, ledger)
     assert seen == ["open"]
@@ -231,14 +232,12 @@ def test_a_run_without_privacy_leaves_no_guarantee(tiny_task: Values, ledger: Pa
 
 def after(step: int, what: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
     """`what` happens when `step` steps are done."""
-    heard = SilentReporter.step
 
-    def told(self: Any, done: int, loss: Any, checkpoint: Any) -> None:
-        if done == step:
+    def show(self: Any, event: Any) -> None:
+        if isinstance(event, Step) and event.done == step:
             what()
-        heard(self, done, loss, checkpoint)
 
-    patch.setattr(SilentReporter, "step", told)
+    patch.setattr(Silent, "show", show)
 
 
 def out_of_memory() -> None:
@@ -323,7 +322,7 @@ def test_one_release_is_charged_as_soon_as_it_may_have_been_made(
     where: str | None,
     done: int,
 ) -> None:
-    place = f"one_release.{where}" if where else "run.with_activations"
+    place = f"loop.{where}" if where else "run.with_activations"
     monkeypatch.setattr(f"dpfp_ray.training.{place}", fail)
     with pytest.raises(RuntimeError, match="memory"):
         go(drop(tiny_task, **ONCE, ridge="auto"), ledger)

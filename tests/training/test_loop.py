@@ -14,8 +14,8 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import Sampler, make_sampler, run_seed
 from dpfp_ray.privacy.spending import Spending
-from dpfp_ray.training.loop import Progress, State, train, weights_hash
-from dpfp_ray.training.machine import Comm, SoloComm, TorchComm
+from dpfp_ray.training.loop import Progress, State, weights_hash
+from dpfp_ray.training.machine import Comm, TorchComm
 from dpfp_ray.training.prepare import freeze_unreached
 from dpfp_ray.training.step import set_learning_rate
 from tests.support.gloo import run_workers
@@ -27,6 +27,7 @@ from tests.support.tiny_runs import (
     tiny_data,
     tiny_plan,
     tiny_world,
+    train_with,
 )
 
 SEED = 2**90 + 1
@@ -52,14 +53,14 @@ def run(
 ) -> tuple[Progress, Weights]:
     """One run from the start, or from `state`; the weights that it ends with."""
     model = tiny_classifier(model_folder, plan)
-    progress = train(
+    progress = train_with(
         plan,
         noise if plan.private else 0.0,
         model,
         tiny_data(model_folder, train_rows=plan.D),
+        listener,
         seed=seed,
-        comm=comm or SoloComm(),
-        reporter=listener or Listener(),
+        comm=comm,
         state=state,
         show_training_loss=show_training_loss,
     )
@@ -395,15 +396,7 @@ def test_a_weight_without_gradient_stops_the_run(model_folder: str) -> None:
     model = tiny_classifier(model_folder, plan)
     model.register_parameter("idle", torch.nn.Parameter(torch.ones(3)))
     with pytest.raises(UserError, match=r"1 trainable tensors got no gradient.*: idle;"):
-        train(
-            plan,
-            0.5,
-            model,
-            tiny_data(model_folder),
-            seed=SEED,
-            comm=SoloComm(),
-            reporter=Listener(),
-        )
+        train_with(plan, 0.5, model, tiny_data(model_folder), seed=SEED)
 
 
 def test_whether_weights_learn_is_asked_of_dev_rows_alone(model_folder: str) -> None:
@@ -422,7 +415,7 @@ def test_whether_weights_learn_is_asked_of_dev_rows_alone(model_folder: str) -> 
     messages = []
     for seed in range(4):
         with pytest.raises(UserError, match="6 trainable tensors got no gradient") as error:
-            train(plan, 0.5, model, data, seed=seed, comm=SoloComm(), reporter=listener)
+            train_with(plan, 0.5, model, data, listener, seed=seed)
         messages.append(str(error.value))
     assert len(set(messages)) == 1
     assert listener.steps == []  # before the first private row
