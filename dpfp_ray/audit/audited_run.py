@@ -101,19 +101,12 @@ def set_up(plan: Plan, settings: Settings, membership_seed: int, task: Task | No
     task = task or load_task(plan)
     inputs = load_inputs(plan, task)
     prepared, real = prepare(plan, inputs), inputs.data.train
-    canaries = make_canaries(
-        str(settings.family),
-        settings.canaries,
-        task,
-        load_tokenizer(plan.model),
-        plan.max_length,
-        text_by_text=inputs.representation == "pair",
-    )
+    family, count, rows = str(settings.family), settings.canaries, inputs.representation
+    tokenizer = load_tokenizer(plan.model)
+    canaries = make_canaries(family, count, task, tokenizer, plan.max_length, rows == "pair")
     if isinstance(real, RepresentationTable):
         tokens = cast(TokenTable | PairTable, canaries.table)
-        h = represent(
-            tokens, plan.model, inputs.representation, plan.precision, "canaries", real.centre
-        )
+        h = represent(tokens, plan.model, rows, plan.precision, "canaries", real.centre)
         canaries = replace(canaries, table=replace(h, persons=tokens.persons))
     members = flip_coins(len(canaries), membership_seed)
     train = insert(real, canaries, members, absence(prepared.plan))
@@ -212,8 +205,12 @@ class AuditFolder:
         record = audited.record
         if ledger_entry is not None:
             record["ledger_entry"] = ledger_entry
-        guesses = evidence(self.audit, audited.scores)
-        keep(self.folder, {**record["audit"], **self.facts, **guesses})
+        evidence = {  # enough to check the guesses by hand
+            "places": self.audit.canaries.places.tolist(),
+            "members": self.audit.members.tolist(),
+            "scores": [float(f"{value:.9g}") for value in audited.scores],
+        }
+        keep(self.folder, {**record["audit"], **self.facts, **evidence})
         run_folder.write_result(self.folder, record, None, self.run.plan)
         shutil.rmtree(self.scratch)
         return record
@@ -233,13 +230,14 @@ def open_audit(
     `seeds` are `seed` and `membership_seed`, None for those of the folder, or new ones.
     """
     begun = read_begun(folder)
-    for name in SEEDS:
-        if begun and seeds.get(name) not in (None, begun[name]):
+    given = {name: seed for name, seed in seeds.items() if seed is not None}
+    for name in given:
+        if begun and given[name] != begun[name]:
             flag = f"--{name.replace('_', '-')}"
             raise UserError(
                 f"{folder} holds an audit with another {name}; drop {flag}, or --overwrite"
             )
-    own_seeds = {name: begun.get(name, given_or_new(seeds.get(name))) for name in SEEDS}
+    own_seeds = {name: begun.get(name, given.get(name, fresh_seed())) for name in SEEDS}
     audit = set_up(plan, settings, own_seeds["membership_seed"], task)
     prepared, plan = audit.prepared, audit.prepared.plan
     asked = {"plan_hash": plan.hash, "settings": asdict(audit.settings)}
@@ -260,19 +258,6 @@ def open_audit(
         say(f"continuing after step {state['progress']['step']:,} of {plan.steps:,}")
     keep(folder, opened.facts)  # before it is paid: a second try must be the same run
     return replace(opened, run=replace(run, state=state))
-
-
-def given_or_new(seed: int | None) -> int:
-    return fresh_seed() if seed is None else seed
-
-
-def evidence(audit: Audit, scores: Floats) -> Record:
-    """Enough to check the guesses by hand."""
-    return {
-        "places": audit.canaries.places.tolist(),
-        "members": audit.members.tolist(),
-        "scores": [float(f"{value:.9g}") for value in scores],
-    }
 
 
 def discard(folder: Path) -> None:

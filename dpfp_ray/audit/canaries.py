@@ -70,16 +70,9 @@ def flip_coins(count: int, seed: int) -> Bools:
 
 
 def make_canaries(
-    family: str,
-    count: int,
-    task: Task,
-    tokenizer: Any,
-    max_length: int,
-    *,
-    text_by_text: bool = False,
+    family: str, count: int, task: Task, tokenizer: Any, max_length: int, text_by_text: bool = False
 ) -> Canaries:
-    """`count` canaries for the training set of `task`, as tokens; those of pairs jointly, or text
-    by text.
+    """`count` canaries for the training set of `task`, as tokens (of pairs jointly, or by text).
 
     mislabelled   the displaced record itself, under a class that it does not have
     unused_token  a neutral sentence with one token of its own: an `[unusedN]` where the vocabulary
@@ -164,7 +157,7 @@ def insert(train: Table, canaries: Canaries, members: Bools, absence: str) -> Ta
     inside = members if owners is None else members[owners]
     labels = canaries.table.labels
     if absence == "replace_one":
-        out = relabel(select(train, neighbours(canaries)), labels)
+        out = cast(Table, replace(cast(Any, select(train, neighbours(canaries))), labels=labels))
     elif absence == "zero_out":
         out = blank(train, labels, length=0)
     else:  # one token, because attention needs one
@@ -207,12 +200,6 @@ def hide_empty(model: Classifier) -> Classifier:
 # Tables of rows from other tables ---------------------------------------------------------------
 
 
-def relabel(table: Table, labels: Ints) -> Table:
-    if isinstance(table, RepresentationTable):
-        return replace(table, labels=labels)
-    return replace(cast(TokenTable, table), labels=labels)
-
-
 def blank(like: Table, labels: Ints, length: int) -> Table:
     """Rows of `length` padding tokens; zero rows of representations."""
     rows = len(labels)
@@ -228,7 +215,7 @@ def blank(like: Table, labels: Ints, length: int) -> Table:
 
 
 def stack(*tables: Table) -> Table:
-    """All rows of all tables, one table after the other; nobody's, until it is said whose."""
+    """Concatenate the tables; person ids are unset."""
     labels = np.concatenate([table.labels for table in tables])
     if isinstance(tables[0], RepresentationTable):
         parts = cast(tuple[RepresentationTable, ...], tables)

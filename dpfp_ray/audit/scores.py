@@ -113,20 +113,18 @@ def release_score(trained: Trained) -> Floats:
     plan, places = trained.plan, trained.canaries.places
     out = select(trained.real, neighbours(trained.canaries))
     others = np.setdiff1d(np.arange(len(trained.real)), places)
-    scores: Floats = trained.plan.spec.one_release.score(
-        Seen(
-            plan,
-            trained.prepared.noise_multiplier,
-            trained.model.classes,
-            released=trained.released,
-            table=cast(RepresentationTable, trained.prepared.data.train),
-            places=places,
-            canaries=cast(RepresentationTable, trained.canaries.table),
-            absent=cast(RepresentationTable, out) if plan.adjacency == "replace_one" else None,
-            others=cast(RepresentationTable, select(trained.real, others)),
-        )
+    seen = Seen(
+        plan,
+        trained.prepared.noise_multiplier,
+        trained.model.classes,
+        released=trained.released,
+        table=cast(RepresentationTable, trained.prepared.data.train),
+        places=places,
+        canaries=cast(RepresentationTable, trained.canaries.table),
+        absent=cast(RepresentationTable, out) if plan.adjacency == "replace_one" else None,
+        others=cast(RepresentationTable, select(trained.real, others)),
     )
-    return scores
+    return np.asarray(plan.spec.one_release.score(seen))
 
 
 def loss_reduction(trained: Trained) -> Floats:
@@ -140,7 +138,11 @@ def loss_reduction(trained: Trained) -> Floats:
 
 
 def row_movement(trained: Trained) -> Floats:
-    return row_changes(trained).norm(dim=1).numpy()
+    """How far training moved each canary's word-embedding row, besides weight decay."""
+    name, weight = word_embedding(trained.model)
+    rows = own_tokens(trained.canaries)
+    decayed = trained.initial[name][rows].double() * decay(trained.plan)
+    return (weight.detach()[rows].double() - decayed).cpu().norm(dim=1).numpy()
 
 
 def alignment(trained: Trained) -> Floats:
@@ -178,28 +180,20 @@ def centred(scores: Floats, labels: npt.NDArray[np.int64]) -> Floats:
     return scores - np.array([medians[label] for label in labels])
 
 
-def row_changes(trained: Trained) -> Tensor:
-    """What training did to each canary's word-embedding row, besides weight decay."""
-    name, weight = word_embedding(trained.model)
-    rows = own_tokens(trained.canaries)
-    decayed = trained.initial[name][rows].double() * decay(trained.plan)
-    return (weight.detach()[rows].double() - decayed).cpu()
-
-
 def row_gradients(model: Classifier, canaries: Canaries) -> Tensor:
     """Each canary's gradient in its own row: no other canary reaches it, so one pass gives many."""
     _, weight = word_embedding(model)
     rows = own_tokens(canaries)
     persons = canaries.table.persons
     owners = np.arange(len(canaries)) if persons is None else persons
-    found = torch.zeros(len(canaries), weight.shape[1], dtype=torch.float64)
+    gradients = torch.zeros(len(canaries), weight.shape[1], dtype=torch.float64)
     for part in split_rows(canaries.table.lengths, ROWS, PART_COST[weight.device.type]):
         logits, labels = forward(model, canaries.table, part)
         loss = functional.cross_entropy(logits, labels, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, [weight])
         there = np.unique(owners[part])
-        found[there] += gradient[rows[there]].double().cpu()
-    return found / torch.from_numpy(np.bincount(owners))[:, None]
+        gradients[there] += gradient[rows[there]].double().cpu()
+    return gradients / torch.from_numpy(np.bincount(owners))[:, None]
 
 
 def decay(plan: Plan) -> float:
@@ -228,12 +222,12 @@ def own_tokens(canaries: Canaries) -> Tensor:
 def losses(model: Classifier, table: Table) -> Floats:
     """Every row's own loss, without clipping and noise."""
     device = next(model.parameters()).device
-    found = np.empty(len(table))
+    each = np.empty(len(table))
     for part in split_rows(table.lengths, ROWS, PART_COST[device.type]):
         logits, labels = forward(model, table, part)
-        each = functional.cross_entropy(logits.double(), labels, reduction="none")
-        found[part] = each.cpu().numpy()
-    return found
+        loss = functional.cross_entropy(logits.double(), labels, reduction="none")
+        each[part] = loss.cpu().numpy()
+    return each
 
 
 def forward(model: Classifier, table: Table, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:

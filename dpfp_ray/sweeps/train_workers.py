@@ -48,23 +48,17 @@ def run_on_workers(
 
     The sweep, with its secret seed, goes through the object store: Ray shows a run's config.
     """
-    resources = {"CPU": float(sweep.cpus_per_worker)}
-    if sweep.gpus_per_worker:
-        resources["GPU"] = sweep.gpus_per_worker
-    trainer = TorchTrainer(
+    cpus, gpus = float(sweep.cpus_per_worker), sweep.gpus_per_worker
+    resources = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
+    scaling = ScalingConfig(
+        num_workers=sweep.workers, use_gpu=gpus > 0, resources_per_worker=resources
+    )
+    config = {"trial": trial.to_config(), "sweep": ray.put(sweep), "shared": shared, "facts": facts}
+    TorchTrainer(
         worker_loop,
-        train_loop_config={
-            "trial": trial.to_config(),
-            "sweep": ray.put(sweep),
-            "shared": shared,
-            "facts": facts,
-        },
+        train_loop_config=config,
         torch_config=GroupConfig(),
-        scaling_config=ScalingConfig(
-            num_workers=sweep.workers,
-            use_gpu=sweep.gpus_per_worker > 0,
-            resources_per_worker=resources,
-        ),
+        scaling_config=scaling,
         run_config=RunConfig(
             # A new name each time: under a known one Ray Train would restore its own state.
             name=f"{trial.id}-{uuid4().hex[:8]}",
@@ -72,8 +66,7 @@ def run_on_workers(
             failure_config=FailureConfig(max_failures=RETRIES),
             callbacks=callbacks,
         ),
-    )
-    trainer.fit()
+    ).fit()
 
 
 def worker_loop(config: dict[str, Any]) -> None:
@@ -86,15 +79,10 @@ def worker_loop(config: dict[str, Any]) -> None:
         ray.train.report(trial_metrics(record))
         return
     try:
-        run_worker(
-            trial,
-            sweep,
-            ray.get(config["shared"]),
-            ray.train.report,  # from every worker; Ray Train passes on the first one's
-            config["facts"],
-            comm=GroupComm(),
-            device=ray.train.torch.get_device(),
-        )
+        # Ray Train wants a report from every worker, and passes on the first one's.
+        place = (GroupComm(), ray.train.torch.get_device())
+        shared = ray.get(config["shared"])
+        run_worker(trial, sweep, shared, ray.train.report, config["facts"], *place)
     except (ray.exceptions.RayError, OSError, NoRoom, PeerLost):
         raise  # the group starts again
     except Exception as error:

@@ -188,8 +188,7 @@ def node_and_process() -> dict[str, Any]:
 
 
 def trial_metrics(record: dict[str, Any]) -> dict[str, Any]:
-    """What searchers, schedulers, trackers and the live table see of a trial; `status` says how it
-    stands."""
+    """What searchers, schedulers, trackers and the live table see of a trial."""
     trial = record["trial"]
     metrics = {"status": trial["status"], "error": trial.get("error")}
     if trial.get("warning"):

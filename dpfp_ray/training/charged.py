@@ -1,8 +1,7 @@
 """A run in the ledger: entered before its first step, ended after its last.
 
 A run that fails is charged for the steps that it drew, the one that failed included: for none if it
-failed before its first draw. A run that is stopped stays open and costs what it planned, until its
-continuation says what was done.
+failed before its first draw. A run that is stopped costs what it planned, until it is continued.
 """
 
 import hashlib
@@ -125,8 +124,8 @@ def use_for(
 
 def entry_of(record: Record) -> str | None:
     """The ledger's entry that paid for a result."""
-    found = record.get("ledger_entry") or record.get("trial", {}).get("ledger_entry")
-    return str(found) if found else None
+    entry = record.get("ledger_entry") or record.get("trial", {}).get("ledger_entry")
+    return str(entry) if entry else None
 
 
 def found_mark(record: Record) -> str:
@@ -141,9 +140,7 @@ def enter_past(ledger: Ledger, record: Record, people: str, known: set[str] | No
     known = {entry.id for entry in ledger.entries()} if known is None else known
     if entry_of(record) in known:
         return
-    plan = recorded_plan(record)
-    privacy = record.get("privacy", {})
-    mark = found_mark(record)
+    plan, privacy, mark = recorded_plan(record), record.get("privacy", {}), found_mark(record)
     use = use_of(
         plan,
         privacy.get("noise_multiplier") or noise_multiplier(plan),
@@ -154,8 +151,7 @@ def enter_past(ledger: Ledger, record: Record, people: str, known: set[str] | No
         loss_shown=any(epoch.get("train_loss") is not None for epoch in record.get("history", [])),
     )
     use = replace(use, found=mark)
-    chosen = record.get("selection")
-    if chosen:  # the winner of a selection stands for the whole of it
+    if chosen := record.get("selection"):  # the winner of a selection stands for the whole of it
         use = replace(use, steps=1, parts=(part_from_json(chosen["part"]),), release=None)
         ledger.enter_past(use, 1)
         return

@@ -70,15 +70,18 @@ class Saver:
     every_seconds: float = field(default_factory=save_seconds)
 
     def __post_init__(self) -> None:
-        self.saved_at = time.monotonic()
+        self.saved_at, self.saving = time.monotonic(), False
 
     @property
     def due(self) -> bool:
         return time.monotonic() - self.saved_at > self.every_seconds
 
     def save_now(self, checkpoint: Callable[[], State]) -> None:
-        began = time.monotonic()
-        self.save(checkpoint())
+        began, self.saving = time.monotonic(), True
+        try:
+            self.save(checkpoint())
+        finally:
+            self.saving = False
         self.saved_at = time.monotonic()
         self.every_seconds = max(self.every_seconds, SAVE_SHARE * (self.saved_at - began))
 
@@ -90,10 +93,9 @@ class Saver:
 def save_state(
     folder: Path, state: State, seed: int, seed_known: bool = False, data_mark: str | None = None
 ) -> None:
-    """Save a run in a folder.
+    """Save a run in a folder; its statement must say whether the seed was given (`seed_known`).
 
-    That the seed was given is kept too: the statement at the end must say so, however the run was
-    resumed. `data_mark` tells data in memory from others (`run.data_mark`).
+    `data_mark` tells data in memory from others (`run_folder.data_mark`).
     """
     state = {**state, "seed": seed, "seed_known": seed_known, "data_mark": data_mark}
     _write(LocalFiles(folder), RESUME, state)
@@ -153,12 +155,12 @@ def load_seed(folder: Path, plan: Plan) -> State | None:
     if not (folder / SEED).exists():
         return None
     try:
-        found: State = json.loads(without_checksum((folder / SEED).read_bytes(), required=True))
+        facts: State = json.loads(without_checksum((folder / SEED).read_bytes(), required=True))
     except Damaged as error:
         raise UserError(
             f"{folder / SEED} is damaged ({error}); delete it, and the run begins with new noise"
         ) from None
-    return found if found["plan_hash"] == plan.hash else None
+    return facts if facts["plan_hash"] == plan.hash else None
 
 
 def save_trial(files: Files, name: str, state: State, seed: int) -> None:
@@ -169,7 +171,7 @@ def save_trial(files: Files, name: str, state: State, seed: int) -> None:
 def load_trial(files: Files, name: str, seed: int, plan: Plan) -> State | None:
     """The trial's saved state; None if there is no good one of this seed.
 
-    The trial then runs from its start, with the same noise, for that follows from its seed.
+    The trial then runs from its start, with the same noise: that follows from its seed.
     """
 
     def check(state: State) -> None:
@@ -218,8 +220,7 @@ def check_state(state: State, plan: Plan) -> None:
 
 
 def refuse_changed_files(plan: Plan, written: Path) -> None:
-    """A plan names its files, not what is in them: what was `written` before they last changed is
-    of other data.
+    """A plan names its files, not their content: refuse what was `written` before they changed.
 
     Times are compared, not hashes: a hash of private records would be a release of its own.
     """
@@ -236,8 +237,8 @@ def refuse_changed_files(plan: Plan, written: Path) -> None:
 def ask_for_room(folder: Path, model: Classifier, plan: Plan, weights: bool) -> None:
     """NoRoom if what a run leaves in `folder` would not fit: while it saves, a state and the one
     before (Adam keeps two numbers for each weight), and at its end the weights."""
-    one = sum(p.numel() * p.element_size() for _, p in trainable_parameters(model))
-    states = 0 if plan.one_release else 2 * 3 * one
+    trained = sum(p.numel() * p.element_size() for _, p in trainable_parameters(model))
+    states = 0 if plan.one_release else 2 * 3 * trained
     there = sum(path.stat().st_size for path in folder.glob(f"{RESUME}*"))
     final = sum(t.numel() * t.element_size() for t in weights_to_keep(model).values())
     probe(folder, max(0, states - there) + (final if weights else 0) + SMALL)
@@ -281,10 +282,8 @@ def _read(files: Files, name: str, check: Callable[[State], None]) -> State | No
             wrong = wrong or error
             continue
         if wrong is not None:
-            warnings.warn(
-                f"{files.name}/{name} is damaged ({wrong}); going on from the state before it",
-                stacklevel=2,
-            )
+            text = f"{files.name}/{name} is damaged ({wrong}); going on from the state before it"
+            warnings.warn(text, stacklevel=2)
             files.delete(name)  # else the next save would keep it in place of the good one
         return state
     if wrong is not None:

@@ -14,13 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dpfp_ray.data.terminal import LINE_EVERY_SECONDS, stderr
 from dpfp_ray.plan.errors import UserError, unknown
@@ -163,7 +157,6 @@ class Keeper:
                 save_every,
             )
         self.stop_signal: int | None = None  # the signal that asked to stop
-        self.saving = False
 
     @contextmanager
     def on_signals(self) -> Iterator[Self]:
@@ -179,31 +172,20 @@ class Keeper:
                     if self.saver
                     else "stopping after this step; nothing is saved, because there is no output"
                 )
-        elif not self.saving:  # the second does not wait for the step to end
+        elif not (self.saver and self.saver.saving):  # a save ends; a step need not
             kept = "; the same command goes on from the last save" if self.saver else ""
             raise Interrupted(f"stopped at once{kept}", number)
 
     def follow(self, event: Event) -> None:
         """Save where a save is due; raise Interrupted after a step if a signal asked to stop."""
-        if isinstance(event, Epoch) and event.record["step"] < self.steps:
-            self.save(event)
-        if not isinstance(event, Step):
-            return
-        if self.saver and (self.stop_signal or self.saver.due):
-            self.save(event)
-        if self.stop_signal and event.done < self.steps:
+        if self.saver and isinstance(event, Epoch) and event.record["step"] < self.steps:
+            self.saver.save_now(event.checkpoint)
+        if self.saver and isinstance(event, Step) and (self.stop_signal or self.saver.due):
+            self.saver.save_now(event.checkpoint)
+        if self.stop_signal and isinstance(event, Step) and event.done < self.steps:
             raise Interrupted(
                 f"stopped; saved in {self.folder}. The same command continues it."
                 if self.folder
                 else "stopped; nothing was saved, because no output was given",
                 self.stop_signal,
             )
-
-    def save(self, event: Step | Epoch) -> None:
-        """Save to the end, whatever signals arrive."""
-        self.saving = True
-        try:
-            if self.saver:
-                self.saver.save_now(event.checkpoint)
-        finally:
-            self.saving = False

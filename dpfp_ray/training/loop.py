@@ -18,8 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
-from dpfp_ray.data import content_hash
+from dpfp_ray.data import Table, content_hash
+from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.methods.parts.base import make_method
 from dpfp_ray.methods.parts.discriminant import (
     ClassStatistics,
@@ -34,9 +36,9 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import keyed_generator, make_sampler, run_seed
 from dpfp_ray.privacy.spending import Spending
-from dpfp_ray.training.dev_scores import best_epoch
-from dpfp_ray.training.evaluate import evaluate
-from dpfp_ray.training.machine import Comm, keep_freed_memory
+from dpfp_ray.training.dev_scores import ANSWERS, best_epoch, measure
+from dpfp_ray.training.machine import Comm, keep_freed_memory, share
+from dpfp_ray.training.predictions import pack
 from dpfp_ray.training.prepare import Data, Run
 from dpfp_ray.training.step import (
     LEAST_RATE,
@@ -52,6 +54,7 @@ State = dict[str, Any]
 # How a run's draws and noise follow from its seed. Raised when that changes: an unfinished run of
 # another number would go on with noise that its repeated steps did not have.
 KEYING = 4
+EVAL_ROWS = 256
 
 
 @dataclass
@@ -204,6 +207,48 @@ def score_dev(
     scores = {name: evaluate(model, dev, comm, plan.precision) for name, dev in data.dev.items()}
     progress.eval_seconds += time.perf_counter() - started
     return scores
+
+
+@torch.no_grad()
+def evaluate(
+    model: Classifier, table: Table, comm: Comm, precision: str = "fp32"
+) -> dict[str, Any]:
+    """`accuracy`, mean `loss`, the scores of `dev_scores.Metrics` and every row's answer, packed.
+
+    Without noise and, as the paper evaluates, without clipping; heads that were solved for bounded
+    rows (`release_once`, `moments`) get bounded rows here too. Each worker takes its share of the
+    rows; all end with the same scores.
+    """
+    device = next(model.parameters()).device
+    rows = np.arange(len(table))[share(len(table), comm)]
+    # On the device: NCCL cannot add up what lies in the CPU's memory. Others' rows stay 0.
+    loss = torch.zeros((), dtype=torch.float64, device=device)
+    answers = torch.zeros(len(table), dtype=torch.float64, device=device)
+    probabilities = torch.zeros(len(table), model.classes, dtype=torch.float64, device=device)
+    was_training = model.training
+    model.eval()
+    for part in split_rows(table.lengths[rows], EVAL_ROWS, PART_COST[device.type]):
+        batch = {name: tensor.to(device) for name, tensor in table.collate(rows[part]).items()}
+        labels = torch.from_numpy(np.asarray(table.labels[rows[part]])).to(device)
+        with torch.autocast(device.type, torch.bfloat16, precision == "bf16"):
+            h = model.represent(batch)
+        logits = model.classify(h.float())  # in fp32: bf16's 8 bits would make ties of close scores
+        where = torch.from_numpy(rows[part]).to(device)
+        answers[where] = logits.argmax(1).double()
+        probabilities[where] = logits.double().softmax(1)
+        loss += functional.cross_entropy(logits, labels, reduction="sum")
+    model.train(was_training)
+    comm.sum_([loss, answers, probabilities])
+    answered, shares = answers.cpu().numpy().astype(np.int64), probabilities.cpu().numpy()
+    # A model that has diverged still has answers, but no probabilities.
+    sound = shares if np.isfinite(shares).all() else None
+    metrics = measure(answered, table.labels, classes=model.classes, probabilities=sound).as_json()
+    return {
+        **metrics,
+        "recall": list(metrics["recall"]),
+        ANSWERS: pack(answered, model.classes),
+        "loss": loss.item() / len(table),
+    }
 
 
 def resume_facts(run: Run, progress: Progress, spent: dict[str, float | None]) -> State:

@@ -126,17 +126,17 @@ def finished_result(folder: Path, plan: Plan, *, with_audit: bool = False) -> di
     """The result in `folder` if this very plan was finished there, on data as they are now."""
     if not (folder / RESULT).exists():
         return None
-    found = read_json(folder / RESULT)
-    if "audit" in found and not with_audit:
+    record = read_json(folder / RESULT)
+    if "audit" in record and not with_audit:
         raise UserError(f"{folder} holds an audit; use another --output, or --overwrite")
-    if found.get("plan_hash") != plan.hash:
+    if record.get("plan_hash") != plan.hash:
         raise UserError(
-            f"{folder} holds the result of another plan ({found.get('plan_hash')}, this is "
+            f"{folder} holds the result of another plan ({record.get('plan_hash')}, this is "
             f"{plan.hash}); use another --output, or --overwrite"
         )
     refuse_changed_files(plan, folder / RESULT)
     forget_state(folder)  # still there if the run was killed right after its result
-    return dict(found)
+    return dict(record)
 
 
 def data_mark(data: Data, own: OwnEncoder | None, seed: int) -> str:

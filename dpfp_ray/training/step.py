@@ -93,18 +93,11 @@ class Steps:
         self, records: Indices, owners: Indices | None, mine: Indices, packs: bool
     ) -> list[Indices]:
         """Positions of rows that go through the model together."""
-        most = self.method.max_rows
+        most, count = self.method.max_rows, len(records)
         if packs:
-            return [
-                np.arange(start, min(start + most, len(records)))
-                for start in range(0, len(records), most)
-            ]
-        return split_rows(
-            self.lengths[records],
-            most,
-            PART_COST[self.method.device.type],
-            None if owners is None else owners[mine],
-        )
+            return [np.arange(i, min(i + most, count)) for i in range(0, count, most)]
+        cost, own = PART_COST[self.method.device.type], None if owners is None else owners[mine]
+        return split_rows(self.lengths[records], most, cost, own)
 
 
 def make_optimizer(plan: Plan, method: Method) -> torch.optim.Optimizer:
@@ -175,12 +168,7 @@ class Still:
         now = dict(self.model.named_parameters())
         self.start = {n: value for n, value in self.start.items() if torch.equal(now[n], value)}
         if self.start and self.steps == PATIENCE:
-            names = list(self.start)
-            raise UserError(
-                f"{len(names)} trainable tensors have not moved in {PATIENCE} steps: "
-                f"{', '.join(names[:5])}{' …' if len(names) > 5 else ''}; "
-                f"use another model or scope head"
-            )
+            raise cannot_learn(f"have not moved in {PATIENCE} steps", list(self.start))
         return not self.start
 
 
@@ -199,8 +187,10 @@ def check_all_learn(method: Method, probe: Rows) -> None:
     model.zero_grad(set_to_none=True)
     model.train(was_training)
     if stuck:
-        raise UserError(
-            f"{len(stuck)} trainable tensors got no gradient from the first rows and would never "
-            f"train: {', '.join(stuck[:5])}{' …' if len(stuck) > 5 else ''}; "
-            f"use another model or scope head"
-        )
+        raise cannot_learn("got no gradient from the first rows and would never train", stuck)
+
+
+def cannot_learn(why: str, names: list[str]) -> UserError:
+    shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
+    advice = "use another model or scope head"
+    return UserError(f"{len(names)} trainable tensors {why}: {shown}; {advice}")

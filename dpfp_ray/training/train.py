@@ -67,8 +67,8 @@ class TrainedRun:
     def examples_per_second(self) -> float | None:
         """None if the training was too short to tell."""
         cost = self.record["cost"]
-        long = cost["train_seconds"] >= LEAST_SECONDS
-        return float(cost["examples_per_second"]) if long else None
+        short = cost["train_seconds"] < LEAST_SECONDS
+        return None if short else float(cost["examples_per_second"])
 
     @property
     def guarantee(self) -> str:
@@ -81,12 +81,11 @@ class TrainedRun:
         return brief(self.record["statement"]) if "statement" in self.record else ""
 
     def __repr__(self) -> str:
-        name = self.plan["method"] + (
-            f" {self.plan['mode']}" if self.plan["mode"] != "paper" else ""
-        )
+        mode = "" if self.plan["mode"] == "paper" else f" {self.plan['mode']}"
         budget = "" if self.epsilon is None else f", ε = {self.epsilon:.3f} ({self.guarantee})"
         place = "" if self.folder is None else f", in {self.folder}"
-        return f"<{name} on {self.plan['task']}: accuracy {self.accuracy:.4f}{budget}{place}>"
+        name = f"{self.plan['method']}{mode} on {self.plan['task']}"
+        return f"<{name}: accuracy {self.accuracy:.4f}{budget}{place}>"
 
 
 def train(

@@ -15,8 +15,13 @@ from dpfp_ray.audit import audited_run as audits
 from dpfp_ray.audit.audited_run import Audit, Audited, Settings, absence, open_audit, set_up
 from dpfp_ray.audit.bounds import one_run_epsilon
 from dpfp_ray.audit.canaries import Canaries, flip_coins, insert
-from dpfp_ray.audit.claims import Gaussian, claim_of, least_probability
-from dpfp_ray.audit.outcome import audit_outcome, count_correct
+from dpfp_ray.audit.outcome import (
+    Gaussian,
+    audit_outcome,
+    claim_of,
+    count_correct,
+    least_probability,
+)
 from dpfp_ray.audit.scores import centred, score_name, strongest_family
 from dpfp_ray.data import Task
 from dpfp_ray.methods import moments, release_once

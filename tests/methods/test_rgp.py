@@ -22,7 +22,7 @@ from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.spending import Spending
-from dpfp_ray.training.evaluate import evaluate
+from dpfp_ray.training.loop import evaluate
 from dpfp_ray.training.machine import SoloComm
 from dpfp_ray.training.prepare import Data
 from dpfp_ray.training.step import take

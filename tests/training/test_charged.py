@@ -472,7 +472,7 @@ def test_a_run_that_would_pass_the_total_is_refused_before_its_first_step(
     head: Values, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go(head, ledger, total_epsilon=10, total_delta=1e-5)
-    monkeypatch.setattr(run_module, "train", lambda *a, **k: pytest.fail("a step was made"))
+    monkeypatch.setattr(run_module, "train_steps", lambda *a, **k: pytest.fail("a step was made"))
     with pytest.raises(UserError, match=r"above the total of 10 .*fit"):
         go(head, ledger, tmp_path / "run")
     assert [entry.status for entry in only(ledger).entries] == ["finished", "refused"]
