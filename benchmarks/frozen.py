@@ -20,7 +20,7 @@ from dpfp_ray.plan.values import make_plan
 from dpfp_ray.training.loop import Finished
 from dpfp_ray.training.machine import use_threads
 from dpfp_ray.training.prepare import Inputs, Run, build_model, load_inputs, prepare
-from dpfp_ray.training.run import run_events
+from dpfp_ray.training.train import run_events
 
 METHODS: dict[str, dict[str, Any]] = {
     "objpert": {"method": "objpert"},

@@ -11,8 +11,6 @@ What "out" means is what the adjacency says:
     zero_out     a record without any token, whose representation is 0; its label stays (labels are
                  public under this adjacency).
     replace_one  another of the displaced records' texts, under the canary's label.
-
-The same for tables of tokens and of representations.
 """
 
 import hashlib
@@ -112,8 +110,7 @@ def make_canaries(
 def unused_tokens(tables: Iterable[TokenTable], tokenizer: Any, count: int) -> Ints:
     """Vocabulary entries that no row of `tables` contains; those that no text can give come first.
 
-    `[unusedN]` cannot be written: a tokenizer splits it at its brackets. So canaries are marked
-    after tokenisation, and any entry that happens to be absent serves as well.
+    `[unusedN]` cannot be written (a tokenizer splits it): canaries are marked after tokenisation.
     """
     taken = set(tokenizer.all_special_ids)
     for table in tables:

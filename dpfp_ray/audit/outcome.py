@@ -101,22 +101,21 @@ class SampledGaussian(Claim):
     def bound(self, canaries: int, guesses: int, correct: int, confidence: float) -> float:
         """ε of the least noisy mechanism, with the plan's p and n, that is refuted."""
         low, high = -STEPS_PER_OCTAVE * OCTAVES, STEPS_PER_OCTAVE * OCTAVES
-
-        def refuted(step: int) -> bool:
-            inverse = partial(least_probability, curve(self.plan, step))
-            return refutes_curve(inverse, canaries, guesses, correct, confidence)
-
-        if not refuted(high):
+        look = (canaries, guesses, correct, confidence)
+        if not self.refuted(*look, high):
             return 0.0
         while low < high:  # more noise is a stronger claim, and refuted more easily
             middle = (low + high) // 2
-            low, high = (low, middle) if refuted(middle) else (middle + 1, high)
+            low, high = (low, middle) if self.refuted(*look, middle) else (middle + 1, high)
         if high == 0:  # the plan's own noise, calibrated to this
             return self.plan.epsilon or 0.0
         return curve(self.plan, high)[0][0] / (1 + TOLERANCE)
 
-    def refuted(self, canaries: int, guesses: int, correct: int, confidence: float) -> bool:
-        inverse = partial(least_probability, curve(self.plan, 0))
+    def refuted(
+        self, canaries: int, guesses: int, correct: int, confidence: float, step: int = 0
+    ) -> bool:
+        """Is the mechanism with σ 2^(step/4) refuted?"""
+        inverse = partial(least_probability, curve(self.plan, step))
         return refutes_curve(inverse, canaries, guesses, correct, confidence)
 
 

@@ -109,8 +109,8 @@ def score(name: str, trained: Trained) -> Floats:
 
 def release_score(trained: Trained) -> Floats:
     """By the method's own score: the auditor sees all that it ever makes of private records."""
-    assert trained.plan.spec.one_release is not None, "only a release has a score of its own"
     plan, places = trained.plan, trained.canaries.places
+    assert plan.spec.one_release is not None, "only a release has a score of its own"
     out = select(trained.real, neighbours(trained.canaries))
     others = np.setdiff1d(np.arange(len(trained.real)), places)
     seen = Seen(
@@ -256,8 +256,8 @@ class Watcher:
     the clipped sum if it was drawn, and noise in any case. `evidence[i]` sums the log-likelihood
     ratios log(1 − p + p e^{(s x − s²/2)/σ²}) over steps, with x the release along canary i's own
     gradient, in units of C, and s the part of its norm that lies in its row. Gradient and s are
-    those at the epoch's start: if they are off, the score is worse, not wrong.
-    The evidence goes into every saved state, so that a resumed audit has seen it too.
+    those at the epoch's start: if they are off, the score is worse, not wrong. Every saved state
+    has the evidence, so that a resumed audit has seen it too.
     """
 
     def __init__(self, run: Run, model: Classifier, canaries: Canaries) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpfp_ray.audit.audited_run import Audited, Settings, open_audit, power_warning
+from dpfp_ray.audit.audit import Audited, Settings, audit_events, open_audit, power_warning
 from dpfp_ray.data import Task
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.plan import Plan
@@ -170,9 +170,9 @@ def audit_task(
     if opened.record is not None:
         return opened.record
     saver = Saver(lambda state: save_state(opened.scratch, state, opened.run.seed), save_every)
-    for event in opened.events():
-        if isinstance(event, Step):
-            saver.save_if_due(event.checkpoint)
+    for event in audit_events(opened.audit, opened.run, opened.scratch):
+        if isinstance(event, Step) and saver.due:
+            saver.save_now(event.checkpoint)
         if isinstance(event, Audited):
             audited = event
     return opened.finish(audited)

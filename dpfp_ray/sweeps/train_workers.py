@@ -27,15 +27,10 @@ from ray.train.v2._internal.execution.worker_group import WorkerGroup
 from torch import Tensor
 
 from dpfp_ray.data.cache import NoRoom
+from dpfp_ray.sweeps import trial_process
 from dpfp_ray.sweeps.state import ray_storage
 from dpfp_ray.sweeps.trial import RETRIES, Trial
-from dpfp_ray.sweeps.trial_process import (
-    Sweep,
-    run_worker,
-    settle_failed,
-    settled_record,
-    trial_metrics,
-)
+from dpfp_ray.sweeps.trial_process import Sweep, run_worker, settle_failed
 from dpfp_ray.training.machine import TorchComm
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -70,13 +65,12 @@ def run_on_workers(
 
 
 def worker_loop(config: dict[str, Any]) -> None:
-    """What each worker runs. Ray Train restarts the group on any error; one of the trial's own is
-    on record by then, and ends it."""
+    """What each worker runs. Ray Train restarts the group on any error; the record then ends it."""
     trial = Trial.from_config(config["trial"])
     sweep: Sweep = ray.get(config["sweep"])
-    record = settled_record(trial, sweep)
+    record = trial_process.settled_record(trial, sweep)
     if record is not None:
-        ray.train.report(trial_metrics(record))
+        ray.train.report(trial_process.trial_metrics(record))
         return
     try:
         # Ray Train wants a report from every worker, and passes on the first one's.

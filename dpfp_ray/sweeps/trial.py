@@ -1,5 +1,4 @@
-"""One trial as data: which plan, which repetition, how its seed follows from the sweep's, and the
-last record of one that has no result."""
+"""One trial as data: its plan, repetition and seed; and the last record of one without a result."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -42,9 +41,8 @@ class Trial:
     def seed(self, sweep_seed: int) -> int:
         """Secret like the sweep's; independent of the order in which trials happen to run.
 
-        Trials on one release must see the same release, so they share a seed and it is paid once;
-        its own key (`release_id` in `methods/parts/one_release.py`) keeps other releases apart.
-        Trials with a name are independent of each other whatever they do.
+        Trials on one release share a seed, so that it is the same release and is paid once; its
+        key (`release_id`) keeps other releases apart. Trials with a name are always independent.
         """
         if self.plan.one_release and not self.name:
             return derived_seed(sweep_seed, f"release {self.seed_index}")

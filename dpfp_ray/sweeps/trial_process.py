@@ -27,7 +27,7 @@ from dpfp_ray.training.checkpoints import Saver, ask_for_room
 from dpfp_ray.training.loop import Drawing, Epoch, Finished, State, Step
 from dpfp_ray.training.machine import Comm, SoloComm, use_threads
 from dpfp_ray.training.prepare import Prepared, Run, build_model, default_device
-from dpfp_ray.training.run import result_record, run_events
+from dpfp_ray.training.train import result_record, run_events
 
 Record = dict[str, Any]
 
@@ -115,6 +115,8 @@ def run_worker(
         gauges.save(state)
 
     def publish(record: Record, status: str) -> None:
+        if not first:
+            return report({})
         seconds = facts["seconds"] + time.monotonic() - began
         kept = {**record, "trial": {**trial_facts, "status": status, "seconds": seconds}}
         Store(sweep.storage).put(kept)
@@ -133,13 +135,10 @@ def run_worker(
                 drawing = True
             elif isinstance(event, Step):
                 done = event.done
-                if first:
-                    saver.save_if_due(event.checkpoint)
+                if first and saver.due:
+                    saver.save_now(event.checkpoint)
             elif isinstance(event, Epoch) and event.record["step"] < steps:
-                if first:
-                    publish(result_record(run, event.progress, model), "running")
-                else:
-                    report({})
+                publish(result_record(run, event.progress, model) if first else {}, "running")
             elif isinstance(event, Finished):
                 record = event.record  # follows the last epoch at once
     except Exception:
@@ -147,11 +146,9 @@ def run_worker(
         if drawing and not restarted:
             facts["steps_drawn"] = min(steps, done + 1)
         raise
+    publish(record, "finished")
     if first:
-        publish(record, "finished")
         states.drop_trial(trial.id)
-    else:
-        report({})
 
 
 def settle_failed(trial: Trial, sweep: Sweep, error: Exception, facts: dict[str, Any]) -> Record:

@@ -23,19 +23,11 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor
 
+from dpfp_ray.data import whole_files
 from dpfp_ray.data.cache import NoRoom, probe
 from dpfp_ray.data.storage import Files, LocalFiles, previous
 from dpfp_ray.data.streams import files_of
-from dpfp_ray.data.whole_files import (
-    PRIVATE,
-    ChecksumWriter,
-    Damaged,
-    delete_secret,
-    to_json,
-    whole_file,
-    with_checksum,
-    without_checksum,
-)
+from dpfp_ray.data.whole_files import Damaged
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.scopes import weights_to_keep
 from dpfp_ray.plan.errors import UserError
@@ -84,10 +76,6 @@ class Saver:
             self.saving = False
         self.saved_at = time.monotonic()
         self.every_seconds = max(self.every_seconds, SAVE_SHARE * (self.saved_at - began))
-
-    def save_if_due(self, checkpoint: Callable[[], State]) -> None:
-        if self.due:
-            self.save_now(checkpoint)
 
 
 def save_state(
@@ -141,13 +129,13 @@ def refuse_earlier_version(state: State, plan: Plan) -> None:
 def forget_state(folder: Path) -> None:
     """The seed goes with it, also from what a killed save has left."""
     for name in (RESUME, SEED):
-        delete_secret(folder / name)
+        whole_files.delete_secret(folder / name)
 
 
 def keep_seed(folder: Path, plan: Plan, seed: int, seed_known: bool) -> None:
     facts = {"plan_hash": plan.hash, "seed": seed, "seed_known": seed_known}
-    with whole_file(folder / SEED, PRIVATE) as file:
-        file.write(with_checksum(to_json(facts).encode()))
+    with whole_files.whole_file(folder / SEED, whole_files.PRIVATE) as file:
+        file.write(whole_files.with_checksum(whole_files.to_json(facts).encode()))
 
 
 def load_seed(folder: Path, plan: Plan) -> State | None:
@@ -155,11 +143,12 @@ def load_seed(folder: Path, plan: Plan) -> State | None:
     if not (folder / SEED).exists():
         return None
     try:
-        facts: State = json.loads(without_checksum((folder / SEED).read_bytes(), required=True))
+        content = whole_files.without_checksum((folder / SEED).read_bytes(), required=True)
     except Damaged as error:
         raise UserError(
             f"{folder / SEED} is damaged ({error}); delete it, and the run begins with new noise"
         ) from None
+    facts: State = json.loads(content)
     return facts if facts["plan_hash"] == plan.hash else None
 
 
@@ -245,11 +234,11 @@ def ask_for_room(folder: Path, model: Classifier, plan: Plan, weights: bool) -> 
 
 
 def _write(files: Files, name: str, state: State) -> None:
-    checked: ChecksumWriter | None = None
+    checked: whole_files.ChecksumWriter | None = None
     try:
         files.keep(name)
-        with files.writing(name, PRIVATE) as stream:
-            checked = ChecksumWriter(stream)
+        with files.writing(name, whole_files.PRIVATE) as stream:
+            checked = whole_files.ChecksumWriter(stream)
             torch.save(state, cast(IO[bytes], checked))
             checked.finish()
     except (NoRoom, RuntimeError) as error:  # torch hides what the disk said
@@ -292,7 +281,7 @@ def _read(files: Files, name: str, check: Callable[[State], None]) -> State | No
 
 
 def _parse(content: bytes) -> State:
-    whole = without_checksum(content)
+    whole = whole_files.without_checksum(content)
     try:
         state = torch.load(io.BytesIO(whole), map_location="cpu", weights_only=True)
     except Exception as error:  # damaged bytes make torch fail in many ways

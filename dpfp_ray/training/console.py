@@ -183,9 +183,7 @@ class Keeper:
         if self.saver and isinstance(event, Step) and (self.stop_signal or self.saver.due):
             self.saver.save_now(event.checkpoint)
         if self.stop_signal and isinstance(event, Step) and event.done < self.steps:
-            raise Interrupted(
-                f"stopped; saved in {self.folder}. The same command continues it."
-                if self.folder
-                else "stopped; nothing was saved, because no output was given",
-                self.stop_signal,
-            )
+            end = "nothing was saved, because no output was given"
+            if self.folder:
+                end = f"saved in {self.folder}. The same command continues it."
+            raise Interrupted(f"stopped; {end}", self.stop_signal)

@@ -126,9 +126,8 @@ def predictor_of(
 def _answering(
     build: Callable[[], Classifier], plan: Plan, labels: Sequence[str], own: OwnEncoder | None
 ) -> Predictor:
-    tokenizer = own.tokenizer if own else load_tokenizer(plan.model)
-    sizes = {"max_length": plan.max_length, "precision": plan.precision}
-    return Predictor(build, tokenizer, labels, **sizes)
+    tokenizer, length = own.tokenizer if own else load_tokenizer(plan.model), plan.max_length
+    return Predictor(build, tokenizer, labels, max_length=length, precision=plan.precision)
 
 
 def _untrained(plan: Plan, classes: int, own: OwnEncoder | None) -> Classifier:

@@ -1,12 +1,7 @@
 """The training loop: one process's view of a run, the same on a laptop and on a cluster.
 
 `train_steps` (and `make_release`, for methods of one release) yields events. The caller saves,
-charges, watches and shows:
-
-    for event in run_events(run, model):
-        ...
-
-The loop knows neither Ray nor files. `Comm` says how workers add up what each has computed.
+charges, watches and shows. The loop knows neither Ray nor files; `Comm` says how workers add up.
 """
 
 import time
@@ -51,6 +46,7 @@ from dpfp_ray.training.step import (
 )
 
 State = dict[str, Any]
+Scores = dict[str, dict[str, Any]]  # by dev set
 # How a run's draws and noise follow from its seed. Raised when that changes: an unfinished run of
 # another number would go on with noise that its repeated steps did not have.
 KEYING = 4
@@ -199,9 +195,7 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
     return progress
 
 
-def score_dev(
-    model: Classifier, data: Data, comm: Comm, plan: Plan, progress: Progress
-) -> dict[str, dict[str, Any]]:
+def score_dev(model: Classifier, data: Data, comm: Comm, plan: Plan, progress: Progress) -> Scores:
     """The scores on every dev set; the time goes to `progress`."""
     started = time.perf_counter()
     scores = {name: evaluate(model, dev, comm, plan.precision) for name, dev in data.dev.items()}
@@ -307,7 +301,7 @@ def make_release(run: Run, model: Classifier, data: Data, comm: Comm) -> Trainin
         noise_coordinates=method.coordinates(model.width, model.classes),
         train_seconds=time.perf_counter() - started,
     )
-    record = {
+    record: dict[str, Any] = {
         "epoch": 1,
         "step": 1,
         "train_loss": None,  # a loss on private rows would be a second, unpaid look at them

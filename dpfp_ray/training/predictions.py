@@ -1,9 +1,8 @@
 """What a model answered on the dev rows, small enough to keep in its record.
 
-A class index takes as many bits as the number of classes needs: SST-2's 872 dev rows are 109 bytes,
-MNLI's 9,815 are 2.5 KB. The right labels are kept beside the answers, so that two records can be
-compared without the data, and a fingerprint of the rows, so that answers to different rows never
-are. Dev rows are public (docs/privacy.md): nothing here is about a training record.
+A class index takes as many bits as the number of classes needs: SST-2's 872 dev rows are 109 bytes.
+With the right labels and a fingerprint of the rows beside the answers, two records can be compared
+without the data. Dev rows are public (docs/privacy.md): nothing here is about a training record.
 """
 
 import base64

@@ -19,14 +19,9 @@ from dpfp_ray.data.pair_tokens import PairTable, tokenise_sides
 from dpfp_ray.data.split import count_units, number_persons
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.tokens import Tokenise, TokenTable, tokenise, tokenise_here
+from dpfp_ray.models import pretrained
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.own_encoder import CUSTOM, OwnEncoder
-from dpfp_ray.models.pretrained import (
-    build_classifier,
-    load_tokenizer,
-    resolve_representation,
-    width_of_layers,
-)
 from dpfp_ray.models.representations import (
     Floats,
     HeadClassifier,
@@ -60,14 +55,17 @@ def choose_representation(plan: Plan, facts: TaskFacts, own: OwnEncoder | None =
     *layers, other = representations_for(plan, facts.paired)
     if own is not None:
         return own.resolve_representation(other)
-    if layers and affords_layers(plan, facts, width_of_layers(plan.model)):
-        return resolve_representation(plan.model, "layers")
-    return resolve_representation(plan.model, other)
+    if layers and affords_layers(plan, facts, pretrained.width_of_layers(plan.model)):
+        return pretrained.resolve_representation(plan.model, "layers")
+    return pretrained.resolve_representation(plan.model, other)
 
 
 def possible_representations(plan: Plan, paired: bool) -> list[str]:
     """What plans read that differ from this one in numbers alone: its budget, B, C, epochs."""
-    return [resolve_representation(plan.model, one) for one in representations_for(plan, paired)]
+    return [
+        pretrained.resolve_representation(plan.model, one)
+        for one in representations_for(plan, paired)
+    ]
 
 
 def representations_for(plan: Plan, paired: bool) -> list[str]:
@@ -180,7 +178,7 @@ def load_inputs(
     task = task or load_task(plan)
     paired, classes = task.train.pairs is not None, len(task.label_names)
     representation = choose_representation(plan, TaskFacts(task.train.units, classes, paired), own)
-    tokenizer = own.tokenizer if own else load_tokenizer(plan.model)
+    tokenizer = own.tokenizer if own else pretrained.load_tokenizer(plan.model)
 
     def table(split: Split, name: str, centre: Floats | None = None) -> Table:
         if plan.scope != "head":
@@ -270,7 +268,7 @@ def build_model(prepared: Prepared, seed: int, device: torch.device | None = Non
     elif prepared.inputs.make_model is not None:
         model = prepared.inputs.make_model(plan, head_seed)
     else:
-        build = partial(build_classifier, plan.model)
+        build = partial(pretrained.build_classifier, plan.model)
         model = _classifier(build, prepared.data, classes, plan, head_seed)
     model = model.to(device or default_device())
     prepared.build_seconds += time.perf_counter() - started

@@ -103,9 +103,8 @@ def make_folder(name: str | Path) -> Path:
     try:
         private_folder(folder)
     except OSError as error:
-        raise UserError(
-            f"cannot write to {folder}: {error.strerror}; use another --output"
-        ) from None
+        text = f"cannot write to {folder}: {error.strerror}; use another --output"
+        raise UserError(text) from None
     return folder
 
 

@@ -1,39 +1,125 @@
-"""One run: one method, one budget, one task. Stopped at any time, the same call continues it and
-ends with the same weights and the same ε as a run that was never stopped.
+"""One run from plan to record: one method, one budget, one task. Stopped at any time, the same call
+continues it and ends with the same weights and the same ε as a run that was never stopped.
 """
 
-from collections.abc import Mapping
+import platform
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dpfp_ray.data import Task
+from dpfp_ray.data.cache import version
 from dpfp_ray.data.memory import in_memory
+from dpfp_ray.methods.parts.one_release import release_id
+from dpfp_ray.models.activations import with_activations
+from dpfp_ray.models.classifier import Classifier, count_parameters
 from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.models.predictor import Predictor
+from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import from_data
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.sampling import fresh_seed
+from dpfp_ray.privacy.statement import guarantee, statement
 from dpfp_ray.privacy.statement_text import brief
-from dpfp_ray.training import LEAST_SECONDS, run_folder
+from dpfp_ray.training import LEAST_SECONDS, checkpoints, machine, run_folder
 from dpfp_ray.training.charged import charged, enter_past, register
-from dpfp_ray.training.checkpoints import (
-    ask_for_room,
-    keep_seed,
-    load_seed,
-    load_state,
-    save_seconds,
-)
 from dpfp_ray.training.console import Keeper, choose_display
-from dpfp_ray.training.dev_scores import Select
+from dpfp_ray.training.dev_scores import Select, kept_predictions, quote, without_answers
 from dpfp_ray.training.load_model import predictor_of, weights_of
-from dpfp_ray.training.loop import Finished, State
-from dpfp_ray.training.machine import use_threads
+from dpfp_ray.training.loop import Event, Finished, Progress, State, make_release, train_steps
+from dpfp_ray.training.machine import Comm, SoloComm
 from dpfp_ray.training.prepare import Run, build_model, load_inputs, prepare
-from dpfp_ray.training.run import run_events
+
+SCHEMA = 1
+
+
+def run_events(run: Run, model: Classifier, comm: Comm | None = None) -> Iterator[Event]:
+    """Train `model` in place as planned. The last event is `Finished`, with the result's record.
+
+    `model` is what `build_model` gives for the run's seed. `comm` says which of several workers
+    this process is.
+    """
+    prepared, plan = run.prepared, run.plan
+    if run.state is not None:
+        checkpoints.refuse_earlier_version(run.state, plan)
+    machine.reset_peak_memory(next(model.parameters()).device)
+    started = time.perf_counter()
+    data = replace(prepared.data, train=with_activations(prepared.data.train, model, plan))
+    prepared.build_seconds += time.perf_counter() - started
+    training = make_release if plan.one_release else train_steps
+    progress = yield from training(run, model, data, comm or SoloComm())
+    record = result_record(run, progress, model)
+    train_table = prepared.data.train
+    if plan.one_release and isinstance(train_table, RepresentationTable):
+        release = release_id(plan, prepared.noise_multiplier, train_table, run.seed)
+        record["privacy"]["release_id"] = release
+    yield Finished(record)
+
+
+def result_record(run: Run, progress: Progress, model: Classifier) -> dict[str, Any]:
+    """Everything a reader of the result may know, finished or so far; the seed is not among it."""
+    prepared, plan, select = run.prepared, run.plan, run.select
+    device = next(model.parameters()).device
+    return {
+        "schema": SCHEMA,
+        "plan": plan.to_dict(),
+        "plan_hash": plan.hash,
+        "finished": progress.step == plan.steps,
+        "labels": list(prepared.inputs.label_names),
+        **({"columns": dict(prepared.inputs.columns)} if prepared.inputs.columns else {}),
+        "dev_records": {name: len(table) for name, table in prepared.data.dev.items()},
+        **({} if select == "last" else {"select": select}),  # whose weights are saved
+        "metrics": quote(progress.history, select),
+        "history": without_answers(progress.history),
+        "predictions": kept_predictions(
+            progress.history,
+            {name: table.labels for name, table in prepared.data.dev.items()},
+            prepared.inputs.fingerprints,
+            len(prepared.inputs.label_names),
+        ),
+        "privacy": {
+            "guarantee": guarantee(plan),
+            "epsilon": progress.history[-1]["epsilon"] if progress.history else {},
+            "delta": plan.delta,
+            "noise_multiplier": prepared.noise_multiplier,
+            "sigma": prepared.noise_multiplier * plan.C,
+            "p": plan.p,
+            "steps": progress.step,
+            "draws": progress.step * plan.M,
+            "noise_coordinates": progress.noise_coordinates,
+        },
+        "statement": statement(
+            plan,
+            prepared.noise_multiplier,
+            steps=progress.step,
+            seed_known=run.seed_known,
+            loss_shown=any(entry["train_loss"] is not None for entry in progress.history),
+        ),
+        "cost": {
+            "prepare_seconds": prepared.inputs.seconds + prepared.build_seconds,
+            "train_seconds": progress.train_seconds,
+            "eval_seconds": progress.eval_seconds,
+            "examples_per_second": progress.rows / max(progress.train_seconds, 1e-9),
+            "peak_memory_bytes": machine.peak_memory(device),
+            "parameters": count_parameters(model),
+            "trainable_parameters": count_parameters(model, trainable_only=True),
+        },
+        "environment": {
+            "device": str(device),
+            "threads": torch.get_num_threads(),
+            "python": platform.python_version(),
+            "torch": version("torch"),
+            "transformers": version("transformers"),
+            "dpfp_ray": version("dpfp-ray"),
+        },
+    }
 
 
 @dataclass(frozen=True, repr=False)
@@ -137,8 +223,8 @@ def train(
                would pass the total is refused
     """
     display = choose_display(reporter)
-    save_every = save_seconds(save_every)
-    use_threads(threads)
+    save_every = checkpoints.save_seconds(save_every)
+    machine.use_threads(threads)
     book = open_ledger(ledger, total_epsilon, total_delta)
     folder = None if output is None else run_folder.make_folder(output)
     task: Task | None = None
@@ -156,19 +242,19 @@ def train(
         if folder is not None:
             if overwrite:
                 run_folder.discard(folder)
-            record = run_folder.finished_result(folder, plan)
-            if record is not None:
-                refuse_other_epoch(record, select, folder)
+            saved_record = run_folder.finished_result(folder, plan)
+            if saved_record is not None:
+                refuse_other_epoch(saved_record, select, folder)
                 if weights:
-                    weights_of(folder, record)  # refuses weights that are missing or damaged
+                    weights_of(folder, saved_record)  # refuses weights that are missing or damaged
                 doubt = "" if task is None else " (perhaps of other data: none are kept to compare)"
                 display.say(
                     f"{folder} already holds this plan's result{doubt}; --overwrite runs it again"
                 )
-                enter_past(book, record, register(book, prepared.inputs))
-                return TrainedRun(record, folder)
-            state = load_state(folder, plan)
-            begun = state or load_seed(folder, plan)
+                enter_past(book, saved_record, register(book, prepared.inputs))
+                return TrainedRun(saved_record, folder)
+            state = checkpoints.load_state(folder, plan)
+            begun = state or checkpoints.load_seed(folder, plan)
         seed, seed_known = settle_seed(seed, begun, folder)
         run = Run(prepared, seed, state, seed_known, show_training_loss, select)
         in_files = task is None and own is None
@@ -183,8 +269,8 @@ def train(
             )
         model = build_model(run.prepared, seed)
         if folder is not None:
-            ask_for_room(folder, model, plan, weights)
-            keep_seed(folder, plan, seed, seed_known)
+            checkpoints.ask_for_room(folder, model, plan, weights)
+            checkpoints.keep_seed(folder, plan, seed, seed_known)
         where = "" if folder is None else str(folder.resolve())
         keeper = Keeper(run, display, folder, save_every, mark)
         with (

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dpfp_ray.methods
-from dpfp_ray.audit.audited_run import Settings, set_up
+from dpfp_ray.audit.audit import Settings, set_up
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import METHODS, all_specs, labels
 from dpfp_ray.plan.plan import Plan

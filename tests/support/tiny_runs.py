@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfp_ray.audit.audited_run import Audit, Audited, audit_events
+from dpfp_ray.audit.audit import Audit, Audited, audit_events
 from dpfp_ray.data import Split
 from dpfp_ray.data.tokens import tokenise
 from dpfp_ray.models.classifier import Classifier
@@ -29,7 +29,7 @@ from dpfp_ray.training.loop import (
 )
 from dpfp_ray.training.machine import Comm, SoloComm
 from dpfp_ray.training.prepare import Data, Inputs, Prepared, Run, build_model
-from dpfp_ray.training.run import run_events
+from dpfp_ray.training.train import run_events
 from tests.support.tiny_models import build_tiny
 
 GOOD, BAD = ("great", "superb", "clever"), ("dull", "boring", "tedious")

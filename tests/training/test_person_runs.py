@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfp_ray.audit.audited_run import Settings, set_up
+from dpfp_ray.audit.audit import Settings, set_up
 from dpfp_ray.audit.canaries import FAMILIES
 from dpfp_ray.data import Split, Task
 from dpfp_ray.models.classifier import Classifier, trainable_parameters

@@ -11,8 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpfp_ray.audit import audited_run as audits
-from dpfp_ray.audit.audited_run import Audit, Audited, Settings, absence, open_audit, set_up
+from dpfp_ray.audit import audit as audits
+from dpfp_ray.audit.audit import (
+    Audit,
+    Audited,
+    Settings,
+    absence,
+    audit_events,
+    open_audit,
+    set_up,
+)
 from dpfp_ray.audit.bounds import one_run_epsilon
 from dpfp_ray.audit.canaries import Canaries, flip_coins, insert
 from dpfp_ray.audit.outcome import (
@@ -423,7 +431,7 @@ def audit_in(
         return opened.record
     listener = Listener(kill_after)
     try:
-        for event in opened.events():
+        for event in audit_events(opened.audit, opened.run, opened.scratch):
             listener.hear(event)
     except Killed:
         save_state(opened.scratch, listener.state(), opened.run.seed)
