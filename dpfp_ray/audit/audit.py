@@ -234,7 +234,7 @@ def open_audit(
     asked = {"plan_hash": plan.hash, "settings": asdict(audit.settings)}
     if begun and {key: begun.get(key) for key in asked} != asked:
         raise UserError(f"{folder} holds another audit; use another --output, or --overwrite")
-    run = Run(prepared, own_seeds["seed"], None, True, show_training_loss)
+    run = Run(prepared, own_seeds["seed"], seed_known=True, show_training_loss=show_training_loss)
     opened = AuditFolder(folder, audit, run, {**asked, **own_seeds}, bool(begun))
     record = run_folder.finished_result(folder, plan, with_audit=True)
     if record is not None and not begun:

@@ -440,11 +440,6 @@ def audit_in(
     return opened.finish(event)
 
 
-@pytest.fixture
-def never_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audits, "run_events", lambda *_: pytest.fail("it was run again"))
-
-
 def facts(record: dict[str, Any]) -> dict[str, Any]:
     return {name: record[name] for name in ("plan", "metrics", "privacy", "audit")}
 
@@ -487,12 +482,13 @@ def test_both_seeds_are_on_record_for_their_owner_only(
     assert json.loads(public)["audit"]["verdict"] == kept["verdict"] == record["audit"]["verdict"]
 
 
-def test_a_finished_audit_is_not_repeated(model_folder: str, task: Task, tmp_path: Path) -> None:
+def test_a_finished_audit_is_not_repeated(
+    model_folder: str, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = tiny(model_folder, epochs=0.5)
     first = audit_in(tmp_path, plan, task)
-    again = open_audit(tmp_path, plan, SETTINGS, {}, task).record
-    assert again is not None
-    assert facts(again) == facts(first)
+    monkeypatch.setattr(audits, "run_events", lambda *_: pytest.fail("it was run again"))
+    assert facts(audit_in(tmp_path, plan, task)) == facts(first)
 
 
 @pytest.mark.parametrize(
@@ -503,15 +499,9 @@ def test_another_audit_in_the_same_folder_is_refused(
 ) -> None:
     plan = tiny(model_folder, epochs=0.5)
     audit_in(tmp_path, plan, task)
-    other = replace(plan, **change.get("plan", {}))
+    other, seeds = replace(plan, **change.get("plan", {})), {"seed": change.get("seed")}
     with pytest.raises(UserError, match="another"):
-        open_audit(
-            tmp_path,
-            other,
-            change.get("settings", SETTINGS),
-            {"seed": change.get("seed")},
-            task,
-        )
+        open_audit(tmp_path, other, change.get("settings", SETTINGS), seeds, task)
 
 
 def test_an_ordinary_result_is_not_taken_for_an_audit(

@@ -158,6 +158,12 @@ def test_an_encoder_of_transformers_is_taken_from_memory_as_from_its_folder(
     )
 
 
+def four_epochs(task: dict[str, Any]) -> Plan:
+    steps = {"batch_size": 8, "epochs": 4, "learning_rate": 1e-2}
+    names = ("train_file", "dev_file", "model", "representation")
+    return Plan(**{n: task[n] for n in names}, method="non_private", scope="all", **steps)
+
+
 def cross_entropy(folder: Path, task: dict[str, Any]) -> float:
     """Of a saved model, on the task's dev file."""
     import csv
@@ -174,9 +180,7 @@ def cross_entropy(folder: Path, task: dict[str, Any]) -> float:
 def test_the_weights_saved_are_the_weights_quoted(
     tiny_task: dict[str, Any], tmp_path: Path
 ) -> None:
-    steps = {"batch_size": 8, "epochs": 4, "learning_rate": 1e-2}
-    names = ("train_file", "dev_file", "model", "representation")
-    plan = Plan(**{n: tiny_task[n] for n in names}, method="non_private", scope="all", **steps)
+    plan = four_epochs(tiny_task)
     options: dict[str, Any] = {"seed": 0, "threads": 1, "reporter": "silent"}
     last = train(plan, output=tmp_path / "last", **options).record
     best = train(plan, output=tmp_path / "best", select="best", **options).record
@@ -194,9 +198,7 @@ def test_the_weights_saved_are_the_weights_quoted(
 @pytest.mark.slow
 def test_the_best_epoch_survives_a_stop(tiny_task: dict[str, Any]) -> None:
     """The state of the last step has the best epoch's weights, not its own, to end with."""
-    steps = {"batch_size": 8, "epochs": 4, "learning_rate": 1e-2}
-    names = ("train_file", "dev_file", "model", "representation")
-    plan = Plan(**{n: tiny_task[n] for n in names}, method="non_private", scope="all", **steps)
+    plan = four_epochs(tiny_task)
     prepared = prepare(plan, load_inputs(plan))
     _, whole = run_with(prepared, seed=0, select="best")
     listener = Listener(kill_after=prepared.plan.steps - 3)
