@@ -163,11 +163,11 @@ def insert(train: Table, canaries: Canaries, members: Bools, absence: str) -> Ta
     chosen = np.arange(records)
     chosen[canaries.places] = records + np.arange(count) + np.where(inside, 0, count)
     gone = canaries.places[~inside] if absence == "left_out" else np.zeros(0, np.int64)
-    found = select(everything, np.delete(chosen, gone))
+    table = select(everything, np.delete(chosen, gone))
     if train.persons is None:
-        return found
+        return table
     # A canary's rows stand where those of the displaced person stood.
-    return replace(cast(TokenTable, found), persons=np.delete(train.persons, gone))
+    return replace(cast(TokenTable, table), persons=np.delete(train.persons, gone))
 
 
 def neighbours(canaries: Canaries) -> Ints:

@@ -135,10 +135,10 @@ def found_mark(record: Record) -> str:
     return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
 
-def enter_past(ledger: Ledger, record: Record, people: str, known: set[str] | None = None) -> None:
+def enter_past(ledger: Ledger, record: Record, people: str, entries: set[str] | None = None) -> None:
     """Enter a result that another ledger paid for, or none: these people have paid for it."""
-    known = {entry.id for entry in ledger.entries()} if known is None else known
-    if entry_of(record) in known:
+    entries = {entry.id for entry in ledger.entries()} if entries is None else entries
+    if entry_of(record) in entries:
         return
     plan, privacy, mark = recorded_plan(record), record.get("privacy", {}), found_mark(record)
     use = use_of(
