@@ -135,10 +135,10 @@ def found_mark(record: Record) -> str:
     return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
 
-def enter_past(ledger: Ledger, record: Record, people: str, entries: set[str] | None = None) -> None:
+def enter_past(ledger: Ledger, record: Record, people: str, paid: set[str] | None = None) -> None:
     """Enter a result that another ledger paid for, or none: these people have paid for it."""
-    entries = {entry.id for entry in ledger.entries()} if entries is None else entries
-    if entry_of(record) in entries:
+    paid = {entry.id for entry in ledger.entries()} if paid is None else paid
+    if entry_of(record) in paid:
         return
     plan, privacy, mark = recorded_plan(record), record.get("privacy", {}), found_mark(record)
     use = use_of(
