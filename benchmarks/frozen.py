@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from dpfp_ray.plan.values import make_plan
-from dpfp_ray.training import run
+from dpfp_ray.training.loop import Finished
 from dpfp_ray.training.machine import use_threads
-from dpfp_ray.training.prepare import Inputs, load_inputs, prepare
+from dpfp_ray.training.prepare import Inputs, Run, build_model, load_inputs, prepare
+from dpfp_ray.training.train import run_events
 
 METHODS: dict[str, dict[str, Any]] = {
     "objpert": {"method": "objpert"},
@@ -35,11 +36,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "dpfp paper, head (nominal ε)": {"method": "dpfp", "scope": "head"},
     "non_private, head: no noise": {"method": "non_private", "scope": "head"},
 }
-
-
-class Silent:
-    def step(self, *_: Any) -> None: ...
-    def epoch(self, *_: Any) -> None: ...
 
 
 def main() -> None:
@@ -69,8 +65,9 @@ def main() -> None:
         prepared = prepare(make_plan(values), inputs)
         found, started = [], time.perf_counter()
         for seed in range(arguments.seeds):
-            record, _ = run.run(prepared, Silent(), seed=seed)
-            found.append(record["metrics"]["accuracy_last"])
+            *_, finished = run_events(Run(prepared, seed), build_model(prepared, seed))
+            assert isinstance(finished, Finished)
+            found.append(finished.record["metrics"]["accuracy_last"])
         seconds = (time.perf_counter() - started) / arguments.seeds
         print(f"{values} {found} {seconds:.2f} s a run", file=sys.stderr, flush=True)
         spread = f" ± {np.std(found, ddof=1):.4f}" if len(found) > 1 else ""

@@ -32,7 +32,8 @@ from dpfp_ray.plan.signals import Interrupted
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.training import console
 from dpfp_ray.training.checkpoints import RESUME, SEED
-from dpfp_ray.training.console import SilentReporter
+from dpfp_ray.training.console import Silent
+from dpfp_ray.training.loop import Epoch, Event
 from dpfp_ray.training.run_folder import RESULT, WEIGHTS
 
 
@@ -49,11 +50,12 @@ def from_command_line(tiny_task: dict[str, Any], tmp_path_factory: pytest.TempPa
     return folder
 
 
-class Stopping(SilentReporter):
+class Stopping(Silent):
     """Gets a Ctrl-C after the first epoch."""
 
-    def show_epoch(self, record: dict[str, Any]) -> None:
-        signal.raise_signal(signal.SIGINT)
+    def show(self, event: Event) -> None:
+        if isinstance(event, Epoch):
+            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.slow
@@ -61,7 +63,7 @@ def test_an_interrupted_and_continued_call_ends_as_the_command_does(
     plan: Plan, from_command_line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setitem(console.REPORTERS, "silent", Stopping)
+        patch.setitem(console.DISPLAYS, "silent", Stopping)
         with pytest.raises(Interrupted, match="stopped; saved in"):
             train(plan, output=tmp_path, seed=5, threads=1, reporter="silent")
     assert {path.name for path in tmp_path.iterdir()} == {RESUME, f"{RESUME}.previous", SEED}

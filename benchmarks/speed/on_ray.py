@@ -186,32 +186,25 @@ def loops_in_turn(config: dict[str, Any]) -> None:
 
     from dpfp_ray.plan.values import make_plan
     from dpfp_ray.sweeps.train_workers import GroupComm
-    from dpfp_ray.training.loop import train
+    from dpfp_ray.training.loop import Epoch, train_steps
     from dpfp_ray.training.machine import Comm, SoloComm, use_threads
-    from dpfp_ray.training.prepare import build_model, prepare
+    from dpfp_ray.training.prepare import Run, build_model, prepare
 
     use_threads(2)
     values = config["where"].values(32, 12 * 32, method="non_private")
     prepared = prepare(make_plan({**values, "epochs": 1}))
     model = build_model(prepared, 0, CPU)
 
-    class Plain:
-        def step(self, *_: Any) -> None: ...
-        def epoch(self, record: dict[str, Any], checkpoint: Any) -> None: ...
-
-    class Reports(Plain):
-        def epoch(self, record: dict[str, Any], checkpoint: Any) -> None:
-            ray.train.report({"epoch": record["epoch"], "loss": record["train_loss"]})
-
-    def loop(comm: Comm, reporter: Any) -> Any:
+    def loop(comm: Comm, report: Any) -> Any:
         def turn(number: int) -> None:
-            train(
-                prepared.plan, 0.0, model, prepared.data, seed=number, comm=comm, reporter=reporter
-            )
+            for event in train_steps(Run(prepared, number), model, prepared.data, comm):
+                if isinstance(event, Epoch):
+                    record = event.record
+                    report({"epoch": record["epoch"], "loss": record["train_loss"]})
 
         return turn
 
-    turns = {"plain": loop(SoloComm(), Plain()), "ray": loop(GroupComm(), Reports())}
+    turns = {"plain": loop(SoloComm(), dict), "ray": loop(GroupComm(), ray.train.report)}
     torch.save(race(turns, [("plain", "ray")], config["limits"]), config["result"])
 
 

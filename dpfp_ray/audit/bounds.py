@@ -16,8 +16,6 @@ Two bounds:
 `outcome.py` makes the guesses from scores, for several r, and pays for having looked often.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ What "out" means is what the adjacency says:
     zero_out     a record without any token, whose representation is 0; its label stays (labels are
                  public under this adjacency).
     replace_one  another of the displaced records' texts, under the canary's label.
-
-The same for tables of tokens and of representations.
 """
 
 import hashlib
@@ -70,16 +68,9 @@ def flip_coins(count: int, seed: int) -> Bools:
 
 
 def make_canaries(
-    family: str,
-    count: int,
-    task: Task,
-    tokenizer: Any,
-    max_length: int,
-    *,
-    text_by_text: bool = False,
+    family: str, count: int, task: Task, tokenizer: Any, max_length: int, text_by_text: bool = False
 ) -> Canaries:
-    """`count` canaries for the training set of `task`, as tokens; those of pairs jointly, or text
-    by text.
+    """`count` canaries for the training set of `task`, as tokens (of pairs jointly, or by text).
 
     mislabelled   the displaced record itself, under a class that it does not have
     unused_token  a neutral sentence with one token of its own: an `[unusedN]` where the vocabulary
@@ -119,8 +110,7 @@ def make_canaries(
 def unused_tokens(tables: Iterable[TokenTable], tokenizer: Any, count: int) -> Ints:
     """Vocabulary entries that no row of `tables` contains; those that no text can give come first.
 
-    `[unusedN]` cannot be written: a tokenizer splits it at its brackets. So canaries are marked
-    after tokenisation, and any entry that happens to be absent serves as well.
+    `[unusedN]` cannot be written (a tokenizer splits it): canaries are marked after tokenisation.
     """
     taken = set(tokenizer.all_special_ids)
     for table in tables:
@@ -164,7 +154,7 @@ def insert(train: Table, canaries: Canaries, members: Bools, absence: str) -> Ta
     inside = members if owners is None else members[owners]
     labels = canaries.table.labels
     if absence == "replace_one":
-        out = relabel(select(train, neighbours(canaries)), labels)
+        out = cast(Table, replace(cast(Any, select(train, neighbours(canaries))), labels=labels))
     elif absence == "zero_out":
         out = blank(train, labels, length=0)
     else:  # one token, because attention needs one
@@ -173,11 +163,11 @@ def insert(train: Table, canaries: Canaries, members: Bools, absence: str) -> Ta
     chosen = np.arange(records)
     chosen[canaries.places] = records + np.arange(count) + np.where(inside, 0, count)
     gone = canaries.places[~inside] if absence == "left_out" else np.zeros(0, np.int64)
-    found = select(everything, np.delete(chosen, gone))
+    table = select(everything, np.delete(chosen, gone))
     if train.persons is None:
-        return found
+        return table
     # A canary's rows stand where those of the displaced person stood.
-    return replace(cast(TokenTable, found), persons=np.delete(train.persons, gone))
+    return replace(cast(TokenTable, table), persons=np.delete(train.persons, gone))
 
 
 def neighbours(canaries: Canaries) -> Ints:
@@ -207,12 +197,6 @@ def hide_empty(model: Classifier) -> Classifier:
 # Tables of rows from other tables ---------------------------------------------------------------
 
 
-def relabel(table: Table, labels: Ints) -> Table:
-    if isinstance(table, RepresentationTable):
-        return replace(table, labels=labels)
-    return replace(cast(TokenTable, table), labels=labels)
-
-
 def blank(like: Table, labels: Ints, length: int) -> Table:
     """Rows of `length` padding tokens; zero rows of representations."""
     rows = len(labels)
@@ -228,7 +212,7 @@ def blank(like: Table, labels: Ints, length: int) -> Table:
 
 
 def stack(*tables: Table) -> Table:
-    """All rows of all tables, one table after the other; nobody's, until it is said whose."""
+    """Concatenate the tables; person ids are unset."""
     labels = np.concatenate([table.labels for table in tables])
     if isinstance(tables[0], RepresentationTable):
         parts = cast(tuple[RepresentationTable, ...], tables)

@@ -1,6 +1,15 @@
 """From scores and coins to an outcome: what right guesses prove, beside what the plan states; and,
 before anything is trained, whether they could prove anything.
 
+A claim is what a plan states, in a form that guesses can refute; it follows from the plan alone:
+
+gaussian          releases without sampling (`release_once`, `moments`, full batches) state a
+                  Gaussian trade-off curve, and are held to all of it
+sampled_gaussian  `dpsgd` and `rgp` state the curve of their accountant (pld), of which (ε, δ)
+                  is one point; guesses are far more likely to contradict the rest of it
+epsilon_delta     everything else states (ε, δ) and no more
+none              nothing is stated
+
 If every guess were right and the claim would still stand, nothing can come of the audit. Mostly δ
 is too large: (ε, δ) lets the whole record show with chance δ, which m canaries multiply.
 
@@ -10,20 +19,24 @@ one digit has changed would be another audit's.
 """
 
 import hashlib
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpfp_ray.audit.bounds import guess_grid
+from dpfp_ray.audit.bounds import guess_grid, one_run_epsilon, one_run_gdp, refutes_curve
 from dpfp_ray.audit.canaries import Bools
-from dpfp_ray.audit.claims import Claim, SampledGaussian, claim_of
 from dpfp_ray.audit.scores import Floats
-from dpfp_ray.data.cache import explained
+from dpfp_ray.data.cache import cached_number, explained
 from dpfp_ray.data.whole_files import PRIVATE, read_json, to_json, write_json
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy import accounting, pld
+from dpfp_ray.privacy.calibration import noise_multiplier
+from dpfp_ray.privacy.labels import joint_mu
 from dpfp_ray.privacy.statement import guarantee
 
 # Where "in" shows for sure but "out" looks like "in and never drawn", only the highest scores are
@@ -32,6 +45,121 @@ IN_ONLY_FRACTIONS = (0.45, 0.4, 0.3, 0.2, 0.1, 0.05)
 # Round numbers from the largest down: the first that does is the one to name.
 DELTAS = [lead * 10.0**-power for power in range(2, 13) for lead in (5, 2, 1)]
 MORE_CANARIES = (2, 4, 8, 16)
+# Where a sampled Gaussian's curve is computed; between these points it is bounded by them.
+CURVE_DELTAS = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.35)
+# Bounds are looked for among σ 2^(k/4): from a quarter of the stated noise to four times as much.
+STEPS_PER_OCTAVE, OCTAVES = 4, 2
+TOLERANCE = 0.02
+AUDIT = "audit.json"
+SCHEMA = 2  # the first with a checksum
+SEEDS = ("seed", "membership_seed")
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """(ε, δ) and no more; `canaries`, `guesses`, `correct` and `confidence` are as in `bounds`."""
+
+    plan: Plan
+    delta: float
+
+    @property
+    def kind(self) -> str:
+        return "epsilon_delta" if self.plan.private else "none"
+
+    def bound(self, canaries: int, guesses: int, correct: int, confidence: float) -> float:
+        """A lower bound on ε at `delta`: every smaller ε of this kind of claim is refuted."""
+        return one_run_epsilon(canaries, guesses, correct, self.delta, confidence)
+
+    def refuted(self, canaries: int, guesses: int, correct: int, confidence: float) -> bool:
+        """Is what the plan states refuted?"""
+        stated = self.plan.epsilon
+        return stated is not None and self.bound(canaries, guesses, correct, confidence) > stated
+
+
+class Gaussian(Claim):
+    kind = "gaussian"
+
+    @property
+    def mu(self) -> float:
+        """μ of the budget; with randomised labels that of the text, as only texts are in or out."""
+        assert self.plan.epsilon is not None
+        if self.plan.label_epsilon:
+            return joint_mu(self.plan.epsilon, self.plan.label_epsilon, self.delta)
+        return accounting.gdp_mu_of_budget(self.plan.epsilon, self.delta)
+
+    def bound(self, canaries: int, guesses: int, correct: int, confidence: float) -> float:
+        return one_run_gdp(canaries, guesses, correct, self.delta, confidence).epsilon
+
+    def refuted(self, canaries: int, guesses: int, correct: int, confidence: float) -> bool:
+        return one_run_gdp(canaries, guesses, correct, self.delta, confidence).mu > self.mu
+
+
+class SampledGaussian(Claim):
+    kind = "sampled_gaussian"
+
+    def bound(self, canaries: int, guesses: int, correct: int, confidence: float) -> float:
+        """ε of the least noisy mechanism, with the plan's p and n, that is refuted."""
+        low, high = -STEPS_PER_OCTAVE * OCTAVES, STEPS_PER_OCTAVE * OCTAVES
+        look = (canaries, guesses, correct, confidence)
+        if not self.refuted(*look, high):
+            return 0.0
+        while low < high:  # more noise is a stronger claim, and refuted more easily
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.refuted(*look, middle) else (middle + 1, high)
+        if high == 0:  # the plan's own noise, calibrated to this
+            return self.plan.epsilon or 0.0
+        return curve(self.plan, high)[0][0] / (1 + TOLERANCE)
+
+    def refuted(
+        self, canaries: int, guesses: int, correct: int, confidence: float, step: int = 0
+    ) -> bool:
+        """Is the mechanism with σ 2^(step/4) refuted?"""
+        inverse = partial(least_probability, curve(self.plan, step))
+        return refutes_curve(inverse, canaries, guesses, correct, confidence)
+
+
+def claim_of(plan: Plan) -> Claim:
+    delta = plan.delta or 1 / (2 * plan.D)
+    if plan.private and plan.p == 1 and not plan.spec.own_profile:
+        return Gaussian(plan, delta)
+    if guarantee(plan) == "proved" and plan.accountant == "pld" and plan.p < 1:
+        return SampledGaussian(plan, delta)
+    return Claim(plan, delta)
+
+
+@lru_cache(maxsize=64)
+def curve(plan: Plan, step: int) -> tuple[tuple[float, float], ...]:
+    """Points (ε, δ) of `plan`'s mechanism with σ 2^(step/4); the first is at the plan's own δ.
+
+    Each ε is too large by a share of at most TOLERANCE, which can only weaken the claim.
+    """
+    assert plan.delta is not None
+    sigma = noise_multiplier(plan) * 2 ** (step / STEPS_PER_OCTAVE)
+    mechanism = accounting.mechanism(plan, sigma)
+
+    def epsilon(delta: float) -> float:
+        scale = max(accounting.rdp_epsilon(mechanism, delta), 0.1)
+        facts = (mechanism.p, mechanism.n, sigma, delta, scale, mechanism.adjacency)
+        return pld.epsilon(*facts, tolerance=TOLERANCE)
+
+    return tuple(
+        (cached_number(f"audit curve {mechanism} {delta!r}", partial(epsilon, delta)), delta)
+        for delta in (plan.delta, *CURVE_DELTAS)
+    )
+
+
+def least_probability(points: tuple[tuple[float, float], ...], y: float) -> float:
+    """The least probability of an event that a neighbour gives y, if all of `points` hold.
+
+    y ≤ e^ε x + δ, and the same for the complements: 1 − x ≤ e^ε (1 − y) + δ.
+    """
+    least = 0.0
+    for epsilon, delta in points:
+        if math.isfinite(epsilon):
+            other = 1 - delta - math.exp(epsilon) * (1 - y)
+            least = max(least, (y - delta) * math.exp(-epsilon), other)
+    return least
 
 
 def audit_outcome(
@@ -100,12 +228,12 @@ def count_correct(
     m = len(scores)
     shuffled = rng.permutation(m)
     was_in = members[shuffled[np.argsort(scores[shuffled], kind="stable")]]
-    found = []
+    counts = []
     for guesses in guess_counts(m, in_only):
         lowest = 0 if in_only else guesses // 2
         right = np.sum(~was_in[:lowest]) + np.sum(was_in[m - (guesses - lowest) :])
-        found.append((guesses, int(right)))
-    return found
+        counts.append((guesses, int(right)))
+    return counts
 
 
 def warning_of(plan: Plan, canaries: int, confidence: float, *, in_only: bool) -> str | None:
@@ -135,12 +263,6 @@ def could_refute(claim: Claim, canaries: int, confidence: float, in_only: bool) 
     return any(claim.refuted(canaries, guesses, guesses, each) for guesses in counts)
 
 
-AUDIT = "audit.json"
-SCHEMA = 2  # the first with a checksum
-SEEDS = ("seed", "membership_seed")
-Record = dict[str, Any]
-
-
 def keep(folder: Path, facts: Record) -> None:
     """Owner-only from the first byte: with the seeds one could take the noise off again."""
     facts = {"schema": SCHEMA, **facts}
@@ -152,11 +274,11 @@ def read_begun(folder: Path) -> Record:
     """What `keep` has kept; empty if nothing was begun here."""
     if not (folder / AUDIT).exists():
         return {}
-    found = read_json(folder / AUDIT)
-    if isinstance(found, dict) and all(isinstance(found.get(name), int) for name in SEEDS):
-        older = not found.keys() & {"schema", "checksum"}
-        if older or found.pop("checksum", None) == checksum(found):
-            return found
+    facts = read_json(folder / AUDIT)
+    if isinstance(facts, dict) and all(isinstance(facts.get(name), int) for name in SEEDS):
+        older = not facts.keys() & {"schema", "checksum"}
+        if older or facts.pop("checksum", None) == checksum(facts):
+            return facts
     raise UserError(
         f"{folder / AUDIT} is damaged; restore it from a backup, or start again with --overwrite "
         f"(the ledger keeps what was spent)"

@@ -7,7 +7,7 @@ use all that the auditor knows: the records, the canaries, the initial weights; 
     row_movement    white box: how far the word-embedding row moved that only this canary has. Exact
                     where gradients get no noise: such a row stays unless its canary was drawn
     row_releases    white box: what all noisy gradients together say of that row, for a method that
-                    puts noise on every row (`watch`)
+                    puts noise on every row (`Watcher`)
     alignment       white box: how far all weights moved against the canary's gradient
     a method of one release brings its own score, from the release itself (`OneRelease.score`)
 """
@@ -15,7 +15,8 @@ use all that the auditor knows: the records, the canaries, the initial weights; 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -32,12 +33,15 @@ from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.training.prepare import Prepared
+from dpfp_ray.training.loop import Epoch, Event, State, Step
+from dpfp_ray.training.prepare import Prepared, Run
 
 ACCESS = ("black_box", "white_box")
 WATCHED = "row_releases"  # the one score that is gathered while training goes on
 # A row that moved had its canary in; one that did not may have a canary that was never drawn.
 IN_ONLY = ("row_movement",)
+SAMPLE = 8  # canaries whose whole gradient is computed; they differ in one token only
+KEY = "canary_evidence"  # of a saved state
 ROWS = 128  # in memory at once, with gradients
 # A step along the movement that is small for the weights and large for fp32.
 PROBE_LENGTH = 0.01
@@ -105,24 +109,22 @@ def score(name: str, trained: Trained) -> Floats:
 
 def release_score(trained: Trained) -> Floats:
     """By the method's own score: the auditor sees all that it ever makes of private records."""
-    assert trained.plan.spec.one_release is not None, "only a release has a score of its own"
     plan, places = trained.plan, trained.canaries.places
+    assert plan.spec.one_release is not None, "only a release has a score of its own"
     out = select(trained.real, neighbours(trained.canaries))
     others = np.setdiff1d(np.arange(len(trained.real)), places)
-    scores: Floats = trained.plan.spec.one_release.score(
-        Seen(
-            plan,
-            trained.prepared.noise_multiplier,
-            trained.model.classes,
-            released=trained.released,
-            table=cast(RepresentationTable, trained.prepared.data.train),
-            places=places,
-            canaries=cast(RepresentationTable, trained.canaries.table),
-            absent=cast(RepresentationTable, out) if plan.adjacency == "replace_one" else None,
-            others=cast(RepresentationTable, select(trained.real, others)),
-        )
+    seen = Seen(
+        plan,
+        trained.prepared.noise_multiplier,
+        trained.model.classes,
+        released=trained.released,
+        table=cast(RepresentationTable, trained.prepared.data.train),
+        places=places,
+        canaries=cast(RepresentationTable, trained.canaries.table),
+        absent=cast(RepresentationTable, out) if plan.adjacency == "replace_one" else None,
+        others=cast(RepresentationTable, select(trained.real, others)),
     )
-    return scores
+    return np.asarray(plan.spec.one_release.score(seen))
 
 
 def loss_reduction(trained: Trained) -> Floats:
@@ -136,7 +138,11 @@ def loss_reduction(trained: Trained) -> Floats:
 
 
 def row_movement(trained: Trained) -> Floats:
-    return row_changes(trained).norm(dim=1).numpy()
+    """How far training moved each canary's word-embedding row, besides weight decay."""
+    name, weight = word_embedding(trained.model)
+    rows = own_tokens(trained.canaries)
+    decayed = trained.initial[name][rows].double() * decay(trained.plan)
+    return (weight.detach()[rows].double() - decayed).cpu().norm(dim=1).numpy()
 
 
 def alignment(trained: Trained) -> Floats:
@@ -174,28 +180,20 @@ def centred(scores: Floats, labels: npt.NDArray[np.int64]) -> Floats:
     return scores - np.array([medians[label] for label in labels])
 
 
-def row_changes(trained: Trained) -> Tensor:
-    """What training did to each canary's word-embedding row, besides weight decay."""
-    name, weight = word_embedding(trained.model)
-    rows = own_tokens(trained.canaries)
-    decayed = trained.initial[name][rows].double() * decay(trained.plan)
-    return (weight.detach()[rows].double() - decayed).cpu()
-
-
 def row_gradients(model: Classifier, canaries: Canaries) -> Tensor:
     """Each canary's gradient in its own row: no other canary reaches it, so one pass gives many."""
     _, weight = word_embedding(model)
     rows = own_tokens(canaries)
     persons = canaries.table.persons
     owners = np.arange(len(canaries)) if persons is None else persons
-    found = torch.zeros(len(canaries), weight.shape[1], dtype=torch.float64)
+    gradients = torch.zeros(len(canaries), weight.shape[1], dtype=torch.float64)
     for part in split_rows(canaries.table.lengths, ROWS, PART_COST[weight.device.type]):
         logits, labels = forward(model, canaries.table, part)
         loss = functional.cross_entropy(logits, labels, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, [weight])
         there = np.unique(owners[part])
-        found[there] += gradient[rows[there]].double().cpu()
-    return found / torch.from_numpy(np.bincount(owners))[:, None]
+        gradients[there] += gradient[rows[there]].double().cpu()
+    return gradients / torch.from_numpy(np.bincount(owners))[:, None]
 
 
 def decay(plan: Plan) -> float:
@@ -224,12 +222,12 @@ def own_tokens(canaries: Canaries) -> Tensor:
 def losses(model: Classifier, table: Table) -> Floats:
     """Every row's own loss, without clipping and noise."""
     device = next(model.parameters()).device
-    found = np.empty(len(table))
+    each = np.empty(len(table))
     for part in split_rows(table.lengths, ROWS, PART_COST[device.type]):
         logits, labels = forward(model, table, part)
-        each = functional.cross_entropy(logits.double(), labels, reduction="none")
-        found[part] = each.cpu().numpy()
-    return found
+        loss = functional.cross_entropy(logits.double(), labels, reduction="none")
+        each[part] = loss.cpu().numpy()
+    return each
 
 
 def forward(model: Classifier, table: Table, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
@@ -248,3 +246,71 @@ def weights_of(model: Classifier, weights: Weights) -> Iterator[None]:
         yield
     finally:
         model.load_state_dict(kept, strict=False)
+
+
+class Watcher:
+    """An auditor who sees every noisy gradient, as DP-SGD's guarantee allows: it covers them all.
+
+    From the last weights alone DP-SGD shows next to nothing. Its releases say more: in each step,
+    the gradient of the word-embedding row that one canary has to itself is that canary's part of
+    the clipped sum if it was drawn, and noise in any case. `evidence[i]` sums the log-likelihood
+    ratios log(1 − p + p e^{(s x − s²/2)/σ²}) over steps, with x the release along canary i's own
+    gradient, in units of C, and s the part of its norm that lies in its row. Gradient and s are
+    those at the epoch's start: if they are off, the score is worse, not wrong. Every saved state
+    has the evidence, so that a resumed audit has seen it too.
+    """
+
+    def __init__(self, run: Run, model: Classifier, canaries: Canaries) -> None:
+        self.prepared, self.model, self.canaries = run.prepared, model, canaries
+        self.seen = 0
+        self.evidence: Floats = np.zeros(len(canaries))
+        if run.state is None:
+            self.aim()
+        else:
+            kept = run.state[KEY]
+            self.seen, self.share = kept["seen"], kept["share"]
+            self.evidence, self.directions = kept["evidence"].numpy(), kept["directions"]
+
+    def see(self, event: Event) -> Event:
+        """Look at a step's release; the event's checkpoint then has the evidence, too."""
+        if not isinstance(event, Epoch | Step):
+            return event
+        done = event.done if isinstance(event, Step) else event.record["step"]
+        self.look(done)
+        if isinstance(event, Epoch) and done < self.prepared.plan.steps:
+            self.aim()
+        return replace(event, checkpoint=partial(self.with_evidence, event.checkpoint))
+
+    def with_evidence(self, checkpoint: Callable[[], State]) -> State:
+        kept = {"seen": self.seen, "share": self.share, "directions": self.directions}
+        return {**checkpoint(), KEY: {**kept, "evidence": torch.from_numpy(self.evidence.copy())}}
+
+    def aim(self) -> None:
+        """Each canary's gradient in its own row, at the weights of now."""
+        gradients = row_gradients(self.model, self.canaries)
+        norms = gradients.norm(dim=1, keepdim=True)
+        self.directions = gradients / norms.clamp(min=1e-30)
+        some = np.arange(min(SAMPLE, len(self.canaries)))
+        whole = [gradient_norm(self.model, self.canaries, row) for row in some.tolist()]
+        self.share = float(np.median(norms[some, 0].numpy() / np.maximum(whole, 1e-30)))
+
+    def look(self, done: int) -> None:
+        """Once a step: an epoch's last one is announced twice."""
+        if done == self.seen:
+            return
+        self.seen = done
+        plan, sigma = self.prepared.plan, self.prepared.noise_multiplier
+        _, weight = word_embedding(self.model)
+        assert weight.grad is not None
+        rows = weight.grad[own_tokens(self.canaries)].double().cpu() * (plan.B / plan.C)
+        x = (rows * self.directions).sum(1).numpy()
+        ratio = np.minimum((self.share * x - self.share**2 / 2) / sigma**2, 700.0)
+        self.evidence += np.log1p(plan.p * np.expm1(ratio))
+
+
+def gradient_norm(model: Classifier, canaries: Canaries, canary: int) -> float:
+    logits, labels = forward(model, canaries.table, canaries.rows_of(canary))
+    weights = [parameter for _, parameter in trainable_parameters(model)]
+    loss = functional.cross_entropy(logits, labels)
+    gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+    return float(sum(g.double().square().sum() for g in gradients if g is not None) ** 0.5)

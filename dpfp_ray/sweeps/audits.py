@@ -6,12 +6,11 @@ record goes into the same store under the id audit-PLAN, and its outcome stands 
 
 import tempfile
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpfp_ray.audit.audited_run import Settings, audit_in, power_warning
+from dpfp_ray.audit.audit import Audited, Settings, audit_events, open_audit, power_warning
 from dpfp_ray.data import Task
 from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.plan import Plan
@@ -22,9 +21,8 @@ from dpfp_ray.sweeps.cluster import connected, settings
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.trial import Trial
 from dpfp_ray.training.checkpoints import Saver, save_state
-from dpfp_ray.training.loop import Reporter
+from dpfp_ray.training.loop import Step
 from dpfp_ray.training.machine import use_threads
-from dpfp_ray.training.prepare import Prepared
 from dpfp_ray.training.run_folder import make_folder
 
 Record = dict[str, Any]
@@ -168,29 +166,13 @@ def audit_task(
             return audit_task(plan, wanted, private, threads, data, seeds, save_every)
     use_threads(threads)
 
-    def listen(prepared: Prepared, seed: int, scratch: Path) -> Any:
-        quiet: Reporter = SilentReporter(scratch, seed, save_every)
-        return nullcontext(quiet)
-
-    return audit_in(
-        make_folder(folder),
-        plan,
-        wanted,
-        listen,
-        seed=seeds["seed"],
-        membership_seed=seeds["membership_seed"],
-        task=data,
-    )
-
-
-class SilentReporter:
-    """Shows nothing; saves the run now and then."""
-
-    def __init__(self, folder: Path, seed: int, save_every: float) -> None:
-        self.saver = Saver(lambda state: save_state(folder, state, seed), save_every)
-
-    def step(self, done: int, loss: Any, checkpoint: Any) -> None:
-        self.saver.save_if_due(checkpoint)
-
-    def epoch(self, record: Record, checkpoint: Any) -> None:
-        pass
+    opened = open_audit(make_folder(folder), plan, wanted, seeds, data)
+    if opened.record is not None:
+        return opened.record
+    saver = Saver(lambda state: save_state(opened.scratch, state, opened.run.seed), save_every)
+    for event in audit_events(opened.audit, opened.run, opened.scratch):
+        if isinstance(event, Step) and saver.due:
+            saver.save_now(event.checkpoint)
+        if isinstance(event, Audited):
+            audited = event
+    return opened.finish(audited)

@@ -22,8 +22,7 @@ from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.scopes import initialise
 from dpfp_ray.plan.plan import INPUT_FIELDS, Plan
 from dpfp_ray.sweeps.published import publish, shared_cache
-from dpfp_ray.training.loop import Data
-from dpfp_ray.training.prepare import Inputs, Prepared, build_model
+from dpfp_ray.training.prepare import Data, Inputs, Prepared, build_model
 
 if TYPE_CHECKING:
     import ray

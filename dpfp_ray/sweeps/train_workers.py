@@ -3,31 +3,37 @@
 Each worker draws the whole step, computes its share of the rows, and the shares are summed (gloo on
 CPU, NCCL on GPU); sampled rows and noise do not depend on how many workers there are. Ray Train
 restarts a group in which a worker or a node has died; it continues from what the trial saved.
+
+Gloo asks what address the machine's own name has. On many machines /etc/hosts answers 127.0.1.1,
+which no other machine can reach. Ray has the address by which the cluster reaches each node, so
+each worker uses the network interface that has it.
 """
 
+import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
+import psutil
 import ray
 import ray.train
 import ray.train.torch
 from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer
+from ray.train._internal.base_worker_group import BaseWorkerGroup
+from ray.train.backend import Backend, BackendConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch.config import _TorchBackend
+from ray.train.v2._internal.execution.worker_group import WorkerGroup
 from torch import Tensor
 
 from dpfp_ray.data.cache import NoRoom
+from dpfp_ray.sweeps import trial_process
 from dpfp_ray.sweeps.state import ray_storage
-from dpfp_ray.sweeps.trial import RETRIES, Trial, drawn_before_failure, error_reason, settle
-from dpfp_ray.sweeps.trial_process import (
-    RayReporter,
-    Sweep,
-    run_worker,
-    settled_record,
-    trial_metrics,
-)
-from dpfp_ray.sweeps.worker_group import GroupConfig
+from dpfp_ray.sweeps.trial import RETRIES, Trial
+from dpfp_ray.sweeps.trial_process import Sweep, run_worker, settle_failed
 from dpfp_ray.training.machine import TorchComm
+
+INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 def run_on_workers(
@@ -37,23 +43,17 @@ def run_on_workers(
 
     The sweep, with its secret seed, goes through the object store: Ray shows a run's config.
     """
-    resources = {"CPU": float(sweep.cpus_per_worker)}
-    if sweep.gpus_per_worker:
-        resources["GPU"] = sweep.gpus_per_worker
-    trainer = TorchTrainer(
+    cpus, gpus = float(sweep.cpus_per_worker), sweep.gpus_per_worker
+    resources = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
+    scaling = ScalingConfig(
+        num_workers=sweep.workers, use_gpu=gpus > 0, resources_per_worker=resources
+    )
+    config = {"trial": trial.to_config(), "sweep": ray.put(sweep), "shared": shared, "facts": facts}
+    TorchTrainer(
         worker_loop,
-        train_loop_config={
-            "trial": trial.to_config(),
-            "sweep": ray.put(sweep),
-            "shared": shared,
-            "facts": facts,
-        },
+        train_loop_config=config,
         torch_config=GroupConfig(),
-        scaling_config=ScalingConfig(
-            num_workers=sweep.workers,
-            use_gpu=sweep.gpus_per_worker > 0,
-            resources_per_worker=resources,
-        ),
+        scaling_config=scaling,
         run_config=RunConfig(
             # A new name each time: under a known one Ray Train would restore its own state.
             name=f"{trial.id}-{uuid4().hex[:8]}",
@@ -61,34 +61,26 @@ def run_on_workers(
             failure_config=FailureConfig(max_failures=RETRIES),
             callbacks=callbacks,
         ),
-    )
-    trainer.fit()
+    ).fit()
 
 
 def worker_loop(config: dict[str, Any]) -> None:
-    """What each worker runs. Ray Train restarts the group on any error; one of the trial's own is
-    on record by then, and ends it."""
+    """What each worker runs. Ray Train restarts the group on any error; the record then ends it."""
     trial = Trial.from_config(config["trial"])
     sweep: Sweep = ray.get(config["sweep"])
-    known = settled_record(trial, sweep)
-    if known is not None:
-        ray.train.report(trial_metrics(known))
+    record = trial_process.settled_record(trial, sweep)
+    if record is not None:
+        ray.train.report(trial_process.trial_metrics(record))
         return
     try:
-        run_worker(
-            trial,
-            sweep,
-            ray.get(config["shared"]),
-            TrainReporter,
-            config["facts"],
-            comm=GroupComm(),
-            device=ray.train.torch.get_device(),
-        )
+        # Ray Train wants a report from every worker, and passes on the first one's.
+        place = (GroupComm(), ray.train.torch.get_device())
+        shared = ray.get(config["shared"])
+        run_worker(trial, sweep, shared, ray.train.report, config["facts"], *place)
     except (ray.exceptions.RayError, OSError, NoRoom, PeerLost):
         raise  # the group starts again
     except Exception as error:
-        facts = {**drawn_before_failure(sweep.storage, trial), **config["facts"]}
-        settle(sweep.storage, trial, "failed", error_reason(error), facts)
+        settle_failed(trial, sweep, error, config["facts"])
         raise
 
 
@@ -104,8 +96,34 @@ class GroupComm(TorchComm):
             raise PeerLost(str(error)) from error
 
 
-class TrainReporter(RayReporter):
-    """Ray Train wants a report from every worker, and passes on the first one's."""
+class GroupConfig(TorchConfig):
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return GroupBackend
 
-    def send(self, record: dict[str, Any] | None) -> None:
-        ray.train.report(trial_metrics(record) if record else {})
+
+class GroupBackend(_TorchBackend):
+    def on_start(self, worker_group: BaseWorkerGroup, backend_config: BackendConfig) -> None:
+        try:
+            worker_group.execute(use_node_interface)
+            super().on_start(worker_group, cast(TorchConfig, backend_config))
+        except Exception:
+            # Ray keeps the resources of a group that fails here until the job ends, and the next
+            # trial would wait for them for ever.
+            cast(WorkerGroup, worker_group).abort()
+            raise
+
+
+def use_node_interface() -> None:
+    """In each worker; an interface that the user has named stays."""
+    name = interface_of(ray.util.get_node_ip_address())
+    if name is not None:
+        os.environ.setdefault(INTERFACE, name)
+
+
+def interface_of(address: str) -> str | None:
+    """None if no interface has the address, such as behind a translation of addresses."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if address in {entry.address for entry in addresses}:
+            return name
+    return None

@@ -1,5 +1,4 @@
-"""One trial as data: which plan, which repetition, how its seed follows from the sweep's, and the
-last record of one that has no result."""
+"""One trial as data: its plan, repetition and seed; and the last record of one without a result."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -42,9 +41,8 @@ class Trial:
     def seed(self, sweep_seed: int) -> int:
         """Secret like the sweep's; independent of the order in which trials happen to run.
 
-        Trials on one release must see the same release, so they share a seed and it is paid once;
-        its own key (`release_id` in `methods/parts/one_release.py`) keeps other releases apart.
-        Trials with a name are independent of each other whatever they do.
+        Trials on one release share a seed, so that it is the same release and is paid once; its
+        key (`release_id`) keeps other releases apart. Trials with a name are always independent.
         """
         if self.plan.one_release and not self.name:
             return derived_seed(sweep_seed, f"release {self.seed_index}")
@@ -69,21 +67,18 @@ def settle(
     The epochs that it did before, and what they spent, stay on record.
     """
     store = Store(storage)
-    known = store.get(trial.id) or {
+    start = {"id": trial.id, "seed_index": trial.seed_index, "group": trial.group}
+    entry = {"ledger_entry": trial.entry} if trial.entry else {}
+    record = store.get(trial.id) or {
         "plan": trial.plan.to_dict(),
         "plan_hash": trial.plan.hash,
         "finished": False,
-        "trial": {
-            "id": trial.id,
-            "seed_index": trial.seed_index,
-            "group": trial.group,
-            **({"ledger_entry": trial.entry} if trial.entry else {}),
-        },
+        "trial": {**start, **entry},
     }
-    if known["trial"].get("status") in SETTLED:
-        return known
-    settled = {**known["trial"], **(facts or {}), "status": status, "error": reason}
-    record = {**known, "trial": settled}
+    if record["trial"].get("status") in SETTLED:
+        return record
+    settled = {**record["trial"], **(facts or {}), "status": status, "error": reason}
+    record = {**record, "trial": settled}
     store.put(record)
     SweepState(storage).drop_trial(trial.id)
     return record
@@ -101,17 +96,13 @@ def drawn_before_failure(storage: str, trial: Trial) -> dict[str, int]:
 
 def unfinished(trials: list[Trial], storage: str) -> list[Trial]:
     """Those of `trials` that have no final record yet."""
-    settled = {
-        record["trial"]["id"]
-        for record in Store(storage).records()
-        if record.get("trial", {}).get("status") in SETTLED
-    }
+    facts = [record.get("trial", {}) for record in Store(storage).records()]
+    settled = {trial["id"] for trial in facts if trial.get("status") in SETTLED}
     return [trial for trial in trials if trial.id not in settled]
 
 
 def mark_interrupted(storage: str) -> None:
-    """Nothing runs any more: trials that were at work are "interrupted", until the same command
-    continues them."""
+    """Nothing runs any more: trials that ran are "interrupted" until the same command continues."""
     store = Store(storage)
     for record in store.records():
         if record.get("trial", {}).get("status") == "running":
@@ -119,10 +110,9 @@ def mark_interrupted(storage: str) -> None:
 
 
 def has_restarts_left(trial: Any) -> bool:
-    """Whether Tune ended a trial before its restarts were used.
+    """Whether Tune ended a trial before its restarts were used; the runner then runs it again.
 
-    It restarts what runs. A trial whose process dies while the process is handed over to it, from
-    the trial before, is ended at its first failure; the runner runs it again.
+    Tune does so if the process dies while the trial before hands it over.
     """
     return bool(trial.num_failures <= RETRIES)
 
@@ -142,8 +132,7 @@ def last_error(trial: Any) -> str:
 
 def error_reason(error: Exception) -> str:
     """An error on one line; of one that is not meant for users, also its type."""
-    text = " ".join(str(error).split())[:500]
+    text, kind = " ".join(str(error).split())[:500], type(error).__name__
     if isinstance(error, UserError):
         return text
-    kind = type(error).__name__
     return f"{kind}: {text}" if text else kind

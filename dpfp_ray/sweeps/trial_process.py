@@ -1,4 +1,4 @@
-"""What Ray runs for one trial: the ordinary loop, with Ray listening.
+"""What Ray runs for one trial: the ordinary loop, whose events go to the store and to Ray.
 
 With one worker the loop runs in the Tune trial's own process (a second or two of overhead). With
 more, the trial starts Ray Train workers, see `train_workers.py`.
@@ -7,7 +7,6 @@ more, the trial starts Ray Train workers, see `train_workers.py`.
 import os
 import time
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +24,12 @@ from dpfp_ray.sweeps.state import SweepState
 from dpfp_ray.sweeps.telemetry import TrialGauges, dev_loss
 from dpfp_ray.sweeps.trial import SETTLED, Trial, drawn_before_failure, error_reason, settle
 from dpfp_ray.training.checkpoints import Saver, ask_for_room
-from dpfp_ray.training.loop import Progress, State
-from dpfp_ray.training.machine import use_threads
-from dpfp_ray.training.prepare import Prepared, build_model
-from dpfp_ray.training.run import default_device, result_record, run
+from dpfp_ray.training.loop import Drawing, Epoch, Finished, State, Step
+from dpfp_ray.training.machine import Comm, SoloComm, use_threads
+from dpfp_ray.training.prepare import Prepared, Run, build_model, default_device
+from dpfp_ray.training.train import result_record, run_events
+
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ def run_trial(config: dict[str, Any], sweep: Sweep, shared: Shared) -> None:
     """The Tune trainable. A trial that raises is recorded as failed, not tried again; a process
     that dies is Ray's to restart, and continues from what it saved."""
     trial = Trial.from_config(config["trial"])
-    known = settled_record(trial, sweep)
-    if known is not None:  # the process died after its last record, before Ray heard of it
-        ray.tune.report(trial_metrics(known))
+    record = settled_record(trial, sweep)
+    if record is not None:  # the process died after its last record, before Ray heard of it
+        ray.tune.report(trial_metrics(record))
         return
     facts = start_facts(trial, sweep)
     try:
@@ -68,146 +69,92 @@ def run_trial(config: dict[str, Any], sweep: Sweep, shared: Shared) -> None:
 
             run_on_workers(trial, sweep, reference, facts, [TuneReportCallback()])
         else:
-            run_worker(trial, sweep, ray.get(reference), TuneReporter, facts)
+            run_worker(trial, sweep, ray.get(reference), ray.tune.report, facts)
     except (ray.exceptions.RayError, OSError, NoRoom):
         raise  # a lost node or store, or a full one: worth another try
     except Exception as error:
-        facts = {**drawn_before_failure(sweep.storage, trial), **facts}
-        record = settle(sweep.storage, trial, "failed", error_reason(error), facts)
-        ray.tune.report(trial_metrics(record))
+        ray.tune.report(trial_metrics(settle_failed(trial, sweep, error, facts)))
 
 
 def run_worker(
     trial: Trial,
     sweep: Sweep,
     shared: SharedInputs,
-    listener: "type[RayReporter]",
+    report: Callable[[dict[str, Any]], None],
     facts: dict[str, Any],
-    comm: Any = None,
+    comm: Comm | None = None,
     device: torch.device | None = None,
 ) -> None:
-    """The whole trial in this process, or its share of it if `comm` says that there are others."""
+    """The whole trial in this process, or its share of it if `comm` says that there are others.
+
+    Every worker reports to Ray; only the first has something to say, and only the first writes. A
+    trial that a scheduler stops leaves the record of its last epoch: what it really spent. If the
+    trial fails, `facts` then say how many steps it drew, as far as that is on record.
+    """
     use_threads(sweep.cpus_per_worker)
-    prepared = Prepared(trial.plan, shared.inputs(), trial.noise_multiplier)
-    seed, device = trial.seed(sweep.seed), device or default_device()
+    comm, device = comm or SoloComm(), device or default_device()
+    seed, steps, first = trial.seed(sweep.seed), trial.plan.steps, comm.rank == 0
     states = SweepState(sweep.storage)
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         state = states.load_trial(trial.id, seed, trial.plan)
-    told = {**facts, **node_and_process()}
-    if heard:  # shown by the driver, which has the user's terminal
-        told["warning"] = "; ".join(one_line(one.message) for one in heard)
+    trial_facts = {**facts, **node_and_process()}
+    if caught:  # shown by the driver, which has the user's terminal
+        trial_facts["warning"] = "; ".join(one_line(warning.message) for warning in caught)
     if state is not None:
-        told["resumed_at_step"] = state["progress"]["step"]
+        trial_facts["resumed_at_step"] = state["progress"]["step"]
     # How far an earlier process got that was killed is not on record.
     restarted = state is not None or states.has_drawn(trial.id)
-    model = build_model(prepared, seed, device)
-
-    def describe(state: State) -> dict[str, Any]:
-        progress = Progress(**state["progress"])
-        return result_record(prepared, progress, model, device, seed_known=sweep.seed_known)
-
+    prepared = Prepared(trial.plan, shared.inputs(), trial.noise_multiplier)
+    run = Run(prepared, seed, state, sweep.seed_known, sweep.show_training_loss)
+    model = build_model(run.prepared, seed, device)
     gauges = TrialGauges(trial, sweep.name, silent=sweep.sealed)
 
     def save(state: State) -> None:
         states.save_trial(trial.id, state, seed)
         gauges.save(state)
 
-    first = comm is None or comm.rank == 0
+    def publish(record: Record, status: str) -> None:
+        if not first:
+            return report({})
+        seconds = facts["seconds"] + time.monotonic() - began
+        kept = {**record, "trial": {**trial_facts, "status": status, "seconds": seconds}}
+        Store(sweep.storage).put(kept)
+        gauges.report(kept)
+        report(trial_metrics(kept))
+
     if first and states.files.local:
         ask_for_room(Path(states.files.name), model, trial.plan, weights=False)
-    reporter = listener(sweep, told, gauges, trial.plan.steps, describe, save, first)
-    reporter.done = told.get("resumed_at_step", 0)
-
-    def before_draws() -> None:
-        if comm is not None:  # no worker draws before all of them are ready
-            comm.sum_([torch.zeros(1, device=device)])
-        states.mark_drawn(trial.id)
-        reporter.drawing = True
-
+    began, saver = time.monotonic(), Saver(save, sweep.save_every_seconds)
+    done, drawing = trial_facts.get("resumed_at_step", 0), False
     try:
-        record, _ = run(
-            prepared,
-            reporter,
-            seed=seed,
-            state=state,
-            comm=comm,
-            device=device,
-            model=model,
-            seed_known=sweep.seed_known,
-            show_training_loss=sweep.show_training_loss,
-            before_draws=before_draws,
-        )
+        for event in run_events(run, model, comm):
+            if isinstance(event, Drawing):
+                comm.sum_([torch.zeros(1, device=device)])  # no worker draws before all are ready
+                states.mark_drawn(trial.id)
+                drawing = True
+            elif isinstance(event, Step):
+                done = event.done
+                if first and saver.due:
+                    saver.save_now(event.checkpoint)
+            elif isinstance(event, Epoch) and event.record["step"] < steps:
+                publish(result_record(run, event.progress, model) if first else {}, "running")
+            elif isinstance(event, Finished):
+                record = event.record  # follows the last epoch at once
     except Exception:
-        # The step that failed was drawn, too. The caller's facts go into the trial's last record.
-        if reporter.drawing and not restarted:
-            facts["steps_drawn"] = min(trial.plan.steps, reporter.done + 1)
+        # The step that failed was drawn, too.
+        if drawing and not restarted:
+            facts["steps_drawn"] = min(steps, done + 1)
         raise
-    reporter.finished(record)
+    publish(record, "finished")
     if first:
         states.drop_trial(trial.id)
 
 
-class RayReporter(ABC):
-    """Keeps a trial's record up to date, tells Ray about epochs, saves the state now and then.
-
-    Only the first of several workers writes. A trial that a scheduler stops leaves the record of
-    its last epoch: what it really spent.
-    """
-
-    def __init__(
-        self,
-        sweep: Sweep,
-        facts: dict[str, Any],
-        gauges: TrialGauges,
-        steps: int,
-        describe: Callable[[State], dict[str, Any]],
-        save: Callable[[State], None],
-        first: bool,
-    ) -> None:
-        self.first = first
-        self.store = Store(sweep.storage)
-        self.facts = facts
-        self.gauges = gauges
-        self.steps = steps
-        self.describe = describe
-        self.saver = Saver(save, sweep.save_every_seconds)
-        self.began = time.monotonic()
-        self.done = 0  # steps
-        self.drawing = False
-
-    @abstractmethod
-    def send(self, record: dict[str, Any] | None) -> None:
-        """Report to Ray; only the first worker has something to say."""
-
-    def step(
-        self, done: int, loss: Callable[[], float | None], checkpoint: Callable[[], State]
-    ) -> None:
-        self.done = done
-        if self.first:
-            self.saver.save_if_due(checkpoint)
-
-    def epoch(self, record: dict[str, Any], checkpoint: Callable[[], State]) -> None:
-        if record["step"] < self.steps:  # the finished record follows the last epoch at once
-            self.send(self._keep(self.describe(checkpoint()), "running") if self.first else None)
-
-    def finished(self, record: dict[str, Any]) -> None:
-        self.send(self._keep(record, "finished") if self.first else None)
-
-    def _keep(self, record: dict[str, Any], status: str) -> dict[str, Any]:
-        seconds = self.facts["seconds"] + time.monotonic() - self.began
-        kept = {**record, "trial": {**self.facts, "status": status, "seconds": seconds}}
-        self.store.put(kept)
-        self.gauges.report(kept)
-        return kept
-
-
-class TuneReporter(RayReporter):
-    """For a trial that runs in Tune's own process."""
-
-    def send(self, record: dict[str, Any] | None) -> None:
-        assert record is not None, "a trial in Tune's own process is its only worker"
-        ray.tune.report(trial_metrics(record))
+def settle_failed(trial: Trial, sweep: Sweep, error: Exception, facts: dict[str, Any]) -> Record:
+    """The last record of a trial that an error of its own has ended."""
+    facts = {**drawn_before_failure(sweep.storage, trial), **facts}
+    return settle(sweep.storage, trial, "failed", error_reason(error), facts)
 
 
 def settled_record(trial: Trial, sweep: Sweep) -> dict[str, Any] | None:
@@ -238,8 +185,7 @@ def node_and_process() -> dict[str, Any]:
 
 
 def trial_metrics(record: dict[str, Any]) -> dict[str, Any]:
-    """What searchers, schedulers, trackers and the live table see of a trial; `status` says how it
-    stands."""
+    """What searchers, schedulers, trackers and the live table see of a trial."""
     trial = record["trial"]
     metrics = {"status": trial["status"], "error": trial.get("error")}
     if trial.get("warning"):

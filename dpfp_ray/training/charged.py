@@ -1,13 +1,12 @@
 """A run in the ledger: entered before its first step, ended after its last.
 
 A run that fails is charged for the steps that it drew, the one that failed included: for none if it
-failed before its first draw. A run that is stopped stays open and costs what it planned, until its
-continuation says what was done.
+failed before its first draw. A run that is stopped costs what it planned, until it is continued.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,83 +18,63 @@ from dpfp_ray.models.own_encoder import CUSTOM
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
+from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_cost import part_from_json
 from dpfp_ray.privacy.ledger_entries import Use, use_of
-from dpfp_ray.training.loop import Reporter, State
-from dpfp_ray.training.prepare import Inputs, Prepared
+from dpfp_ray.training.loop import Drawing, Event, Step
+from dpfp_ray.training.prepare import Inputs, Prepared, Run
 from dpfp_ray.training.run_folder import data_mark
 
 Record = Mapping[str, Any]
 
 
 class Charge:
-    """An open entry; listens to the run that it is for."""
+    """An open entry of the ledger. It counts the steps of its run."""
 
     def __init__(self, entry_id: str, done: int) -> None:
-        self.entry_id = entry_id
-        self.done = done
+        self.entry_id, self.done = entry_id, done
         self.drawing = False
 
-    def start_drawing(self) -> None:
-        """Call this before the first batch is drawn (`before_draws` of a run)."""
-        self.drawing = True
+    def count(self, event: Event) -> None:
+        if isinstance(event, Drawing):
+            self.drawing = True
+        if isinstance(event, Step):
+            self.done = event.done
 
     @property
     def drawn(self) -> int:
         """An upper bound: the next step may have been drawn before the failure."""
         return self.done + 1 if self.drawing else self.done
 
-    def listen(self, reporter: Reporter) -> Reporter:
-        return _Counting(reporter, self)
-
-
-class _Counting:
-    """Passes everything on, and counts steps."""
-
-    def __init__(self, reporter: Reporter, charge: Charge) -> None:
-        self.reporter, self.charge = reporter, charge
-
-    def step(
-        self, done: int, loss: Callable[[], float | None], checkpoint: Callable[[], State]
-    ) -> None:
-        self.charge.done = done
-        self.reporter.step(done, loss, checkpoint)
-
-    def epoch(self, record: dict[str, Any], checkpoint: Callable[[], State]) -> None:
-        self.reporter.epoch(record, checkpoint)
-
 
 @contextmanager
 def charged(
     ledger: Ledger,
-    prepared: Prepared,
+    run: Run,
     *,
     where: str,
-    seed: int,
-    state: State | None,
     resumed: bool = False,
     purpose: str = "train",
     mark: str | None = None,
-    loss_shown: bool = False,
 ) -> Iterator[Charge]:
-    """A run of `prepared` in the folder `where`; UserError if it would pass the ledger's total.
+    """Enter `run`, in the folder `where`; UserError if it would pass the ledger's total.
 
-    `resumed` says that a run with this seed was begun here before, saved (`state`) or not. `mark`
-    is that of data in memory, if the caller has it already.
+    `resumed` says that a run with this seed was begun here before, saved or not. `mark` is that of
+    data in memory, if the caller has it already. The caller passes every event to `count`.
     """
-    people = register(ledger, prepared.inputs)
+    prepared, seed = run.prepared, run.seed
     use = use_for(
         prepared,
-        people=people,
+        people=register(ledger, prepared.inputs),
         # Equal names must mean equal numbers: the same seed on the same rows, labels included.
         run=f"{where} {ledger.mark(seed)} {mark or data_mark(prepared.data, None, seed)}",
         seed=seed,
         purpose=purpose,
-        loss_shown=loss_shown,
+        loss_shown=run.show_training_loss,
     )
     entry = ledger.begin(use, resumed=resumed)
-    charge = Charge(entry.id, 0 if state is None else int(state["progress"]["step"]))
+    charge = Charge(entry.id, 0 if run.state is None else int(run.state["progress"]["step"]))
     try:
         yield charge
     except Exception:
@@ -145,8 +124,8 @@ def use_for(
 
 def entry_of(record: Record) -> str | None:
     """The ledger's entry that paid for a result."""
-    found = record.get("ledger_entry") or record.get("trial", {}).get("ledger_entry")
-    return str(found) if found else None
+    entry = record.get("ledger_entry") or record.get("trial", {}).get("ledger_entry")
+    return str(entry) if entry else None
 
 
 def found_mark(record: Record) -> str:
@@ -156,17 +135,15 @@ def found_mark(record: Record) -> str:
     return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
 
-def enter_past(ledger: Ledger, record: Record, people: str, known: set[str] | None = None) -> None:
+def enter_past(ledger: Ledger, record: Record, people: str, paid: set[str] | None = None) -> None:
     """Enter a result that another ledger paid for, or none: these people have paid for it."""
-    known = {entry.id for entry in ledger.entries()} if known is None else known
-    if entry_of(record) in known:
+    paid = {entry.id for entry in ledger.entries()} if paid is None else paid
+    if entry_of(record) in paid:
         return
-    plan = recorded_plan(record)
-    privacy = record.get("privacy", {})
-    mark = found_mark(record)
+    plan, privacy, mark = recorded_plan(record), record.get("privacy", {}), found_mark(record)
     use = use_of(
         plan,
-        privacy.get("noise_multiplier") or calibrated(plan),
+        privacy.get("noise_multiplier") or noise_multiplier(plan),
         people=people,
         run=f"found {mark}",
         purpose="audit" if "audit" in record else "trial" if "trial" in record else "train",
@@ -174,8 +151,7 @@ def enter_past(ledger: Ledger, record: Record, people: str, known: set[str] | No
         loss_shown=any(epoch.get("train_loss") is not None for epoch in record.get("history", [])),
     )
     use = replace(use, found=mark)
-    chosen = record.get("selection")
-    if chosen:  # the winner of a selection stands for the whole of it
+    if chosen := record.get("selection"):  # the winner of a selection stands for the whole of it
         use = replace(use, steps=1, parts=(part_from_json(chosen["part"]),), release=None)
         ledger.enter_past(use, 1)
         return
@@ -184,12 +160,6 @@ def enter_past(ledger: Ledger, record: Record, people: str, known: set[str] | No
 
 def recorded_plan(record: Record) -> Plan:
     return make_plan({key: value for key, value in record["plan"].items() if value is not None})
-
-
-def calibrated(plan: Plan) -> float:
-    from dpfp_ray.privacy.calibration import noise_multiplier
-
-    return noise_multiplier(plan)
 
 
 def status_of(record: Record) -> str:

@@ -23,19 +23,11 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor
 
+from dpfp_ray.data import whole_files
 from dpfp_ray.data.cache import NoRoom, probe
 from dpfp_ray.data.storage import Files, LocalFiles, previous
 from dpfp_ray.data.streams import files_of
-from dpfp_ray.data.whole_files import (
-    PRIVATE,
-    ChecksumWriter,
-    Damaged,
-    delete_secret,
-    to_json,
-    whole_file,
-    with_checksum,
-    without_checksum,
-)
+from dpfp_ray.data.whole_files import Damaged
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.scopes import weights_to_keep
 from dpfp_ray.plan.errors import UserError
@@ -70,30 +62,28 @@ class Saver:
     every_seconds: float = field(default_factory=save_seconds)
 
     def __post_init__(self) -> None:
-        self.saved_at = time.monotonic()
+        self.saved_at, self.saving = time.monotonic(), False
 
     @property
     def due(self) -> bool:
         return time.monotonic() - self.saved_at > self.every_seconds
 
     def save_now(self, checkpoint: Callable[[], State]) -> None:
-        began = time.monotonic()
-        self.save(checkpoint())
+        began, self.saving = time.monotonic(), True
+        try:
+            self.save(checkpoint())
+        finally:
+            self.saving = False
         self.saved_at = time.monotonic()
         self.every_seconds = max(self.every_seconds, SAVE_SHARE * (self.saved_at - began))
-
-    def save_if_due(self, checkpoint: Callable[[], State]) -> None:
-        if self.due:
-            self.save_now(checkpoint)
 
 
 def save_state(
     folder: Path, state: State, seed: int, seed_known: bool = False, data_mark: str | None = None
 ) -> None:
-    """Save a run in a folder.
+    """Save a run in a folder; its statement must say whether the seed was given (`seed_known`).
 
-    That the seed was given is kept too: the statement at the end must say so, however the run was
-    resumed. `data_mark` tells data in memory from others (`run.data_mark`).
+    `data_mark` tells data in memory from others (`run_folder.data_mark`).
     """
     state = {**state, "seed": seed, "seed_known": seed_known, "data_mark": data_mark}
     _write(LocalFiles(folder), RESUME, state)
@@ -139,13 +129,13 @@ def refuse_earlier_version(state: State, plan: Plan) -> None:
 def forget_state(folder: Path) -> None:
     """The seed goes with it, also from what a killed save has left."""
     for name in (RESUME, SEED):
-        delete_secret(folder / name)
+        whole_files.delete_secret(folder / name)
 
 
 def keep_seed(folder: Path, plan: Plan, seed: int, seed_known: bool) -> None:
     facts = {"plan_hash": plan.hash, "seed": seed, "seed_known": seed_known}
-    with whole_file(folder / SEED, PRIVATE) as file:
-        file.write(with_checksum(to_json(facts).encode()))
+    with whole_files.whole_file(folder / SEED, whole_files.PRIVATE) as file:
+        file.write(whole_files.with_checksum(whole_files.to_json(facts).encode()))
 
 
 def load_seed(folder: Path, plan: Plan) -> State | None:
@@ -153,12 +143,13 @@ def load_seed(folder: Path, plan: Plan) -> State | None:
     if not (folder / SEED).exists():
         return None
     try:
-        found: State = json.loads(without_checksum((folder / SEED).read_bytes(), required=True))
+        content = whole_files.without_checksum((folder / SEED).read_bytes(), required=True)
     except Damaged as error:
         raise UserError(
             f"{folder / SEED} is damaged ({error}); delete it, and the run begins with new noise"
         ) from None
-    return found if found["plan_hash"] == plan.hash else None
+    facts: State = json.loads(content)
+    return facts if facts["plan_hash"] == plan.hash else None
 
 
 def save_trial(files: Files, name: str, state: State, seed: int) -> None:
@@ -169,7 +160,7 @@ def save_trial(files: Files, name: str, state: State, seed: int) -> None:
 def load_trial(files: Files, name: str, seed: int, plan: Plan) -> State | None:
     """The trial's saved state; None if there is no good one of this seed.
 
-    The trial then runs from its start, with the same noise, for that follows from its seed.
+    The trial then runs from its start, with the same noise: that follows from its seed.
     """
 
     def check(state: State) -> None:
@@ -218,8 +209,7 @@ def check_state(state: State, plan: Plan) -> None:
 
 
 def refuse_changed_files(plan: Plan, written: Path) -> None:
-    """A plan names its files, not what is in them: what was `written` before they last changed is
-    of other data.
+    """A plan names its files, not their content: refuse what was `written` before they changed.
 
     Times are compared, not hashes: a hash of private records would be a release of its own.
     """
@@ -236,19 +226,19 @@ def refuse_changed_files(plan: Plan, written: Path) -> None:
 def ask_for_room(folder: Path, model: Classifier, plan: Plan, weights: bool) -> None:
     """NoRoom if what a run leaves in `folder` would not fit: while it saves, a state and the one
     before (Adam keeps two numbers for each weight), and at its end the weights."""
-    one = sum(p.numel() * p.element_size() for _, p in trainable_parameters(model))
-    states = 0 if plan.one_release else 2 * 3 * one
+    trained = sum(p.numel() * p.element_size() for _, p in trainable_parameters(model))
+    states = 0 if plan.one_release else 2 * 3 * trained
     there = sum(path.stat().st_size for path in folder.glob(f"{RESUME}*"))
     final = sum(t.numel() * t.element_size() for t in weights_to_keep(model).values())
     probe(folder, max(0, states - there) + (final if weights else 0) + SMALL)
 
 
 def _write(files: Files, name: str, state: State) -> None:
-    checked: ChecksumWriter | None = None
+    checked: whole_files.ChecksumWriter | None = None
     try:
         files.keep(name)
-        with files.writing(name, PRIVATE) as stream:
-            checked = ChecksumWriter(stream)
+        with files.writing(name, whole_files.PRIVATE) as stream:
+            checked = whole_files.ChecksumWriter(stream)
             torch.save(state, cast(IO[bytes], checked))
             checked.finish()
     except (NoRoom, RuntimeError) as error:  # torch hides what the disk said
@@ -281,10 +271,8 @@ def _read(files: Files, name: str, check: Callable[[State], None]) -> State | No
             wrong = wrong or error
             continue
         if wrong is not None:
-            warnings.warn(
-                f"{files.name}/{name} is damaged ({wrong}); going on from the state before it",
-                stacklevel=2,
-            )
+            text = f"{files.name}/{name} is damaged ({wrong}); going on from the state before it"
+            warnings.warn(text, stacklevel=2)
             files.delete(name)  # else the next save would keep it in place of the good one
         return state
     if wrong is not None:
@@ -293,7 +281,7 @@ def _read(files: Files, name: str, check: Callable[[State], None]) -> State | No
 
 
 def _parse(content: bytes) -> State:
-    whole = without_checksum(content)
+    whole = whole_files.without_checksum(content)
     try:
         state = torch.load(io.BytesIO(whole), map_location="cpu", weights_only=True)
     except Exception as error:  # damaged bytes make torch fail in many ways

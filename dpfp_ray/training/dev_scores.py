@@ -1,9 +1,7 @@
-"""Scores on dev: what accuracy hides, which epoch's a run quotes, and the answers that its record
-keeps beside them.
+"""Scores on dev: the metrics, the epoch that a run quotes, and the answers that its record keeps.
 
-One rule for every row of a table. "last": the epoch whose weights are saved, when a private run's
-budget is spent. "best": the best on dev, for those who ask for it; being picked by its dev score it
-flatters, and a reader must be told.
+One rule for every row of a table: the last epoch, when a private run's budget is spent; or, for
+those who ask for it, the best on dev, which flatters: a reader must be told.
 
 Formulas are scikit-learn's. Private training fails on small classes first, hence recall by class.
 """
@@ -65,38 +63,31 @@ def kept_predictions(
     """
     if not history:
         return []
+
+    def predictions(name: str, packed: str) -> dict[str, Any]:
+        truth, fingerprint = np.asarray(labels[name]), fingerprints[name]
+        answers = unpack(packed, len(truth), classes)
+        made = DevPredictions.of(answers, truth, classes=classes, fingerprint=fingerprint)
+        return made.as_json()
+
     epochs = {entry["epoch"]: entry for entry in (history[-1], best_epoch(history))}
     kept = []
     for number, entry in epochs.items():
         packed = {name: scores.get(ANSWERS) for name, scores in entry["dev"].items()}
         if all(name in fingerprints and answers for name, answers in packed.items()):
-            kept.append(
-                {
-                    "epoch": number,
-                    "dev": {
-                        name: DevPredictions.of(
-                            unpack(answers, len(labels[name]), classes),  # type: ignore[arg-type]
-                            labels[name],
-                            classes=classes,
-                            fingerprint=fingerprints[name],
-                        ).as_json()
-                        for name, answers in packed.items()
-                    },
-                }
-            )
+            dev = {name: predictions(name, answers) for name, answers in packed.items()}
+            kept.append({"epoch": number, "dev": dev})
     return kept
 
 
 def without_answers(history: Sequence[Epoch]) -> list[dict[str, Any]]:
     """The history as a record shows it."""
+
+    def shown(scores: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in scores.items() if key != ANSWERS}
+
     return [
-        {
-            **entry,
-            "dev": {
-                name: {key: value for key, value in scores.items() if key != ANSWERS}
-                for name, scores in entry["dev"].items()
-            },
-        }
+        {**entry, "dev": {name: shown(scores) for name, scores in entry["dev"].items()}}
         for entry in history
     ]
 

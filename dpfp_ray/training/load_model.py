@@ -1,7 +1,7 @@
 """From a finished run back to a model that answers: `load_model("runs/one").predict(texts)`."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,8 @@ def load_model(run: Any, *, encoder: Any = None, tokenizer: Any = None) -> Predi
     encoder    the module that the run was given, with its tokenizer, if it was given one
     """
     own = OwnEncoder(encoder, tokenizer) if encoder is not None and tokenizer is not None else None
-    if getattr(run, "model", None) is not None:
-        found: Predictor = run.model
-        return found
+    if isinstance(model := getattr(run, "model", None), Predictor):
+        return model
     folder = folder_of(run)
     record = read_run(folder)
     return predictor(plan_of(record), record["labels"], weights_of(folder, record), own)
@@ -49,8 +48,7 @@ def folder_of(run: Any) -> Path:
 
 def record_of(run: Any) -> dict[str, Any]:
     """Of what `train` gave, or of the folder that it wrote."""
-    found: dict[str, Any] = getattr(run, "record", None) or read_run(run)
-    return found
+    return dict(getattr(run, "record", None) or read_run(run))
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
@@ -112,13 +110,7 @@ def predictor(
         merge_lora(model)
         return model
 
-    return Predictor(
-        build,
-        own.tokenizer if own else load_tokenizer(plan.model),
-        labels,
-        max_length=plan.max_length,
-        precision=plan.precision,
-    )
+    return _answering(build, plan, labels, own)
 
 
 def predictor_of(
@@ -128,13 +120,14 @@ def predictor_of(
     if isinstance(trained, HeadClassifier):
         weights = {name: value.detach() for name, value in weights_to_keep(trained).items()}
         return predictor(plan, labels, weights, own)
-    return Predictor(
-        lambda: trained,
-        own.tokenizer if own else load_tokenizer(plan.model),
-        labels,
-        max_length=plan.max_length,
-        precision=plan.precision,
-    )
+    return _answering(lambda: trained, plan, labels, own)
+
+
+def _answering(
+    build: Callable[[], Classifier], plan: Plan, labels: Sequence[str], own: OwnEncoder | None
+) -> Predictor:
+    tokenizer, length = own.tokenizer if own else load_tokenizer(plan.model), plan.max_length
+    return Predictor(build, tokenizer, labels, max_length=length, precision=plan.precision)
 
 
 def _untrained(plan: Plan, classes: int, own: OwnEncoder | None) -> Classifier:

@@ -1,58 +1,56 @@
 """The training loop: one process's view of a run, the same on a laptop and on a cluster.
 
-It knows neither Ray nor files. What it needs from outside comes in as arguments: the secret seed,
-how workers add up (`Comm`), and who listens (`Reporter`).
+`train_steps` (and `make_release`, for methods of one release) yields events. The caller saves,
+charges, watches and shows. The loop knows neither Ray nor files; `Comm` says how workers add up.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from dpfp_ray.data import Table, content_hash
+from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.methods.parts.base import make_method
+from dpfp_ray.methods.parts.discriminant import (
+    ClassStatistics,
+    LinearHead,
+    choose_ridge,
+    discriminant,
+)
+from dpfp_ray.methods.parts.one_release import bounded_rows, release_id
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
+from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.sampling import make_sampler, run_seed
+from dpfp_ray.privacy.sampling import keyed_generator, make_sampler, run_seed
 from dpfp_ray.privacy.spending import Spending
-from dpfp_ray.training.dev_scores import Select, best_epoch
-from dpfp_ray.training.evaluate import evaluate
-from dpfp_ray.training.learning_checks import LEAST_RATE, PROBE_ROWS, Still, check_all_learn
-from dpfp_ray.training.machine import Comm, keep_freed_memory
-from dpfp_ray.training.step import Steps, make_optimizer, take
+from dpfp_ray.training.dev_scores import ANSWERS, best_epoch, measure
+from dpfp_ray.training.machine import Comm, keep_freed_memory, share
+from dpfp_ray.training.predictions import pack
+from dpfp_ray.training.prepare import Data, Run
+from dpfp_ray.training.step import (
+    LEAST_RATE,
+    PROBE_ROWS,
+    Steps,
+    Still,
+    check_all_learn,
+    make_optimizer,
+    take,
+)
 
 State = dict[str, Any]
+Scores = dict[str, dict[str, Any]]  # by dev set
 # How a run's draws and noise follow from its seed. Raised when that changes: an unfinished run of
 # another number would go on with noise that its repeated steps did not have.
 KEYING = 4
-
-
-class Reporter(Protocol):
-    """Who listens to a run. `checkpoint()` gives the state to resume from, when it is asked for."""
-
-    def step(
-        self, done: int, loss: Callable[[], float | None], checkpoint: Callable[[], State]
-    ) -> None:
-        """After every step; `loss()` is the mean loss of a row (of a person, if those are drawn)
-        since the last epoch's end: None if there was none, or if it is not to be shown."""
-        ...
-
-    def epoch(self, record: dict[str, Any], checkpoint: Callable[[], State]) -> None:
-        """After every epoch, with that epoch's entry of the history."""
-        ...
-
-
-@dataclass
-class Data:
-    """The task as tables; `dev` maps a split's name to its table."""
-
-    train: Table
-    dev: dict[str, Table]
+EVAL_ROWS = 256
 
 
 @dataclass
@@ -67,35 +65,64 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
-def train(
-    plan: Plan,
-    noise_multiplier: float,
-    model: Classifier,
-    data: Data,
-    *,
-    seed: int,
-    comm: Comm,
-    reporter: Reporter,
-    state: State | None = None,
-    show_training_loss: bool = False,
-    select: Select = "last",
-    before_draws: Callable[[], None] = lambda: None,
-) -> Progress:
-    """Train `model` in place from the start, or from `state`, to the last step of `plan`.
+@dataclass(frozen=True)
+class Drawing:
+    """The set-up is complete. What comes next uses private records, and must be paid for."""
 
-    It ends with the weights of the last epoch, or with `select` those of the best on dev.
-    `before_draws` is called once, when all is set up and the first batch is about to be drawn.
 
-    The training loss of a private run is computed from private records without noise: it leaves
-    this function only if `show_training_loss` asks for it.
+@dataclass(frozen=True)
+class Released:
+    """A method of one release has made its release: what an auditor may look at."""
+
+    release: Any
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch has ended; the `Step` of its last step follows. `record` is its history entry."""
+
+    record: dict[str, Any]
+    progress: Progress
+    checkpoint: Callable[[], State]
+
+
+@dataclass(frozen=True)
+class Step:
+    """`done` steps are done. Until the next event, `checkpoint()` gives the state to resume from.
+
+    `loss()` is the mean loss of a row (of a person, if persons are drawn) since the last epoch's
+    end: None if there was no row, or if it is not to be shown.
     """
+
+    done: int
+    loss: Callable[[], float | None]
+    checkpoint: Callable[[], State]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The last event, with the result's record; the model has its final weights."""
+
+    record: dict[str, Any]
+
+
+Event = Drawing | Released | Epoch | Step | Finished
+Training = Generator[Event, None, Progress]
+
+
+def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training:
+    """Train `model` in place, from the start or from `run.state`, to the last step of the plan.
+
+    It ends with the weights of the last epoch, or of the best on dev, as `run.select` says.
+    """
+    plan, noise_multiplier, state = run.plan, run.prepared.noise_multiplier, run.state
     device = next(model.parameters()).device
     if device.type == "cpu":
         keep_freed_memory()
-    shows_loss = show_training_loss or not plan.private
+    shows_loss = run.show_training_loss or not plan.private
     # A plan names an encoder, and other weights can have the same name.
     content = f"{data.train.content()} {weights_hash(model)}"
-    seed = run_seed(seed, plan, noise_multiplier, content)
+    seed = run_seed(run.seed, plan, noise_multiplier, content)
     sampler = make_sampler(plan, seed)
     method = make_method(plan, model, noise_multiplier * plan.C, seed)
     optimizer = make_optimizer(plan, method)
@@ -117,16 +144,12 @@ def train(
 
     def checkpoint() -> State:
         return {
-            "plan_hash": plan.hash,
-            "noise_multiplier": noise_multiplier,
-            "epsilon": spending.spent(progress.step),
-            "keying": KEYING,
-            "progress": vars(progress).copy(),
+            **resume_facts(run, progress, spending.spent(progress.step)),
             "loss_sum": loss_sum.item() if shows_loss else 0.0,
             "loss_rows": loss_rows if shows_loss else 0,
             "model": {name: p.detach() for name, p in trainable_parameters(model)},
             "optimizer": optimizer.state_dict(),
-            "select": select,
+            "select": run.select,
             "best": best,
         }
 
@@ -140,7 +163,7 @@ def train(
         check_all_learn(method, take(public[0], rows, rows, device))
     model.train()
     if progress.step < plan.steps:
-        before_draws()
+        yield Drawing()
     while progress.step < plan.steps:
         started = time.perf_counter()
         taken = steps.take(progress.step)
@@ -153,29 +176,84 @@ def train(
         progress.step += 1
         progress.train_seconds += time.perf_counter() - started
         if progress.step in epoch_ends:
-            started = time.perf_counter()
-            scores = {
-                name: evaluate(model, table, comm, plan.precision)
-                for name, table in data.dev.items()
-            }
-            progress.eval_seconds += time.perf_counter() - started
             record = {
                 "epoch": epoch_ends.index(progress.step) + 1,
                 "step": progress.step,
                 "train_loss": mean_loss(),
-                "dev": scores,
+                "dev": score_dev(model, data, comm, plan, progress),
                 "epsilon": spending.spent(progress.step),
                 "train_seconds": progress.train_seconds,
             }
             progress.history.append(record)
-            if select == "best" and best_epoch(progress.history) is record:
+            if run.select == "best" and best_epoch(progress.history) is record:
                 best = {name: p.detach().clone() for name, p in trainable_parameters(model)}
             loss_sum.zero_()
             loss_rows = 0
-            reporter.epoch(record, checkpoint)
-        reporter.step(progress.step, mean_loss, checkpoint)
+            yield Epoch(record, progress, checkpoint)
+        yield Step(progress.step, mean_loss, checkpoint)
     model.load_state_dict(best, strict=False)
     return progress
+
+
+def score_dev(model: Classifier, data: Data, comm: Comm, plan: Plan, progress: Progress) -> Scores:
+    """The scores on every dev set; the time goes to `progress`."""
+    started = time.perf_counter()
+    scores = {name: evaluate(model, dev, comm, plan.precision) for name, dev in data.dev.items()}
+    progress.eval_seconds += time.perf_counter() - started
+    return scores
+
+
+@torch.no_grad()
+def evaluate(
+    model: Classifier, table: Table, comm: Comm, precision: str = "fp32"
+) -> dict[str, Any]:
+    """`accuracy`, mean `loss`, the scores of `dev_scores.Metrics` and every row's answer, packed.
+
+    Without noise and, as the paper evaluates, without clipping; heads that were solved for bounded
+    rows (`release_once`, `moments`) get bounded rows here too. Each worker takes its share of the
+    rows; all end with the same scores.
+    """
+    device = next(model.parameters()).device
+    rows = np.arange(len(table))[share(len(table), comm)]
+    # On the device: NCCL cannot add up what lies in the CPU's memory. Others' rows stay 0.
+    loss = torch.zeros((), dtype=torch.float64, device=device)
+    answers = torch.zeros(len(table), dtype=torch.float64, device=device)
+    probabilities = torch.zeros(len(table), model.classes, dtype=torch.float64, device=device)
+    was_training = model.training
+    model.eval()
+    for part in split_rows(table.lengths[rows], EVAL_ROWS, PART_COST[device.type]):
+        batch = {name: tensor.to(device) for name, tensor in table.collate(rows[part]).items()}
+        labels = torch.from_numpy(np.asarray(table.labels[rows[part]])).to(device)
+        with torch.autocast(device.type, torch.bfloat16, precision == "bf16"):
+            h = model.represent(batch)
+        logits = model.classify(h.float())  # in fp32: bf16's 8 bits would make ties of close scores
+        where = torch.from_numpy(rows[part]).to(device)
+        answers[where] = logits.argmax(1).double()
+        probabilities[where] = logits.double().softmax(1)
+        loss += functional.cross_entropy(logits, labels, reduction="sum")
+    model.train(was_training)
+    comm.sum_([loss, answers, probabilities])
+    answered, shares = answers.cpu().numpy().astype(np.int64), probabilities.cpu().numpy()
+    # A model that has diverged still has answers, but no probabilities.
+    sound = shares if np.isfinite(shares).all() else None
+    metrics = measure(answered, table.labels, classes=model.classes, probabilities=sound).as_json()
+    return {
+        **metrics,
+        "recall": list(metrics["recall"]),
+        ANSWERS: pack(answered, model.classes),
+        "loss": loss.item() / len(table),
+    }
+
+
+def resume_facts(run: Run, progress: Progress, spent: dict[str, float | None]) -> State:
+    """What every saved state holds, besides weights; not the seed."""
+    return {
+        "plan_hash": run.plan.hash,
+        "noise_multiplier": run.prepared.noise_multiplier,
+        "epsilon": spent,
+        "keying": KEYING,
+        "progress": vars(progress).copy(),
+    }
 
 
 def weights_hash(model: Classifier) -> str:
@@ -194,3 +272,83 @@ def refuse_other_weights(state: State, model: Classifier) -> None:
             f"the saved state does not fit the model at {wrong!r}; is the encoder still the one "
             f"that the run began with? --overwrite starts again"
         )
+
+
+def make_release(run: Run, model: Classifier, data: Data, comm: Comm) -> Training:
+    """The counterpart of `train_steps` for methods of one release: release, solve, evaluate.
+
+    Every worker makes the same release from the same seed; only the evaluation is shared out.
+    A resumed run does it all again, with the same result.
+    """
+    started = time.perf_counter()
+    plan, noise_multiplier, table = run.plan, run.prepared.noise_multiplier, data.train
+    assert isinstance(table, RepresentationTable), "these methods read cached representations"
+    method = plan.spec.one_release
+    assert method is not None, "methods that train in steps have a loop"
+    yield Drawing()
+    release = method.release(plan, noise_multiplier, table, model.classes, run.seed)
+    yield Released(release)
+    ridge: float | None = None
+    if method.head:
+        head = method.head(release)
+    else:
+        name = release_id(plan, noise_multiplier, table, run.seed)
+        head, ridge = solve(plan, release, data, keyed_generator(run.seed, f"ridge {name}", 0))
+    put_head(model, head, plan.C)
+    progress = Progress(
+        step=1,
+        rows=len(table),
+        noise_coordinates=method.coordinates(model.width, model.classes),
+        train_seconds=time.perf_counter() - started,
+    )
+    record: dict[str, Any] = {
+        "epoch": 1,
+        "step": 1,
+        "train_loss": None,  # a loss on private rows would be a second, unpaid look at them
+        "dev": score_dev(model, data, comm, plan, progress),
+        "epsilon": Spending(plan, noise_multiplier).spent(1),
+        "train_seconds": progress.train_seconds,
+    }
+    if plan.ridge == "auto":
+        record["ridge"] = ridge
+    progress.history.append(record)
+
+    def checkpoint() -> State:
+        weights = {name: p.detach() for name, p in model.head.named_parameters("head")}
+        return {**resume_facts(run, progress, record["epsilon"]), "model": weights}
+
+    yield Epoch(record, progress, checkpoint)
+    yield Step(1, lambda: None, checkpoint)
+    return progress
+
+
+def solve(
+    plan: Plan, statistics: ClassStatistics, data: Data, rng: np.random.Generator
+) -> tuple[LinearHead, float]:
+    """The head that class statistics give, by the plan's shrinkage and prior, and its ridge.
+
+    `rng` is for choosing a ridge (`ridge: auto`); it has nothing to do with the records.
+    """
+    assert plan.shrinkage is not None
+    public = public_covariance(data, plan) if plan.prior == "dev" else None
+    if isinstance(plan.ridge, float):
+        ridge = plan.ridge
+    else:
+        ridge = choose_ridge(statistics, plan.shrinkage, rng, public)
+    return discriminant(statistics, ridge, plan.shrinkage, public), ridge
+
+
+def public_covariance(data: Data, plan: Plan) -> NDArray[np.float64]:
+    """Of the dev rows, without their labels; asked for by plans that count these rows as public."""
+    tables = [table for table in data.dev.values() if isinstance(table, RepresentationTable)]
+    rows = np.concatenate([u for table in tables for u, _ in bounded_rows(table, plan)])
+    centred = rows - rows.mean(0)
+    covariance: NDArray[np.float64] = centred.T @ centred / len(rows)
+    return covariance
+
+
+@torch.no_grad()
+def put_head(model: Classifier, head: LinearHead, C: float) -> None:
+    """The head for u = h/C as one for h bounded by C, which is what the model feeds it."""
+    model.head.weight.copy_(torch.from_numpy(head.weight / C))
+    model.head.bias.copy_(torch.from_numpy(head.bias))

@@ -1,5 +1,4 @@
-"""What a run takes of its machine (CPU threads, and peak memory even if runs share a process), and
-how its workers add up what each of them has computed.
+"""The CPU threads and the peak memory of a run, and how workers add up what each has computed.
 
 The loop asks for sums only. torch's DistributedDataParallel averages instead and hides when it does
 so; a private step must add noise once, to the sum, and divide by the public B.

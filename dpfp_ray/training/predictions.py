@@ -1,16 +1,15 @@
 """What a model answered on the dev rows, small enough to keep in its record.
 
-A class index takes as many bits as the number of classes needs: SST-2's 872 dev rows are 109 bytes,
-MNLI's 9,815 are 2.5 KB. The right labels are kept beside the answers, so that two records can be
-compared without the data, and a fingerprint of the rows, so that answers to different rows never
-are. Dev rows are public (docs/privacy.md): nothing here is about a training record.
+A class index takes as many bits as the number of classes needs: SST-2's 872 dev rows are 109 bytes.
+With the right labels and a fingerprint of the rows beside the answers, two records can be compared
+without the data. Dev rows are public (docs/privacy.md): nothing here is about a training record.
 """
 
 import base64
 import binascii
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -94,14 +93,10 @@ class DevPredictions:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "DevPredictions":
+        names = ("fingerprint", "predicted", "labels")
         try:
-            return cls(
-                rows=int(record["rows"]),
-                classes=int(record["classes"]),
-                fingerprint=str(record["fingerprint"]),
-                predicted=str(record["predicted"]),
-                labels=str(record["labels"]),
-            )
+            sizes = int(record["rows"]), int(record["classes"])
+            return cls(*sizes, *(str(record[name]) for name in names))
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"dev predictions of a record lack {error}; run it again") from None
 
@@ -121,12 +116,7 @@ def stack(runs: Sequence[DevPredictions]) -> Classes:
         raise UserError("no run with dev predictions; run at least one")
     first = runs[0]
     for run in runs[1:]:
-        if (run.fingerprint, run.rows, run.classes, run.labels) != (
-            first.fingerprint,
-            first.rows,
-            first.classes,
-            first.labels,
-        ):
+        if replace(run, predicted=first.predicted) != first:
             raise UserError(
                 f"dev rows {run.fingerprint} and {first.fingerprint} differ; "
                 "compare only runs with the same dev rows"

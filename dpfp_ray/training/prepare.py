@@ -1,15 +1,13 @@
 """What a run needs before its first step: data, the calibrated noise, the model.
 
-`representation: auto` is decided from public facts alone: the encoder's shape, D, K, whether
-records are pairs, and the σ that the budget asks for. No record is looked at, so the choice costs
-no privacy.
+`representation: auto` is decided from public facts alone (the encoder's shape, D, K, whether
+records are pairs, the σ of the budget). No record is looked at, so the choice costs no privacy.
 """
 
-import dataclasses
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -21,14 +19,9 @@ from dpfp_ray.data.pair_tokens import PairTable, tokenise_sides
 from dpfp_ray.data.split import count_units, number_persons
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.tokens import Tokenise, TokenTable, tokenise, tokenise_here
+from dpfp_ray.models import pretrained
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.own_encoder import CUSTOM, OwnEncoder
-from dpfp_ray.models.pretrained import (
-    build_classifier,
-    load_tokenizer,
-    resolve_representation,
-    width_of_layers,
-)
 from dpfp_ray.models.representations import (
     Floats,
     HeadClassifier,
@@ -42,7 +35,7 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.sampling import keyed_integer
-from dpfp_ray.training.loop import Data
+from dpfp_ray.training.dev_scores import Select
 from dpfp_ray.training.predictions import fingerprint_rows
 
 
@@ -62,14 +55,17 @@ def choose_representation(plan: Plan, facts: TaskFacts, own: OwnEncoder | None =
     *layers, other = representations_for(plan, facts.paired)
     if own is not None:
         return own.resolve_representation(other)
-    if layers and affords_layers(plan, facts, width_of_layers(plan.model)):
-        return resolve_representation(plan.model, "layers")
-    return resolve_representation(plan.model, other)
+    if layers and affords_layers(plan, facts, pretrained.width_of_layers(plan.model)):
+        return pretrained.resolve_representation(plan.model, "layers")
+    return pretrained.resolve_representation(plan.model, other)
 
 
 def possible_representations(plan: Plan, paired: bool) -> list[str]:
     """What plans read that differ from this one in numbers alone: its budget, B, C, epochs."""
-    return [resolve_representation(plan.model, one) for one in representations_for(plan, paired)]
+    return [
+        pretrained.resolve_representation(plan.model, one)
+        for one in representations_for(plan, paired)
+    ]
 
 
 def representations_for(plan: Plan, paired: bool) -> list[str]:
@@ -83,15 +79,18 @@ def representations_for(plan: Plan, paired: bool) -> list[str]:
 
 
 def affords_layers(plan: Plan, facts: TaskFacts, width: int) -> bool:
-    """Whether noise on rows as wide as all layers together leaves them readable.
-
-    A method that says so gives the size of its noise over that of what it hides; 1 is as much of
-    the one as of the other.
-    """
+    """Whether rows as wide as all layers together have at most as much noise as signal."""
     assert plan.spec.noise_to_signal is not None
     bound = plan.bind(records=facts.records, classes=facts.classes)
-    sigma = noise_multiplier(bound)
-    return plan.spec.noise_to_signal(bound, sigma, width, facts.classes) <= 1
+    return plan.spec.noise_to_signal(bound, noise_multiplier(bound), width, facts.classes) <= 1
+
+
+@dataclass
+class Data:
+    """The task as tables; `dev` maps a split's name to its table."""
+
+    train: Table
+    dev: dict[str, Table]
 
 
 @dataclass
@@ -103,13 +102,10 @@ class Inputs:
     representation: str
     # Set when the encoder is not on this machine's disk: in Ray's object store, or the caller's.
     make_model: Callable[[Plan, int], Classifier] | None = None
-    # The private records as they were read, for the ledger; not on Ray's workers.
-    records: Split | None = None
-    dev_records: dict[str, Split] = dataclasses.field(default_factory=dict)
-    # What tells dev sets apart, by split (`predictions.fingerprint_rows`).
-    fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
-    # Which columns of the training file were read, and which of them were guessed.
-    columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    records: Split | None = None  # the private records, for the ledger; not on Ray's workers
+    dev_records: dict[str, Split] = field(default_factory=dict)
+    fingerprints: dict[str, str] = field(default_factory=dict)  # of dev sets, by split
+    columns: Mapping[str, Any] = field(default_factory=dict)  # those that were read, or guessed
     seconds: float = 0.0  # reading, tokenising and encoding, as far as no cache had it
     paired: bool = False
 
@@ -126,6 +122,32 @@ class Prepared:
     @property
     def data(self) -> Data:
         return self.inputs.data
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a prepared plan, from the start or from a saved `state`. `seed` is secret.
+
+    The training loss of a private run is computed from private records without noise: it leaves
+    the loop only with `show_training_loss`. `select` says which epoch's weights the run ends with.
+    """
+
+    prepared: Prepared
+    seed: int
+    state: dict[str, Any] | None = None
+    seed_known: bool = False
+    show_training_loss: bool = False
+    select: Select = "last"
+
+    def __post_init__(self) -> None:
+        """A resumed run keeps the noise of its first steps, even if calibration has changed."""
+        if self.state is not None:
+            noise = self.state["noise_multiplier"]
+            object.__setattr__(self, "prepared", replace(self.prepared, noise_multiplier=noise))
+
+    @property
+    def plan(self) -> Plan:
+        return self.prepared.plan
 
 
 @dataclass(frozen=True)
@@ -154,8 +176,9 @@ def load_inputs(
             f"train(), or save it to a folder with save_pretrained and name that"
         )
     task = task or load_task(plan)
-    representation = choose_representation(plan, facts_of(task), own)
-    tokenizer = own.tokenizer if own else load_tokenizer(plan.model)
+    paired, classes = task.train.pairs is not None, len(task.label_names)
+    representation = choose_representation(plan, TaskFacts(task.train.units, classes, paired), own)
+    tokenizer = own.tokenizer if own else pretrained.load_tokenizer(plan.model)
 
     def table(split: Split, name: str, centre: Floats | None = None) -> Table:
         if plan.scope != "head":
@@ -173,11 +196,8 @@ def load_inputs(
     train_table = table(task.train, f"{task.name} train", centre)
     if task.train.users is not None:
         train_table = replace(cast(Any, train_table), persons=number_persons(task.train.users))
-    data = Data(
-        train_table,
-        {name: table(split, name, centre) for name, split in task.dev.items()},
-    )
-    make_model = partial(_classifier, own.classifier, data, len(task.label_names)) if own else None
+    data = Data(train_table, {name: table(split, name, centre) for name, split in task.dev.items()})
+    make_model = partial(_classifier, own.classifier, data, classes) if own else None
     return Inputs(
         data,
         task.label_names,
@@ -188,12 +208,8 @@ def load_inputs(
         {name: fingerprint_rows(rows_of(split), split.labels) for name, split in task.dev.items()},
         task.train.columns,
         time.perf_counter() - started,
-        task.train.pairs is not None,
+        paired,
     )
-
-
-def facts_of(task: Task) -> TaskFacts:
-    return TaskFacts(task.train.units, len(task.label_names), task.train.pairs is not None)
 
 
 def tokens_for(
@@ -214,14 +230,8 @@ def _classifier(
     build: Callable[..., Classifier], data: Data, classes: int, plan: Plan, head_seed: int
 ) -> Classifier:
     """What `build` makes for `plan`, from the user's own encoder or one on disk."""
-    model = build(
-        plan.representation,
-        classes,
-        dropout=plan.dropout,
-        head_seed=head_seed,
-        scope=plan.scope,
-        lora=Lora.of(plan),
-    )
+    parts = {"scope": plan.scope, "lora": Lora.of(plan), "dropout": plan.dropout}
+    model = build(plan.representation, classes, head_seed=head_seed, **parts)
     if plan.scope != "head":
         freeze_unreached(model, data)
     return model
@@ -240,25 +250,27 @@ def prepare(plan: Plan, inputs: Inputs | None = None) -> Prepared:
     return Prepared(bound, inputs, noise, time.perf_counter() - started)
 
 
-def build_model(prepared: Prepared, seed: int, device: torch.device) -> Classifier:
+def default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def build_model(prepared: Prepared, seed: int, device: torch.device | None = None) -> Classifier:
     started = time.perf_counter()
     plan, head_seed = prepared.plan, keyed_integer(seed, "head")
-    classes = len(prepared.inputs.label_names)
-    train_table = prepared.data.train
-    if isinstance(train_table, RepresentationTable):
+    classes, table = len(prepared.inputs.label_names), prepared.data.train
+    model: Classifier
+    if isinstance(table, RepresentationTable):
         # The encoder has done its work: no trial needs to load it.
-        model: Classifier = HeadClassifier(
-            train_table.width, classes, plan.representation, head_seed
-        )
+        model = HeadClassifier(table.width, classes, plan.representation, head_seed)
         model.bounded = (plan.scaling, plan.C) if plan.one_release else None
-        if train_table.centre is not None:
-            model.centre = torch.from_numpy(np.array(train_table.centre))
+        if table.centre is not None:
+            model.centre = torch.from_numpy(np.array(table.centre))
     elif prepared.inputs.make_model is not None:
         model = prepared.inputs.make_model(plan, head_seed)
     else:
-        build = partial(build_classifier, plan.model)
+        build = partial(pretrained.build_classifier, plan.model)
         model = _classifier(build, prepared.data, classes, plan, head_seed)
-    model = model.to(device)
+    model = model.to(device or default_device())
     prepared.build_seconds += time.perf_counter() - started
     return model
 
@@ -276,7 +288,5 @@ def freeze_unreached(model: Classifier, data: Data) -> None:
     model.zero_grad(set_to_none=True)
     if unreached:
         names = ", ".join(name for name, _ in unreached[:3])
-        warnings.warn(
-            f"{len(unreached)} weights do not affect the output and stay as they are: {names}",
-            stacklevel=2,
-        )
+        text = f"{len(unreached)} weights do not affect the output and stay as they are: {names}"
+        warnings.warn(text, stacklevel=2)

@@ -30,7 +30,7 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import derived_seed
 from dpfp_ray.training.checkpoints import SMALL, forget_state, refuse_changed_files
-from dpfp_ray.training.loop import Data
+from dpfp_ray.training.prepare import Data
 
 WEIGHTS = "weights.safetensors"
 
@@ -103,9 +103,8 @@ def make_folder(name: str | Path) -> Path:
     try:
         private_folder(folder)
     except OSError as error:
-        raise UserError(
-            f"cannot write to {folder}: {error.strerror}; use another --output"
-        ) from None
+        text = f"cannot write to {folder}: {error.strerror}; use another --output"
+        raise UserError(text) from None
     return folder
 
 
@@ -126,17 +125,17 @@ def finished_result(folder: Path, plan: Plan, *, with_audit: bool = False) -> di
     """The result in `folder` if this very plan was finished there, on data as they are now."""
     if not (folder / RESULT).exists():
         return None
-    found = read_json(folder / RESULT)
-    if "audit" in found and not with_audit:
+    record = read_json(folder / RESULT)
+    if "audit" in record and not with_audit:
         raise UserError(f"{folder} holds an audit; use another --output, or --overwrite")
-    if found.get("plan_hash") != plan.hash:
+    if record.get("plan_hash") != plan.hash:
         raise UserError(
-            f"{folder} holds the result of another plan ({found.get('plan_hash')}, this is "
+            f"{folder} holds the result of another plan ({record.get('plan_hash')}, this is "
             f"{plan.hash}); use another --output, or --overwrite"
         )
     refuse_changed_files(plan, folder / RESULT)
     forget_state(folder)  # still there if the run was killed right after its result
-    return dict(found)
+    return dict(record)
 
 
 def data_mark(data: Data, own: OwnEncoder | None, seed: int) -> str:

@@ -1,4 +1,9 @@
-"""One step of training: draw, forward and backward part by part, sum, noise, optimizer."""
+"""One step of training: draw, forward and backward part by part, sum, noise, optimizer.
+
+Before the first step, and in the first few: does every weight that should train also learn? A part
+of an encoder that gets no gradient, or that the optimizer does not have, shows nowhere else: the
+run would end with a score that is only a little lower.
+"""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -7,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from dpfp_ray.data import Table
 from dpfp_ray.data.batches import PART_COST, split_rows
@@ -14,11 +20,17 @@ from dpfp_ray.data.packing import packed
 from dpfp_ray.data.split import Units
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.methods.parts.base import Method, Rows
+from dpfp_ray.models.classifier import Classifier, trainable_parameters
+from dpfp_ray.models.scopes import woken
+from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import Sampler, keyed_integer
 from dpfp_ray.training.machine import Comm, share
 
 Indices = NDArray[Any]
+PROBE_ROWS = 8  # dev rows that show whether all weights learn
+LEAST_RATE = 1e-6  # AdamW moves a weight by about the rate: much below, rounding undoes it
+PATIENCE = 3  # steps until every weight must have moved; LoRA's A waits for B, which starts at zero
 
 
 @dataclass(frozen=True)
@@ -81,18 +93,11 @@ class Steps:
         self, records: Indices, owners: Indices | None, mine: Indices, packs: bool
     ) -> list[Indices]:
         """Positions of rows that go through the model together."""
-        most = self.method.max_rows
+        most, count = self.method.max_rows, len(records)
         if packs:
-            return [
-                np.arange(start, min(start + most, len(records)))
-                for start in range(0, len(records), most)
-            ]
-        return split_rows(
-            self.lengths[records],
-            most,
-            PART_COST[self.method.device.type],
-            None if owners is None else owners[mine],
-        )
+            return [np.arange(i, min(i + most, count)) for i in range(0, count, most)]
+        cost, own = PART_COST[self.method.device.type], None if owners is None else owners[mine]
+        return split_rows(self.lengths[records], most, cost, own)
 
 
 def make_optimizer(plan: Plan, method: Method) -> torch.optim.Optimizer:
@@ -144,3 +149,48 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, plan: Plan, step: int) -
     left = 1 - step / plan.steps if plan.schedule == "linear" else 1.0
     for group in optimizer.param_groups:
         group["lr"] = (plan.learning_rate or 0.0) * left
+
+
+class Still:
+    """Weights that should train and have not moved yet; after `PATIENCE` steps there may be none.
+
+    A wrapper that trains copies, or an optimizer without some weights, shows nowhere else
+    (opacus#820). Weights are looked at after the noise is in, so this tells no more than they do.
+    """
+
+    def __init__(self, model: Classifier) -> None:
+        self.model, self.steps = model, 0
+        self.start = {name: p.detach().clone() for name, p in trainable_parameters(model)}
+
+    def all_moved(self) -> bool:
+        """To be asked after each step that had rows."""
+        self.steps += 1
+        now = dict(self.model.named_parameters())
+        self.start = {n: value for n, value in self.start.items() if torch.equal(now[n], value)}
+        if self.start and self.steps == PATIENCE:
+            raise cannot_learn(f"have not moved in {PATIENCE} steps", list(self.start))
+        return not self.start
+
+
+def check_all_learn(method: Method, probe: Rows) -> None:
+    """Refuse to train when weights that should learn get nothing from the rows of `probe`.
+
+    Those are of dev, which is public: whether a run starts must not tell of private rows.
+    """
+    model = method.model
+    was_training = model.training
+    model.eval()  # no dropout
+    with woken(model):  # a matrix that starts at zero (LoRA's B) hides the ones below it
+        logits = model.head(method.represent(probe.inputs))
+        functional.cross_entropy(logits, probe.labels).backward()
+    stuck = [name for name, p in trainable_parameters(model) if p.grad is None or not p.grad.any()]
+    model.zero_grad(set_to_none=True)
+    model.train(was_training)
+    if stuck:
+        raise cannot_learn("got no gradient from the first rows and would never train", stuck)
+
+
+def cannot_learn(why: str, names: list[str]) -> UserError:
+    shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
+    advice = "use another model or scope head"
+    return UserError(f"{len(names)} trainable tensors {why}: {shown}; {advice}")

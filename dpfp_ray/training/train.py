@@ -1,38 +1,125 @@
-"""One run: one method, one budget, one task. Stopped at any time, the same call continues it and
-ends with the same weights and the same ε as a run that was never stopped.
+"""One run from plan to record: one method, one budget, one task. Stopped at any time, the same call
+continues it and ends with the same weights and the same ε as a run that was never stopped.
 """
 
-from collections.abc import Mapping
+import platform
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dpfp_ray.data import Task
+from dpfp_ray.data.cache import version
 from dpfp_ray.data.memory import in_memory
+from dpfp_ray.methods.parts.one_release import release_id
+from dpfp_ray.models.activations import with_activations
+from dpfp_ray.models.classifier import Classifier, count_parameters
 from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.models.predictor import Predictor
+from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import from_data
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.sampling import fresh_seed
+from dpfp_ray.privacy.statement import guarantee, statement
 from dpfp_ray.privacy.statement_text import brief
-from dpfp_ray.training import LEAST_SECONDS, run, run_folder
+from dpfp_ray.training import LEAST_SECONDS, checkpoints, machine, run_folder
 from dpfp_ray.training.charged import charged, enter_past, register
-from dpfp_ray.training.checkpoints import (
-    ask_for_room,
-    keep_seed,
-    load_seed,
-    load_state,
-    save_seconds,
-)
-from dpfp_ray.training.console import SilentReporter, choose_reporter
-from dpfp_ray.training.dev_scores import Select
+from dpfp_ray.training.console import Keeper, choose_display
+from dpfp_ray.training.dev_scores import Select, kept_predictions, quote, without_answers
 from dpfp_ray.training.load_model import predictor_of, weights_of
-from dpfp_ray.training.loop import State
-from dpfp_ray.training.machine import use_threads
-from dpfp_ray.training.prepare import Prepared, build_model, load_inputs, prepare
+from dpfp_ray.training.loop import Event, Finished, Progress, State, make_release, train_steps
+from dpfp_ray.training.machine import Comm, SoloComm
+from dpfp_ray.training.prepare import Run, build_model, load_inputs, prepare
+
+SCHEMA = 1
+
+
+def run_events(run: Run, model: Classifier, comm: Comm | None = None) -> Iterator[Event]:
+    """Train `model` in place as planned. The last event is `Finished`, with the result's record.
+
+    `model` is what `build_model` gives for the run's seed. `comm` says which of several workers
+    this process is.
+    """
+    prepared, plan = run.prepared, run.plan
+    if run.state is not None:
+        checkpoints.refuse_earlier_version(run.state, plan)
+    machine.reset_peak_memory(next(model.parameters()).device)
+    started = time.perf_counter()
+    data = replace(prepared.data, train=with_activations(prepared.data.train, model, plan))
+    prepared.build_seconds += time.perf_counter() - started
+    training = make_release if plan.one_release else train_steps
+    progress = yield from training(run, model, data, comm or SoloComm())
+    record = result_record(run, progress, model)
+    train_table = prepared.data.train
+    if plan.one_release and isinstance(train_table, RepresentationTable):
+        release = release_id(plan, prepared.noise_multiplier, train_table, run.seed)
+        record["privacy"]["release_id"] = release
+    yield Finished(record)
+
+
+def result_record(run: Run, progress: Progress, model: Classifier) -> dict[str, Any]:
+    """Everything a reader of the result may know, finished or so far; the seed is not among it."""
+    prepared, plan, select = run.prepared, run.plan, run.select
+    device = next(model.parameters()).device
+    return {
+        "schema": SCHEMA,
+        "plan": plan.to_dict(),
+        "plan_hash": plan.hash,
+        "finished": progress.step == plan.steps,
+        "labels": list(prepared.inputs.label_names),
+        **({"columns": dict(prepared.inputs.columns)} if prepared.inputs.columns else {}),
+        "dev_records": {name: len(table) for name, table in prepared.data.dev.items()},
+        **({} if select == "last" else {"select": select}),  # whose weights are saved
+        "metrics": quote(progress.history, select),
+        "history": without_answers(progress.history),
+        "predictions": kept_predictions(
+            progress.history,
+            {name: table.labels for name, table in prepared.data.dev.items()},
+            prepared.inputs.fingerprints,
+            len(prepared.inputs.label_names),
+        ),
+        "privacy": {
+            "guarantee": guarantee(plan),
+            "epsilon": progress.history[-1]["epsilon"] if progress.history else {},
+            "delta": plan.delta,
+            "noise_multiplier": prepared.noise_multiplier,
+            "sigma": prepared.noise_multiplier * plan.C,
+            "p": plan.p,
+            "steps": progress.step,
+            "draws": progress.step * plan.M,
+            "noise_coordinates": progress.noise_coordinates,
+        },
+        "statement": statement(
+            plan,
+            prepared.noise_multiplier,
+            steps=progress.step,
+            seed_known=run.seed_known,
+            loss_shown=any(entry["train_loss"] is not None for entry in progress.history),
+        ),
+        "cost": {
+            "prepare_seconds": prepared.inputs.seconds + prepared.build_seconds,
+            "train_seconds": progress.train_seconds,
+            "eval_seconds": progress.eval_seconds,
+            "examples_per_second": progress.rows / max(progress.train_seconds, 1e-9),
+            "peak_memory_bytes": machine.peak_memory(device),
+            "parameters": count_parameters(model),
+            "trainable_parameters": count_parameters(model, trainable_only=True),
+        },
+        "environment": {
+            "device": str(device),
+            "threads": torch.get_num_threads(),
+            "python": platform.python_version(),
+            "torch": version("torch"),
+            "transformers": version("transformers"),
+            "dpfp_ray": version("dpfp-ray"),
+        },
+    }
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,8 +137,7 @@ class TrainedRun:
     @property
     def plan(self) -> dict[str, Any]:
         """The plan's fields, with all that the data filled in."""
-        found: dict[str, Any] = self.record["plan"]
-        return found
+        return dict(self.record["plan"])
 
     @property
     def accuracy(self) -> float:
@@ -67,8 +153,8 @@ class TrainedRun:
     def examples_per_second(self) -> float | None:
         """None if the training was too short to tell."""
         cost = self.record["cost"]
-        long = cost["train_seconds"] >= LEAST_SECONDS
-        return float(cost["examples_per_second"]) if long else None
+        short = cost["train_seconds"] < LEAST_SECONDS
+        return None if short else float(cost["examples_per_second"])
 
     @property
     def guarantee(self) -> str:
@@ -81,12 +167,11 @@ class TrainedRun:
         return brief(self.record["statement"]) if "statement" in self.record else ""
 
     def __repr__(self) -> str:
-        name = self.plan["method"] + (
-            f" {self.plan['mode']}" if self.plan["mode"] != "paper" else ""
-        )
+        mode = "" if self.plan["mode"] == "paper" else f" {self.plan['mode']}"
         budget = "" if self.epsilon is None else f", ε = {self.epsilon:.3f} ({self.guarantee})"
         place = "" if self.folder is None else f", in {self.folder}"
-        return f"<{name} on {self.plan['task']}: accuracy {self.accuracy:.4f}{budget}{place}>"
+        name = f"{self.plan['method']}{mode} on {self.plan['task']}"
+        return f"<{name}: accuracy {self.accuracy:.4f}{budget}{place}>"
 
 
 def train(
@@ -137,9 +222,9 @@ def train(
     total_epsilon, total_delta   set what these people may ever pay in this ledger, once; a run that
                would pass the total is refused
     """
-    reporters = choose_reporter(reporter)
-    save_every = save_seconds(save_every)
-    use_threads(threads)
+    display = choose_display(reporter)
+    save_every = checkpoints.save_seconds(save_every)
+    machine.use_threads(threads)
     book = open_ledger(ledger, total_epsilon, total_delta)
     folder = None if output is None else run_folder.make_folder(output)
     task: Task | None = None
@@ -149,112 +234,60 @@ def train(
     if own is not None:
         plan = replace(plan, model=own.name)
     prepared = prepare(plan, load_inputs(plan, task, own))
+    display.say(from_data(plan, prepared.plan))
+    plan = prepared.plan
 
-    reporters.say(from_data(plan, prepared.plan))
     with nullcontext() if folder is None else run_folder.held(folder, overwrite):
-        return _train_in(
-            folder,
-            prepared,
-            book,
-            task=task,
-            own=own,
-            seed=seed,
-            overwrite=overwrite,
-            weights=weights,
-            reporters=reporters,
-            save_every=save_every,
-            show_training_loss=show_training_loss,
-            select=select,
-        )
-
-
-def _train_in(
-    folder: Path | None,
-    prepared: Prepared,
-    book: Ledger,
-    *,
-    task: Task | None,
-    own: OwnEncoder | None,
-    seed: int | None,
-    overwrite: bool,
-    weights: bool,
-    reporters: type[SilentReporter],
-    save_every: float,
-    show_training_loss: bool,
-    select: Select,
-) -> TrainedRun:
-    """Find the run finished in `folder`, continue it, or run it from the start."""
-    say = reporters.say
-    state: State | None = None
-    begun: State | None = None
-    if folder is not None:
-        if overwrite:
-            run_folder.discard(folder)
-        known = run_folder.finished_result(folder, prepared.plan)
-        if known is not None:
-            refuse_other_epoch(known, select, folder)
-            if weights:
-                weights_of(folder, known)  # refuses weights that are missing or damaged
-            doubt = "" if task is None else " (perhaps of other data: none are kept to compare)"
-            say(f"{folder} already holds this plan's result{doubt}; --overwrite runs it again")
-            enter_past(book, known, register(book, prepared.inputs))
-            return TrainedRun(known, folder)
-        state = load_state(folder, prepared.plan)
-        begun = state or load_seed(folder, prepared.plan)
-    seed, seed_known = settle_seed(seed, begun, folder)
-    mark = None if task is None and own is None else run_folder.data_mark(prepared.data, own, seed)
-    if state is not None:
-        refuse_other_data(state, mark, folder)
-        refuse_other_epoch(state, select, folder)
-        say(f"continuing after step {state['progress']['step']:,} of {prepared.plan.steps:,}")
-        # The noise that the first steps really had, should calibration come out otherwise by now.
-        prepared = replace(prepared, noise_multiplier=state["noise_multiplier"])
-    elif begun is not None:
-        say("starting again with the same noise: the run here was killed before its first save")
-    model = build_model(prepared, seed, run.default_device())
-    if folder is not None:
-        ask_for_room(folder, model, prepared.plan, weights)
-        keep_seed(folder, prepared.plan, seed, seed_known)
-    place = "" if folder is None else str(folder.resolve())
-    charging = charged(
-        book,
-        prepared,
-        where=place,
-        seed=seed,
-        state=state,
-        resumed=begun is not None,
-        mark=mark,
-        loss_shown=show_training_loss,
-    )
-    with (
-        charging as charge,
-        reporters(
-            prepared.plan,
-            prepared.noise_multiplier,
-            prepared.plan.method,
-            folder,
-            seed,
-            seed_known,
-            mark,
-            save_every,
-        ) as listener,
-    ):
-        record, model = run.run(
-            prepared,
-            charge.listen(listener),
-            seed=seed,
-            state=state,
-            model=model,
-            seed_known=seed_known,
-            show_training_loss=show_training_loss,
-            select=select,
-            before_draws=charge.start_drawing,
-        )
-    record["ledger_entry"] = charge.entry_id
-    if folder is not None:
-        run_folder.write_result(folder, record, model if weights else None, prepared.plan)
-    answers = predictor_of(prepared.plan, prepared.inputs.label_names, model, own)
-    return TrainedRun(record, folder, answers)
+        state = begun = None
+        if folder is not None:
+            if overwrite:
+                run_folder.discard(folder)
+            saved_record = run_folder.finished_result(folder, plan)
+            if saved_record is not None:
+                refuse_other_epoch(saved_record, select, folder)
+                if weights:
+                    weights_of(folder, saved_record)  # refuses weights that are missing or damaged
+                doubt = "" if task is None else " (perhaps of other data: none are kept to compare)"
+                display.say(
+                    f"{folder} already holds this plan's result{doubt}; --overwrite runs it again"
+                )
+                enter_past(book, saved_record, register(book, prepared.inputs))
+                return TrainedRun(saved_record, folder)
+            state = checkpoints.load_state(folder, plan)
+            begun = state or checkpoints.load_seed(folder, plan)
+        seed, seed_known = settle_seed(seed, begun, folder)
+        run = Run(prepared, seed, state, seed_known, show_training_loss, select)
+        in_files = task is None and own is None
+        mark = None if in_files else run_folder.data_mark(prepared.data, own, seed)
+        if state is not None:
+            refuse_other_data(state, mark, folder)
+            refuse_other_epoch(state, select, folder)
+            display.say(f"continuing after step {state['progress']['step']:,} of {plan.steps:,}")
+        elif begun is not None:
+            display.say(
+                "starting again with the same noise: the run here was killed before its first save"
+            )
+        model = build_model(run.prepared, seed)
+        if folder is not None:
+            checkpoints.ask_for_room(folder, model, plan, weights)
+            checkpoints.keep_seed(folder, plan, seed, seed_known)
+        where = "" if folder is None else str(folder.resolve())
+        keeper = Keeper(run, display, folder, save_every, mark)
+        with (
+            charged(book, run, where=where, resumed=begun is not None, mark=mark) as charge,
+            display(run, plan.method) as shown,
+            keeper.on_signals(),
+        ):
+            for event in run_events(run, model):
+                charge.count(event)
+                shown.show(event)
+                keeper.follow(event)
+                if isinstance(event, Finished):
+                    record = {**event.record, "ledger_entry": charge.entry_id}
+        if folder is not None:
+            run_folder.write_result(folder, record, model if weights else None, plan)
+        answers = predictor_of(plan, prepared.inputs.label_names, model, own)
+        return TrainedRun(record, folder, answers)
 
 
 def own_encoder(encoder: Any, tokenizer: Any) -> OwnEncoder | None:
@@ -276,9 +309,9 @@ def settle_seed(given: int | None, begun: State | None, folder: Path | None) -> 
     return begun["seed"], given is not None or begun["seed_known"]
 
 
-def refuse_other_epoch(found: Mapping[str, Any], select: Select, folder: Path | None) -> None:
+def refuse_other_epoch(saved: Mapping[str, Any], select: Select, folder: Path | None) -> None:
     """Weights of another epoch than the one asked for are another result."""
-    there = found.get("select", "last")
+    there = saved.get("select", "last")
     if there != select:
         raise UserError(
             f"{folder} holds a run with --select {there}, this is {select}; use another --output, "

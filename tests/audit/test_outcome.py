@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfp_ray.audit.audited_run import Settings, power_warning
+from dpfp_ray.audit.audit import Settings, power_warning
 from dpfp_ray.audit.bounds import guess_grid, one_run_epsilon, one_run_gdp
 from dpfp_ray.audit.canaries import flip_coins
-from dpfp_ray.audit.claims import claim_of
 from dpfp_ray.audit.outcome import (
     AUDIT,
     audit_outcome,
+    claim_of,
     could_refute,
     count_correct,
     keep,

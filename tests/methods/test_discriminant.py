@@ -17,8 +17,8 @@ from dpfp_ray.methods.parts.discriminant import (
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
-from dpfp_ray.training.loop import Data
-from dpfp_ray.training.one_release import solve
+from dpfp_ray.training.loop import solve
+from dpfp_ray.training.prepare import Data
 
 
 def flat(known: ClassStatistics) -> np.ndarray:

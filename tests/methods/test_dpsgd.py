@@ -29,11 +29,12 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.noise import add_noise
 from dpfp_ray.privacy.sampling import ShuffleSampler
-from dpfp_ray.training.evaluate import evaluate
-from dpfp_ray.training.loop import Data, State, train
+from dpfp_ray.training.loop import State, evaluate
 from dpfp_ray.training.machine import SoloComm
+from dpfp_ray.training.prepare import Data
 from dpfp_ray.training.step import Steps, take
 from tests.support.tiny_models import ENCODERS, NO_POOLER, TEXTS, build_tiny
+from tests.support.tiny_runs import Killed, Listener, train_with
 
 CLIPPINGS = ("ghost", "hooks")
 SHARED = ("mpnet", "deberta-v2")  # have weights that act on a whole batch at once
@@ -610,31 +611,10 @@ def test_steps_and_evaluations_leave_no_tensors_behind(
 # --- whole runs ---------------------------------------------------------------------------------
 
 
-class Stop(Exception):
-    pass
-
-
-class Listener:
-    """Keeps the checkpoint of step `stop` and ends the run there."""
-
-    def __init__(self, stop: int | None = None) -> None:
-        self.stop = stop
-        self.state: State | None = None
-
-    def step(self, done: int, loss: Callable[[], float], checkpoint: Callable[[], State]) -> None:
-        if done == self.stop:
-            self.state = copy.deepcopy(checkpoint())
-            raise Stop
-
-    def epoch(self, record: dict[str, Any], checkpoint: Callable[[], State]) -> None:
-        pass
-
-
-def trained(plan: Plan, listener: Listener, state: State | None = None) -> Classifier:
+def trained(plan: Plan, listener: Listener | None = None, state: State | None = None) -> Classifier:
     model = build(plan)
     source = table(plan.model)
-    data = Data(source, {"dev": source})
-    train(plan, 1.0, model, data, seed=SEED, comm=SoloComm(), reporter=listener, state=state)
+    train_with(plan, 1.0, model, Data(source, {"dev": source}), listener, seed=SEED, state=state)
     return model
 
 
@@ -652,11 +632,10 @@ def test_a_resumed_run_ends_with_the_same_weights(
     tiny: Callable[[str], str], architecture: str, clipping: str, scope: str
 ) -> None:
     plan = make_plan(tiny(architecture), clipping=clipping, scope=scope)
-    unbroken = trained(plan, Listener())
-    listener = Listener(stop=3)
-    with pytest.raises(Stop):
-        trained(plan, listener)
-    resumed = trained(plan, Listener(), listener.state)
+    unbroken, victim = trained(plan), Listener(3)
+    with pytest.raises(Killed):
+        trained(plan, victim)
+    resumed = trained(plan, state=victim.state())
     start = build(plan)
     method = DpSgd(plan, start, SIGMA, SEED)
     moving = {name for name, _ in trainable_parameters(start)}
@@ -674,8 +653,5 @@ def test_a_large_run_can_learn(tiny: Callable[[str], str]) -> None:
     plan = make_plan(tiny("bert"), clip=1.0, batch_size=20, epochs=30, learning_rate=5e-3)
     model = build(plan)
     source = table(plan.model)
-    train(
-        plan, 0.01, model, Data(source, {"dev": source}),
-        seed=SEED, comm=SoloComm(), reporter=Listener(),
-    )  # fmt: skip
+    train_with(plan, 0.01, model, Data(source, {"dev": source}), seed=SEED)
     assert evaluate(model, source, SoloComm())["accuracy"] > 0.9

@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 
 import dpfp_ray.methods
-from dpfp_ray.audit.audited_run import Settings, run_audit, set_up
+from dpfp_ray.audit.audit import Settings, set_up
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import METHODS, all_specs, labels
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.statement_text import one_line, render
 from dpfp_ray.sweeps.compare_runs import plan_cells, space_name, variant
 from dpfp_ray.sweeps.space_files import read_search_space
-from dpfp_ray.training import run
 from dpfp_ray.training.prepare import prepare
-from tests.support.tiny_runs import Listener, tiny_world, write_csv
+from tests.support.tiny_runs import Listener, audit_with, run_with, tiny_world, write_csv
 
 ROOT = Path(__file__).parents[2]
 NAME = "head_sgd"
@@ -98,7 +97,7 @@ def test_its_search_space_is_found_by_its_name_and_makes_plans(tmp_path: Path) -
 @pytest.mark.slow
 def test_it_trains_on_real_records_and_its_statement_says_proved(plan: Plan) -> None:
     listener = Listener()
-    record, _ = run.run(prepare(plan), listener, seed=5)
+    record, _ = run_with(prepare(plan), listener, seed=5)
     assert listener.steps == [1, 2]
     assert record["privacy"]["guarantee"] == record["statement"]["guarantee"] == "proved"
     assert record["privacy"]["epsilon"]["pld"] == pytest.approx(3, abs=0.01)
@@ -109,7 +108,7 @@ def test_it_trains_on_real_records_and_its_statement_says_proved(plan: Plan) -> 
 @pytest.mark.slow
 def test_it_can_be_audited(plan: Plan) -> None:
     audit = set_up(plan, Settings(canaries=16), membership_seed=3)
-    record, scores = run_audit(audit, Listener(), seed=5)
+    record, scores = audit_with(audit, seed=5)
     assert record["audit"]["score"] == "alignment"
     assert np.isfinite(scores).all()
 

@@ -19,8 +19,7 @@ from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.models.scopes import Lora
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.training.loop import Data
-from dpfp_ray.training.prepare import freeze_unreached
+from dpfp_ray.training.prepare import Data, freeze_unreached
 from tests.methods.test_dpsgd import (
     SEED,
     SIGMA,

@@ -22,11 +22,12 @@ from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.spending import Spending
-from dpfp_ray.training.evaluate import evaluate
-from dpfp_ray.training.loop import Data, train
+from dpfp_ray.training.loop import evaluate
 from dpfp_ray.training.machine import SoloComm
+from dpfp_ray.training.prepare import Data
 from dpfp_ray.training.step import take
 from tests.support.tiny_models import ENCODERS, TEXTS, build_tiny
+from tests.support.tiny_runs import Killed, Listener, train_with
 
 LOOSE = 1e9  # a clip that no row reaches
 SEED = 3**80
@@ -521,19 +522,6 @@ def test_encoders_it_cannot_train_are_refused(zoo: Path, architecture: str, word
         Rgp(make_plan(), model, 1.0, SEED)
 
 
-class Listener:
-    """Keeps a copy of every checkpoint."""
-
-    def __init__(self) -> None:
-        self.states: dict[int, dict[str, Any]] = {}
-
-    def step(self, done: int, loss: Any, checkpoint: Any) -> None:
-        self.states[done] = copy.deepcopy(checkpoint())
-
-    def epoch(self, record: dict[str, Any], checkpoint: Any) -> None:
-        return
-
-
 @pytest.fixture
 def data(zoo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Data:
     monkeypatch.setenv("DPFP_CACHE", str(tmp_path))
@@ -551,17 +539,19 @@ def test_resume_repeats_the_unbroken_run_bit_by_bit(zoo: Path, data: Data, sourc
     plan = make_plan(carriers=source, rank=2, clip=0.5, learning_rate=1e-2)
     assert plan.steps == 5
 
-    def run(state: dict[str, Any] | None = None) -> tuple[Classifier, Listener]:
-        listener, model = Listener(), make_model(zoo)
-        train(plan, 0.8, model, data, seed=SEED, comm=SoloComm(), reporter=listener, state=state)
-        return model, listener
+    def run(listener: Listener | None = None, state: Any = None) -> Classifier:
+        model = make_model(zoo)
+        train_with(plan, 0.8, model, data, listener, seed=SEED, state=state)
+        return model
 
-    unbroken, listener = run()
-    resumed, _ = run(listener.states[2])
+    unbroken, victim = run(), Listener(2)
+    with pytest.raises(Killed):
+        run(victim)
+    resumed = run(state=victim.state())
     start, end, again = (m.state_dict() for m in (make_model(zoo), unbroken, resumed))
     assert all(torch.equal(end[name], again[name]) for name in end)
     assert any(not torch.equal(end[name], start[name]) for name in end)
-    frozen = set(end) - set(listener.states[2]["model"])
+    frozen = set(end) - set(victim.state()["model"])
     assert all(torch.equal(end[name], start[name]) for name in frozen)
 
 

@@ -18,17 +18,14 @@ from dpfp_ray.models.pretrained import build_classifier
 from dpfp_ray.models.scopes import Lora, _lora_pairs
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.training.evaluate import evaluate
-from dpfp_ray.training.learning_checks import check_all_learn
-from dpfp_ray.training.loop import Data, train
+from dpfp_ray.training.loop import evaluate
 from dpfp_ray.training.machine import Comm, SoloComm
-from dpfp_ray.training.step import take
+from dpfp_ray.training.prepare import Data
+from dpfp_ray.training.step import check_all_learn, take
 from tests.methods.test_dpsgd import (
     CLIPPINGS,
     SEED,
     SIGMA,
-    Listener,
-    Stop,
     assert_same,
     clipped_sum,
     make_plan,
@@ -39,7 +36,7 @@ from tests.methods.test_dpsgd import (
     table,
 )
 from tests.support.tiny_models import ENCODERS, build_tiny
-from tests.support.tiny_runs import in_threads
+from tests.support.tiny_runs import Killed, Listener, in_threads, train_with
 
 SCOPES = ("bias", "lora", "top:1", "top:2")
 METHODS = ("dpsgd", "dpfp", "non_private")
@@ -196,15 +193,14 @@ def test_rows_made_to_be_long_or_short_add_at_most_C(
 
 def trained(
     plan: Plan,
-    listener: Listener,
+    listener: Listener | None = None,
     state: dict[str, Any] | None = None,
     comm: Comm | None = None,
 ) -> Classifier:
     model = build(plan)
     source = table(plan.model)
     data = Data(source, {"dev": source})
-    comm = comm or SoloComm()
-    train(plan, 1.0, model, data, seed=SEED, comm=comm, reporter=listener, state=state)
+    train_with(plan, 1.0, model, data, listener, seed=SEED, comm=comm, state=state)
     return model
 
 
@@ -218,7 +214,7 @@ def test_all_that_should_move_moves_and_nothing_else(
     needs_own_layers(architecture, scope)
     changes = {} if method != "dpfp" else {"micro_batches": 2}
     plan = make_plan(tiny(architecture), scope=scope, method=method, **changes)
-    start, end = build(plan), trained(plan, Listener())
+    start, end = build(plan), trained(plan)
     moving = {name for name, _ in trainable_parameters(end)}  # what cannot be split is frozen
     assert any(not name.startswith("head") for name in moving)
     for (name, before), after in zip(start.named_parameters(), end.parameters(), strict=True):
@@ -229,11 +225,10 @@ def test_all_that_should_move_moves_and_nothing_else(
 @pytest.mark.parametrize("scope", SCOPES[:3])
 def test_a_resumed_run_ends_with_the_same_weights(tiny: Callable[[str], str], scope: str) -> None:
     plan = make_plan(tiny("bert"), scope=scope)
-    unbroken = trained(plan, Listener())
-    listener = Listener(stop=3)
-    with pytest.raises(Stop):
-        trained(plan, listener)
-    resumed = trained(plan, Listener(), listener.state)
+    unbroken, victim = trained(plan), Listener(3)
+    with pytest.raises(Killed):
+        trained(plan, victim)
+    resumed = trained(plan, state=victim.state())
     for (name, one), two in zip(unbroken.named_parameters(), resumed.parameters(), strict=True):
         assert torch.equal(one, two), name
 
@@ -254,8 +249,8 @@ def test_the_number_of_workers_does_not_change_the_run(
     tiny: Callable[[str], str], scope: str
 ) -> None:
     plan = make_plan(tiny("bert"), scope=scope)
-    start, alone = build(plan), trained(plan, Listener())
-    workers = in_threads(2, lambda comm: trained(plan, Listener(), comm=comm))
+    start, alone = build(plan), trained(plan)
+    workers = in_threads(2, lambda comm: trained(plan, comm=comm))
     for one, two, lone in zip(
         *(w.named_parameters() for w in workers), alone.parameters(), strict=True
     ):
@@ -275,10 +270,7 @@ def test_with_hardly_any_noise_it_learns(tiny: Callable[[str], str], scope: str)
     )
     model = build(plan)
     source = table(plan.model)
-    train(
-        plan, 0.01, model, Data(source, {"dev": source}),
-        seed=SEED, comm=SoloComm(), reporter=Listener(),
-    )  # fmt: skip
+    train_with(plan, 0.01, model, Data(source, {"dev": source}), seed=SEED)
     assert evaluate(model, source, SoloComm())["accuracy"] > 0.8
 
 
@@ -320,4 +312,4 @@ def test_a_weight_that_never_moves_ends_the_run(
 
     monkeypatch.setattr(torch.optim, "AdamW", Forgetful)
     with pytest.raises(UserError, match=r"1 trainable tensors have not moved in 3 steps: .*lora_A"):
-        trained(plan, Listener())
+        trained(plan)

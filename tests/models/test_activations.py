@@ -21,13 +21,11 @@ from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.models.pretrained import load_tokenizer
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.training.loop import Data, train
-from dpfp_ray.training.machine import Comm, SoloComm
+from dpfp_ray.training.machine import Comm
+from dpfp_ray.training.prepare import Data
 from tests.methods.test_dpsgd import (
     SEED,
     SIGMA,
-    Listener,
-    Stop,
     assert_same,
     build,
     clipped_sum,
@@ -37,7 +35,7 @@ from tests.methods.test_dpsgd import (
     table,
 )
 from tests.support.tiny_models import ENCODERS, build_tiny
-from tests.support.tiny_runs import in_threads
+from tests.support.tiny_runs import Killed, Listener, in_threads, train_with
 
 FAMILIES = tuple(name for name in ENCODERS if name != "albert")  # its layers are one
 pytestmark = pytest.mark.filterwarnings("ignore:.*no gradient per example")
@@ -115,8 +113,7 @@ def trained(
 ) -> Classifier:
     model = build(plan)
     data = Data(with_activations(table(plan.model), model, plan), {"dev": table(plan.model)})
-    listener, comm = listener or Listener(), comm or SoloComm()
-    train(plan, 1.0, model, data, seed=SEED, comm=comm, reporter=listener, state=state)
+    train_with(plan, 1.0, model, data, listener, seed=SEED, comm=comm, state=state)
     return model
 
 
@@ -132,10 +129,10 @@ def test_a_run_with_the_cache_is_the_run_without_it(tiny: Callable[[str], str]) 
 @pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_weights(tiny: Callable[[str], str]) -> None:
     plan = plan_for(tiny("bert"))
-    unbroken, listener = trained(plan), Listener(stop=3)
-    with pytest.raises(Stop):
+    unbroken, listener = trained(plan), Listener(3)
+    with pytest.raises(Killed):
         trained(plan, listener)
-    resumed = trained(plan, state=listener.state)
+    resumed = trained(plan, state=listener.state())
     for one, two in zip(unbroken.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(one, two)
 

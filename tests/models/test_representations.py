@@ -12,13 +12,14 @@ from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.models.representations import HeadClassifier, RepresentationTable, represent
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.training.prepare import load_inputs, prepare
-from dpfp_ray.training.run import run
 from tests.support.tiny_runs import (
     Listener,
+    run_with,
     tiny_data,
     tiny_plan,
     tiny_split,
     tiny_world,
+    train_with,
     write_csv,
 )
 
@@ -125,8 +126,7 @@ def test_training_on_the_cache_is_training_on_a_frozen_encoder(
     model: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same draws and noise, which otherwise depend on what is trained on."""
-    from dpfp_ray.training.loop import Data, train
-    from dpfp_ray.training.machine import SoloComm
+    from dpfp_ray.training.prepare import Data
 
     monkeypatch.setattr("dpfp_ray.training.loop.run_seed", lambda seed, *_: seed)
     data = tiny_data(model)
@@ -138,7 +138,7 @@ def test_training_on_the_cache_is_training_on_a_frozen_encoder(
     whole = build_classifier(model, "mean", 2, scope="head", head_seed=3)
     head = HeadClassifier(32, 2, "mean", head_seed=3)
     for classifier, tables in ((whole, data), (head, cached)):
-        train(plan, 0.5, classifier, tables, seed=5, comm=SoloComm(), reporter=Listener())
+        train_with(plan, 0.5, classifier, tables, seed=5)
     torch.testing.assert_close(whole.head.weight, head.head.weight, atol=1e-4, rtol=1e-3)
 
 
@@ -149,9 +149,9 @@ def test_a_run_from_plan_to_record(model: str, mode: str, tmp_path: Path) -> Non
     plan = Plan(train_file=file, model=model, mode=mode, epsilon=8.0, delta=1e-3)
     prepared = prepare(plan, load_inputs(plan))
     listener = Listener()
-    record, trained = run(prepared, listener, seed=1)
-    again, _ = run(prepared, Listener(), seed=1)
-    other, _ = run(prepared, Listener(), seed=2)
+    record, trained = run_with(prepared, listener, seed=1)
+    again, _ = run_with(prepared, seed=1)
+    other, _ = run_with(prepared, seed=2)
     assert listener.steps == [1]
     assert record["finished"]
     assert record["privacy"]["guarantee"] == "proved"

@@ -19,9 +19,8 @@ from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.space_files import read_search_space
 from dpfp_ray.sweeps.sweep_trials import InputsOnce, bind_trial, run_sweep
 from dpfp_ray.sweeps.trial import Trial
-from dpfp_ray.training import run
 from dpfp_ray.training.prepare import Prepared
-from tests.support.tiny_runs import Listener
+from tests.support.tiny_runs import run_with
 
 SEED = 5
 PATIENCE = 1800  # seconds; a busy machine is no failure
@@ -82,7 +81,7 @@ def run_plainly(trials: list[Trial], seed: int = SEED) -> dict[str, dict[str, An
     inputs, found = InputsOnce(), {}
     for one in trials:
         prepared = Prepared(one.plan, inputs(one.plan), one.noise_multiplier)
-        found[one.id], _ = run.run(prepared, Listener(), seed=one.seed(seed))
+        found[one.id], _ = run_with(prepared, seed=one.seed(seed))
     return found
 
 

@@ -2,7 +2,7 @@
 
 import io
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpfp_ray.audit.audit import Audit, Audited, audit_events
 from dpfp_ray.data import Split
 from dpfp_ray.data.tokens import tokenise
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.training.loop import Data, State
+from dpfp_ray.training.loop import (
+    Epoch,
+    Event,
+    Finished,
+    Progress,
+    Released,
+    State,
+    Step,
+    train_steps,
+)
+from dpfp_ray.training.machine import Comm, SoloComm
+from dpfp_ray.training.prepare import Data, Inputs, Prepared, Run, build_model
+from dpfp_ray.training.train import run_events
 from tests.support.tiny_models import build_tiny
 
 GOOD, BAD = ("great", "superb", "clever"), ("dull", "boring", "tedious")
@@ -119,22 +132,23 @@ class Listener:
         self.losses: list[float | None] = []
         self.rates: list[float] = []
         self.records: list[dict[str, Any]] = []
+        self.releases: list[Any] = []
         self.saved = b""
 
-    def step(
-        self, done: int, loss: Callable[[], float | None], checkpoint: Callable[[], State]
-    ) -> None:
-        self.steps.append(done)
-        self.losses.append(loss())
-        if self.ask_rates:
-            self.rates.append(checkpoint()["optimizer"]["param_groups"][0]["lr"])
-        if done == self.kill_after:
-            self._die(checkpoint)
-
-    def epoch(self, record: dict[str, Any], checkpoint: Callable[[], State]) -> None:
-        self.records.append(record)
-        if self.at_epoch and record["step"] == self.kill_after:
-            self._die(checkpoint)
+    def hear(self, event: Event) -> None:
+        if isinstance(event, Step):
+            self.steps.append(event.done)
+            self.losses.append(event.loss())
+            if self.ask_rates:
+                self.rates.append(event.checkpoint()["optimizer"]["param_groups"][0]["lr"])
+            if event.done == self.kill_after:
+                self._die(event.checkpoint)
+        if isinstance(event, Epoch):
+            self.records.append(event.record)
+            if self.at_epoch and event.record["step"] == self.kill_after:
+                self._die(event.checkpoint)
+        if isinstance(event, Released):
+            self.releases.append(event.release)
 
     def _die(self, checkpoint: Callable[[], State]) -> None:
         buffer = io.BytesIO()
@@ -145,6 +159,58 @@ class Listener:
     def state(self) -> State:
         state: State = torch.load(io.BytesIO(self.saved), weights_only=True)
         return state
+
+
+def train_with(
+    plan: Plan,
+    noise: float,
+    model: Classifier,
+    data: Data,
+    listener: Listener | None = None,
+    *,
+    seed: int,
+    comm: Comm | None = None,
+    **options: Any,
+) -> Progress:
+    """The loop alone, to its end; `listener` hears all events."""
+    inputs = Inputs(data, ("no", "yes"), plan.representation)
+    run = Run(Prepared(plan, inputs, noise), seed, **options)
+    events = train_steps(run, model, data, comm or SoloComm())
+    ended: list[Progress] = []
+
+    def follow() -> Generator[Event, None, None]:
+        ended.append((yield from events))
+
+    for event in follow():
+        (listener or Listener()).hear(event)
+    return ended[0]
+
+
+def run_with(
+    prepared: Prepared,
+    listener: Listener | None = None,
+    *,
+    seed: int,
+    model: Classifier | None = None,
+    **options: Any,
+) -> tuple[dict[str, Any], Classifier]:
+    """A run to its end: the result's record, and the model; `listener` hears all events."""
+    run = Run(prepared, seed, **options)
+    model = model or build_model(run.prepared, seed)
+    for event in run_events(run, model):
+        (listener or Listener()).hear(event)
+    assert isinstance(event, Finished)
+    return event.record, model
+
+
+def audit_with(
+    audit: Audit, listener: Listener | None = None, *, seed: int
+) -> tuple[dict[str, Any], Any]:
+    """An audit to its end: the record, and the canaries' scores."""
+    for event in audit_events(audit, Run(audit.prepared, seed, seed_known=True)):
+        (listener or Listener()).hear(event)
+    assert isinstance(event, Audited)
+    return event.record, event.scores
 
 
 class ThreadComm:

@@ -1,18 +1,20 @@
 """Audits on Ray: every plan once, their records in the store, their outcomes beside the rows."""
 
 import stat
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dpfp_ray.audit.audited_run import Settings
+from dpfp_ray.audit.audit import Settings
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps import audits
 from dpfp_ray.sweeps.audits import (
-    SilentReporter,
     audit_folder,
     audit_trials,
     audits_left,
@@ -22,6 +24,7 @@ from dpfp_ray.sweeps.compare_rows import summarise
 from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.sweep_trials import InputsOnce
+from dpfp_ray.training.step import Steps
 from tests.support.ray_runs import trial
 
 
@@ -74,13 +77,25 @@ def test_a_remote_store_gets_a_folder_on_the_node() -> None:
     assert audit_folder("s3://bucket/x", "audit-1") is None
 
 
-def test_states_are_saved_now_and_then(tmp_path: Path) -> None:
-    reporter = SilentReporter(tmp_path, seed=1, save_every=30.0)
-    reporter.step(1, None, lambda: {})
-    assert not list(tmp_path.iterdir())
-    reporter.saver.every_seconds = 0.0
-    reporter.step(2, None, lambda: {"progress": {}})
-    assert [path.name for path in tmp_path.iterdir()] == ["resume.pt"]
+@pytest.mark.parametrize(("save_every", "saved"), [(1000.0, False), (0.0, True)])
+def test_states_are_saved_now_and_then(
+    tiny_task: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    save_every: float,
+    saved: bool,
+) -> None:
+    take = Steps.take
+    killed_at = 3
+
+    def take_or_die(self: Steps, step: int) -> Any:
+        return take(self, step) if step < killed_at else sys.exit()
+
+    monkeypatch.setattr(Steps, "take", take_or_die)
+    plan, seeds = make_plan({**tiny_task, "scope": "head"}), {"seed": 1, "membership_seed": 2}
+    with pytest.raises(SystemExit):
+        audits.audit_task(plan, Settings(10), str(tmp_path), 1, None, seeds, save_every)
+    assert (tmp_path / "unfinished" / "resume.pt").exists() == saved
 
 
 def test_an_audit_without_a_folder_works_in_a_private_one_and_removes_it(
@@ -88,12 +103,12 @@ def test_an_audit_without_a_folder_works_in_a_private_one_and_removes_it(
 ) -> None:
     folders: list[Path] = []
 
-    def audit_in(folder: Path, *_: Any, **__: Any) -> dict[str, Any]:
+    def open_audit(folder: Path, *_: Any) -> Any:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         folders.append(folder)
-        return {}
+        return SimpleNamespace(record={})
 
-    monkeypatch.setattr(audits, "audit_in", audit_in)
+    monkeypatch.setattr(audits, "open_audit", open_audit)
     seeds = {"seed": 1, "membership_seed": 2}
     for _ in range(2):
         audits.audit_task(Plan(), Settings(10), None, 1, None, seeds, 30.0)

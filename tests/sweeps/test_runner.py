@@ -15,10 +15,9 @@ from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.sweeps.runner import Runner, until_none
 from dpfp_ray.sweeps.sweep_trials import InputsOnce
 from dpfp_ray.sweeps.trial import RETRIES, Trial, unfinished
-from dpfp_ray.training import run
 from dpfp_ray.training.prepare import prepare
 from tests.support.ray_runs import measured, records, trial
-from tests.support.tiny_runs import Listener
+from tests.support.tiny_runs import run_with
 
 SECRET_SEED = 0x1234567890ABCDEF1234567890ABCDEF
 OPTIONS = RayOptions(seed=SECRET_SEED, concurrency=1, cpus_per_worker=1)
@@ -109,7 +108,7 @@ def test_same_numbers_as_a_plain_run(swept: Swept, name: str) -> None:
     torch.set_num_threads(1)
     prepared = prepare(replace(chosen.plan))
     assert prepared.noise_multiplier == chosen.noise_multiplier
-    record, _ = run.run(prepared, Listener(), seed=chosen.seed(SECRET_SEED))
+    record, _ = run_with(prepared, seed=chosen.seed(SECRET_SEED))
     assert measured(swept.record(name)) == measured(record)
 
 

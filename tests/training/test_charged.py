@@ -19,10 +19,11 @@ from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.privacy.sampling import PoissonSampler
-from dpfp_ray.training import run as run_module
+from dpfp_ray.training import train as train_module
 from dpfp_ray.training.charged import use_for
 from dpfp_ray.training.checkpoints import SEED
-from dpfp_ray.training.console import SilentReporter
+from dpfp_ray.training.console import Silent
+from dpfp_ray.training.loop import Step
 from dpfp_ray.training.prepare import prepare
 from dpfp_ray.training.train import train
 from tests.support.tiny_runs import write_csv
@@ -83,7 +84,7 @@ def test_the_entry_is_there_before_the_first_step(
         seen.extend(entry.status for entry in Ledger(ledger).entries())
         raise RuntimeError("no step was made")
 
-    monkeypatch.setattr(run_module, "train", spy)
+    monkeypatch.setattr(train_module, "train_steps", spy)
     with pytest.raises(RuntimeError, match="no step"):
         go(head, ledger)
     assert seen == ["open"]
@@ -231,14 +232,12 @@ def test_a_run_without_privacy_leaves_no_guarantee(tiny_task: Values, ledger: Pa
 
 def after(step: int, what: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
     """`what` happens when `step` steps are done."""
-    heard = SilentReporter.step
 
-    def told(self: Any, done: int, loss: Any, checkpoint: Any) -> None:
-        if done == step:
+    def show(self: Any, event: Any) -> None:
+        if isinstance(event, Step) and event.done == step:
             what()
-        heard(self, done, loss, checkpoint)
 
-    patch.setattr(SilentReporter, "step", told)
+    patch.setattr(Silent, "show", show)
 
 
 def out_of_memory() -> None:
@@ -273,7 +272,7 @@ def fail(*_: Any, **__: Any) -> None:
     [
         "dpfp_ray.training.loop.make_method",
         "dpfp_ray.training.loop.check_all_learn",
-        "dpfp_ray.training.run.with_activations",
+        "dpfp_ray.training.train.with_activations",
     ],
 )
 def test_a_run_that_fails_before_its_first_draw_is_charged_for_nothing(
@@ -323,7 +322,7 @@ def test_one_release_is_charged_as_soon_as_it_may_have_been_made(
     where: str | None,
     done: int,
 ) -> None:
-    place = f"one_release.{where}" if where else "run.with_activations"
+    place = f"loop.{where}" if where else "train.with_activations"
     monkeypatch.setattr(f"dpfp_ray.training.{place}", fail)
     with pytest.raises(RuntimeError, match="memory"):
         go(drop(tiny_task, **ONCE, ridge="auto"), ledger)
@@ -347,7 +346,7 @@ def test_a_continuation_that_fails_does_not_hide_what_a_killed_run_drew(
 def test_an_audit_that_fails_before_its_first_draw_is_charged_for_nothing(
     head: Values, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpfp_ray.audit.audited_run.build_model", fail)
+    monkeypatch.setattr("dpfp_ray.audit.audit.build_model", fail)
     plan = make_plan({**head, "epochs": 1})
     with pytest.raises(RuntimeError, match="memory"):
         audit(plan, output=tmp_path / "audit", ledger=ledger, reporter="silent", canaries=20)
@@ -397,7 +396,7 @@ def test_a_run_killed_before_its_first_save_is_paid_once(
         if kind == "steps":
             after(3, die, patch)
         else:
-            patch.setattr(run_module, "release_id", lambda *_: die())
+            patch.setattr(train_module, "release_id", lambda *_: die())
         with pytest.raises(SystemExit):
             go(values, ledger, tmp_path / "run")
     seed = kept_seed(tmp_path / "run")
@@ -473,7 +472,7 @@ def test_a_run_that_would_pass_the_total_is_refused_before_its_first_step(
     head: Values, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go(head, ledger, total_epsilon=10, total_delta=1e-5)
-    monkeypatch.setattr(run_module, "train", lambda *a, **k: pytest.fail("a step was made"))
+    monkeypatch.setattr(train_module, "train_steps", lambda *a, **k: pytest.fail("a step was made"))
     with pytest.raises(UserError, match=r"above the total of 10 .*fit"):
         go(head, ledger, tmp_path / "run")
     assert [entry.status for entry in only(ledger).entries] == ["finished", "refused"]

@@ -8,8 +8,8 @@ import torch
 
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.models.classifier import Classifier
-from dpfp_ray.training import evaluate as module
-from dpfp_ray.training.evaluate import evaluate
+from dpfp_ray.training import loop as module
+from dpfp_ray.training.loop import evaluate
 from dpfp_ray.training.machine import SoloComm
 from tests.support.tiny_runs import in_threads, tiny_classifier, tiny_data, tiny_plan, tiny_world
 

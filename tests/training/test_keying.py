@@ -17,21 +17,20 @@ from dpfp_ray.methods.parts.base import make_method
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.training import loop
-from dpfp_ray.training.loop import Data
 from dpfp_ray.training.machine import Comm, SoloComm
-from dpfp_ray.training.prepare import Inputs, Prepared, build_model, prepare
-from dpfp_ray.training.run import run
+from dpfp_ray.training.prepare import Data, Inputs, Prepared, build_model, prepare
 from dpfp_ray.training.step import take
 from tests.support.one_release import make_table
 from tests.support.tiny_runs import (
     Killed,
     Listener,
     in_threads,
+    run_with,
     tiny_classifier,
     tiny_data,
     tiny_plan,
     tiny_world,
+    train_with,
 )
 
 SEED = 2**100 + 7
@@ -64,7 +63,7 @@ def released(
     prepared = prepare(plan, inputs)
     model = build_model(prepared, start, torch.device("cpu"))
     with pytest.raises(Killed):
-        run(prepared, Listener(1), seed=seed, model=model)
+        run_with(prepared, Listener(1), seed=seed, model=model)
     return gradient(model) * prepared.plan.B, prepared.noise_multiplier * prepared.plan.C
 
 
@@ -144,7 +143,7 @@ def test_equal_noise_means_equal_sums_however_a_step_is_split(
         model = tiny_classifier(str(folder), plan)
         data, listener = tiny_data(str(folder), plan.D), Listener(1)
         with pytest.raises(Killed):
-            loop.train(plan, 0.5, model, data, seed=SEED, comm=comm, reporter=listener)
+            train_with(plan, 0.5, model, data, listener, seed=SEED, comm=comm)
         return gradient(model)
 
     whole = release(20, SoloComm())
@@ -156,12 +155,11 @@ def test_equal_noise_means_equal_sums_however_a_step_is_split(
 def test_draws_are_keyed_by_the_plan_too(model_folder: str) -> None:
     rows = []
     for rate in (1e-3, 2e-3):
-        plan, listener = tiny_plan("non_private", learning_rate=rate), Listener()
-        rows.append(drawn(model_folder, plan, listener))
+        rows.append(drawn(model_folder, tiny_plan("non_private", learning_rate=rate)))
     assert rows[0] != rows[1]
 
 
-def drawn(model_folder: str, plan: Plan, listener: Listener) -> list[list[int]]:
+def drawn(model_folder: str, plan: Plan) -> list[list[int]]:
     """The records of each step of a real run."""
     data, found = tiny_data(model_folder, plan.D), []
 
@@ -180,9 +178,7 @@ def drawn(model_folder: str, plan: Plan, listener: Listener) -> list[list[int]]:
 
     train: Table = Seen()
     model = tiny_classifier(model_folder, plan)
-    loop.train(
-        plan, 0.5, model, Data(train, data.dev), seed=SEED, comm=SoloComm(), reporter=listener
-    )
+    train_with(plan, 0.5, model, Data(train, data.dev), seed=SEED)
     return found
 
 
@@ -197,9 +193,9 @@ def test_a_run_refuses_a_state_of_an_earlier_version() -> None:
     )
     listener = Listener(1)
     with pytest.raises(Killed):
-        run(prepared, listener, seed=SEED)
+        run_with(prepared, listener, seed=SEED)
     state = listener.state()
-    run(prepared, Listener(), seed=SEED, state=dict(state))
+    run_with(prepared, seed=SEED, state=dict(state))
     state["keying"] -= 1
     with pytest.raises(UserError, match=r"earlier version.*--overwrite"):
-        run(prepared, Listener(), seed=SEED, state=state)
+        run_with(prepared, seed=SEED, state=state)

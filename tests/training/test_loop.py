@@ -14,8 +14,8 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import Sampler, make_sampler, run_seed
 from dpfp_ray.privacy.spending import Spending
-from dpfp_ray.training.loop import Progress, State, train, weights_hash
-from dpfp_ray.training.machine import Comm, SoloComm, TorchComm
+from dpfp_ray.training.loop import Progress, State, weights_hash
+from dpfp_ray.training.machine import Comm, TorchComm
 from dpfp_ray.training.prepare import freeze_unreached
 from dpfp_ray.training.step import set_learning_rate
 from tests.support.gloo import run_workers
@@ -27,6 +27,7 @@ from tests.support.tiny_runs import (
     tiny_data,
     tiny_plan,
     tiny_world,
+    train_with,
 )
 
 SEED = 2**90 + 1
@@ -52,18 +53,28 @@ def run(
 ) -> tuple[Progress, Weights]:
     """One run from the start, or from `state`; the weights that it ends with."""
     model = tiny_classifier(model_folder, plan)
-    progress = train(
+    progress = train_with(
         plan,
         noise if plan.private else 0.0,
         model,
         tiny_data(model_folder, train_rows=plan.D),
+        listener,
         seed=seed,
-        comm=comm or SoloComm(),
-        reporter=listener or Listener(),
+        comm=comm,
         state=state,
         show_training_loss=show_training_loss,
     )
     return progress, {name: p.detach() for name, p in trainable_parameters(model)}
+
+
+def killed(
+    model_folder: str, plan: Plan, kill_after: int, at_epoch: bool = False, **options: Any
+) -> Listener:
+    """A run that is killed after so many steps; what it heard, and its saved state."""
+    victim = Listener(kill_after, at_epoch)
+    with pytest.raises(Killed):
+        run(model_folder, plan, victim, **options)
+    return victim
 
 
 def sampler_of(model_folder: str, plan: Plan, seed: int) -> Sampler:
@@ -121,9 +132,7 @@ KILLS = {
 def test_a_killed_and_resumed_run_ends_as_an_unbroken_one(
     model_folder: str, unbroken: dict[str, tuple[Progress, Weights]], name: str, kill_after: int
 ) -> None:
-    victim = Listener(kill_after)
-    with pytest.raises(Killed):
-        run(model_folder, PLANS[name], victim)
+    victim = killed(model_folder, PLANS[name], kill_after)
     progress, weights = run(model_folder, PLANS[name], state=victim.state())
     assert_identical(weights, unbroken[name][1])
     assert facts(progress) == facts(unbroken[name][0])
@@ -132,9 +141,7 @@ def test_a_killed_and_resumed_run_ends_as_an_unbroken_one(
 def test_a_run_killed_between_evaluation_and_report_loses_no_epoch(
     model_folder: str, unbroken: dict[str, tuple[Progress, Weights]]
 ) -> None:
-    victim = Listener(12, at_epoch=True)
-    with pytest.raises(Killed):
-        run(model_folder, PLANS["dpfp"], victim)
+    victim = killed(model_folder, PLANS["dpfp"], 12, at_epoch=True)
     progress, weights = run(model_folder, PLANS["dpfp"], state=victim.state())
     assert_identical(weights, unbroken["dpfp"][1])
     assert facts(progress) == facts(unbroken["dpfp"][0])
@@ -146,10 +153,7 @@ def test_a_run_killed_at_every_second_step_ends_the_same(
 ) -> None:
     state: State | None = None
     for kill_after in range(2, 18, 2):
-        victim = Listener(kill_after)
-        with pytest.raises(Killed):
-            run(model_folder, PLANS["dropout"], victim, state=state)
-        state = victim.state()
+        state = killed(model_folder, PLANS["dropout"], kill_after, state=state).state()
     progress, weights = run(model_folder, PLANS["dropout"], state=state)
     assert_identical(weights, unbroken["dropout"][1])
     assert facts(progress) == facts(unbroken["dropout"][0])
@@ -168,9 +172,7 @@ def test_the_bit_identity_tests_can_fail(
 
 @pytest.mark.parametrize("kill_after", [3, 6, 17])
 def test_a_checkpoint_says_what_was_spent(model_folder: str, kill_after: int) -> None:
-    victim = Listener(kill_after)
-    with pytest.raises(Killed):
-        run(model_folder, PLANS["dpfp"], victim)
+    victim = killed(model_folder, PLANS["dpfp"], kill_after)
     state = victim.state()
     assert state["epsilon"] == Spending(PLANS["dpfp"], 0.5).spent(kill_after)
     assert state["noise_multiplier"] == 0.5
@@ -179,9 +181,7 @@ def test_a_checkpoint_says_what_was_spent(model_folder: str, kill_after: int) ->
 
 def test_a_checkpoint_holds_no_seed(model_folder: str) -> None:
     """Who stores it decides whether the seed goes with it."""
-    victim = Listener(3)
-    with pytest.raises(Killed):
-        run(model_folder, PLANS["dpfp"], victim)
+    victim = killed(model_folder, PLANS["dpfp"], 3)
     assert "seed" not in victim.state()
     assert SEED.to_bytes(12, "little") not in victim.saved
 
@@ -219,20 +219,17 @@ def test_the_reported_loss_is_the_mean_over_the_rows_of_this_epoch(model_folder:
 
 
 def test_the_training_loss_of_a_private_run_is_shown_only_if_asked_for(model_folder: str) -> None:
-    hidden, shown = Listener(), Listener(17)
+    hidden = Listener()
     progress, _ = run(model_folder, PLANS["dpfp"], hidden, show_training_loss=False)
     assert [record["train_loss"] for record in progress.history] == [None] * 3
     assert hidden.losses == [None] * 18
-    with pytest.raises(Killed):
-        run(model_folder, PLANS["dpfp"], shown)
+    shown = killed(model_folder, PLANS["dpfp"], 17)
     assert all(record["train_loss"] > 0 for record in shown.records)
     assert shown.state()["loss_rows"] > 0
 
 
 def test_a_state_keeps_no_loss_that_is_not_to_be_shown(model_folder: str) -> None:
-    victim = Listener(5)
-    with pytest.raises(Killed):
-        run(model_folder, PLANS["dpfp"], victim, show_training_loss=False)
+    victim = killed(model_folder, PLANS["dpfp"], 5, show_training_loss=False)
     assert (victim.state()["loss_sum"], victim.state()["loss_rows"]) == (0.0, 0)
 
 
@@ -268,9 +265,7 @@ def test_an_empty_first_step_changes_no_weight_but_by_decay(
     model_folder: str, sparse: tuple[Plan, int]
 ) -> None:
     plan, seed = sparse
-    victim = Listener(1)
-    with pytest.raises(Killed):
-        run(model_folder, plan, victim, seed=seed)
+    victim = killed(model_folder, plan, 1, seed=seed)
     before = {n: p.detach() for n, p in trainable_parameters(tiny_classifier(model_folder, plan))}
     decay = 1 - float(plan.learning_rate or 0) * float(plan.weight_decay or 0)
     for name, weight in victim.state()["model"].items():
@@ -292,16 +287,13 @@ def test_physical_batches_do_not_change_the_step(
     assert_close_runs(model_folder, PLANS["dpfp"], unbroken["split"], unbroken["dpfp"])
 
 
-def test_a_linear_schedule_falls_to_almost_zero(model_folder: str) -> None:
+@pytest.mark.parametrize(("schedule", "fall"), [("linear", 1 / 18), ("constant", 0.0)])
+def test_a_linear_schedule_falls_to_almost_zero_and_a_constant_one_stays(
+    model_folder: str, schedule: str, fall: float
+) -> None:
     listener = Listener(rates=True)
-    run(model_folder, tiny_plan("non_private", schedule="linear"), listener)
-    assert listener.rates == pytest.approx([1e-3 * (1 - step / 18) for step in range(18)])
-
-
-def test_a_constant_schedule_stays(model_folder: str) -> None:
-    listener = Listener(rates=True)
-    run(model_folder, tiny_plan("non_private", schedule="constant"), listener)
-    assert set(listener.rates) == {1e-3}
+    run(model_folder, tiny_plan("non_private", schedule=schedule), listener)
+    assert listener.rates == pytest.approx([1e-3 * (1 - step * fall) for step in range(18)])
 
 
 def test_all_groups_follow_the_schedule() -> None:
@@ -358,9 +350,7 @@ def test_a_worker_without_rows_still_joins(model_folder: str) -> None:
 def test_a_killed_run_can_go_on_with_another_number_of_workers(
     model_folder: str, unbroken: dict[str, tuple[Progress, Weights]]
 ) -> None:
-    victim = Listener(7)
-    with pytest.raises(Killed):
-        run(model_folder, PLANS["dpfp"], victim)
+    victim = killed(model_folder, PLANS["dpfp"], 7)
     state = victim.saved
     workers = in_threads(2, lambda comm: resume(model_folder, state, comm))
     for worker in workers:
@@ -395,15 +385,7 @@ def test_a_weight_without_gradient_stops_the_run(model_folder: str) -> None:
     model = tiny_classifier(model_folder, plan)
     model.register_parameter("idle", torch.nn.Parameter(torch.ones(3)))
     with pytest.raises(UserError, match=r"1 trainable tensors got no gradient.*: idle;"):
-        train(
-            plan,
-            0.5,
-            model,
-            tiny_data(model_folder),
-            seed=SEED,
-            comm=SoloComm(),
-            reporter=Listener(),
-        )
+        train_with(plan, 0.5, model, tiny_data(model_folder), seed=SEED)
 
 
 def test_whether_weights_learn_is_asked_of_dev_rows_alone(model_folder: str) -> None:
@@ -422,7 +404,7 @@ def test_whether_weights_learn_is_asked_of_dev_rows_alone(model_folder: str) -> 
     messages = []
     for seed in range(4):
         with pytest.raises(UserError, match="6 trainable tensors got no gradient") as error:
-            train(plan, 0.5, model, data, seed=seed, comm=SoloComm(), reporter=listener)
+            train_with(plan, 0.5, model, data, listener, seed=seed)
         messages.append(str(error.value))
     assert len(set(messages)) == 1
     assert listener.steps == []  # before the first private row

@@ -14,9 +14,10 @@ from torch import Tensor
 from dpfp_ray.models.representations import HeadClassifier
 from dpfp_ray.training import loop, machine
 from dpfp_ray.training.machine import SoloComm, TorchComm, share
+from dpfp_ray.training.prepare import Data
 from tests.support.gloo import run_workers
 from tests.support.one_release import make_table
-from tests.support.tiny_runs import Listener, tiny_plan
+from tests.support.tiny_runs import tiny_plan, train_with
 
 pytestmark = pytest.mark.slow
 
@@ -201,6 +202,6 @@ def test_the_loop_keeps_freed_memory_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(loop, "keep_freed_memory", lambda: asked.append(True))
     plan = tiny_plan("non_private", scope="head", task="sst2")
     model = HeadClassifier(6, 2, "mean", head_seed=3)
-    data = loop.Data(make_table(24), {"dev": make_table(10, seed=3)})
-    loop.train(plan, 0.0, model, data, seed=1, comm=SoloComm(), reporter=Listener())
+    data = Data(make_table(24), {"dev": make_table(10, seed=3)})
+    train_with(plan, 0.0, model, data, seed=1)
     assert asked == [True]

@@ -25,12 +25,10 @@ from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.calibration import noise_multiplier
-from dpfp_ray.training.loop import Data
-from dpfp_ray.training.one_release import put_head
-from dpfp_ray.training.prepare import Inputs, Prepared, build_model, load_inputs, prepare
-from dpfp_ray.training.run import run
+from dpfp_ray.training.loop import put_head
+from dpfp_ray.training.prepare import Data, Inputs, Prepared, Run, build_model, load_inputs, prepare
 from tests.support.one_release import make_table
-from tests.support.tiny_runs import Listener, steady_world, tiny_split
+from tests.support.tiny_runs import Listener, run_with, steady_world, tiny_split
 
 SEED, CPU = 2**80 + 5, torch.device("cpu")
 
@@ -118,7 +116,7 @@ def test_empty_steps_of_a_run_are_the_planned_noise(
         model_folder, batch_size=1, epsilon=epsilon, **{"epochs": epochs, **STEPS[name]}
     )
     with empty_steps(model) as found:
-        run(prepared, Listener(), seed=SEED, model=model)
+        run_with(prepared, seed=SEED, model=model)
     assert len(found) >= 15  # of 120 steps or more, 0.36 each
     plan = prepared.plan
     squares = {n: sum(float(step[n].double().square().sum()) for step in found) for n in found[0]}
@@ -155,7 +153,7 @@ def test_rows_of_a_dpfp_run_get_the_planned_noise(
 
     model.represent = represent  # type: ignore[method-assign]
     model.head.register_forward_pre_hook(look)
-    run(prepared, Listener(), seed=SEED, model=model)
+    run_with(prepared, seed=SEED, model=model)
     found = torch.cat(noise).double()
     assert len(found) > 500
     assert float(found.square().mean().sqrt()) == pytest.approx(needed(prepared), rel=0.08)
@@ -166,7 +164,7 @@ def test_trials_and_audits_are_prepared_with_the_planned_noise(
     tiny_task: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """From there on they are runs like those above."""
-    from dpfp_ray.audit.audited_run import Settings, set_up
+    from dpfp_ray.audit.audit import Settings, set_up
     from dpfp_ray.sweeps import trial_process
     from dpfp_ray.sweeps.sweep_trials import bind_trial
 
@@ -178,17 +176,17 @@ def test_trials_and_audits_are_prepared_with_the_planned_noise(
 
     found = []
 
-    def look(prepared: Prepared, *_: Any, **__: Any) -> None:
-        found.append(prepared.noise_multiplier)
+    def look(run: Run, *_: Any) -> None:
+        found.append(run.prepared.noise_multiplier)
         raise RuntimeError
 
-    monkeypatch.setattr(trial_process, "run", look)
+    monkeypatch.setattr(trial_process, "run_events", look)
     monkeypatch.setattr(trial_process, "node_and_process", dict)
     shared = SimpleNamespace(inputs=lambda: load_inputs(trial.plan))
     sweep = trial_process.Sweep("s", str(tmp_path), seed=1)
     facts = {"seconds": 0.0}
     with pytest.raises(RuntimeError):
-        trial_process.run_worker(trial, sweep, shared, trial_process.TuneReporter, facts)  # type: ignore[arg-type]
+        trial_process.run_worker(trial, sweep, shared, print, facts)  # type: ignore[arg-type]
     assert found == [planned]
 
 
@@ -202,10 +200,10 @@ def zero_run(records: int, width: int, **settings: Any) -> tuple[Prepared, Class
     table = RepresentationTable(zeros, np.arange(records) % 2, f"zero {records} {width}")
     inputs = Inputs(Data(table, {"dev": make_table(20, width)}), ("no", "yes"), "mean")
     prepared = prepare(plan, inputs)
-    seen: list[Any] = []
-    _, model = run(prepared, Listener(), seed=SEED, on_release=seen.append)
-    assert len(seen) == 1
-    return prepared, model, seen[0]
+    listener = Listener()
+    _, model = run_with(prepared, listener, seed=SEED)
+    (release,) = listener.releases
+    return prepared, model, release
 
 
 @pytest.mark.parametrize("clip", [1.0, 0.4])

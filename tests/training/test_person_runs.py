@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfp_ray.audit.audited_run import Settings, run_audit, set_up
+from dpfp_ray.audit.audit import Settings, set_up
 from dpfp_ray.audit.canaries import FAMILIES
 from dpfp_ray.data import Split, Task
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
@@ -21,11 +21,17 @@ from dpfp_ray.privacy.ledger_entries import use_of
 from dpfp_ray.privacy.statement_forms import nist_questions, registry_entry
 from dpfp_ray.privacy.statement_text import render
 from dpfp_ray.training.charged import charged
-from dpfp_ray.training.loop import train
-from dpfp_ray.training.machine import SoloComm
-from dpfp_ray.training.prepare import Prepared, build_model, load_inputs, prepare
-from dpfp_ray.training.run import run
-from tests.support.tiny_runs import Killed, Listener, in_threads, steady_world, tiny_split
+from dpfp_ray.training.prepare import Prepared, Run, build_model, load_inputs, prepare
+from tests.support.tiny_runs import (
+    Killed,
+    Listener,
+    audit_with,
+    in_threads,
+    run_with,
+    steady_world,
+    tiny_split,
+    train_with,
+)
 from tests.training.test_measured_noise import CPU, SEED, empty_steps
 
 SIZES = (1, 2, 3, 5, 1, 8, 2, 2, 1, 4, 6, 1)  # of twelve persons
@@ -74,7 +80,7 @@ def test_every_method_runs_on_persons(model_folder: str, name: str) -> None:
     prepared = prepared_run(model_folder, **RUNS[name])
     assert len(SIZES) == prepared.plan.D
     assert len(prepared.data.train) == sum(SIZES)
-    record, _ = run(prepared, Listener(), seed=SEED)
+    record, _ = run_with(prepared, seed=SEED)
     assert record["finished"]
     if prepared.plan.private:
         assert prepared.plan.delta == 1 / (2 * len(SIZES))
@@ -108,7 +114,7 @@ def test_steps_without_a_person_are_the_planned_noise(model_folder: str) -> None
     )
     model = build_model(prepared, SEED, CPU)
     with empty_steps(model) as found:
-        run(prepared, Listener(), seed=SEED, model=model)
+        run_with(prepared, seed=SEED, model=model)
     assert len(found) > 15
     values = torch.cat([value.flatten() for step in found for value in step.values()])
     needed = noise_multiplier(prepared.plan) * prepared.plan.C
@@ -129,9 +135,8 @@ def test_a_resumed_run_and_two_workers_end_with_the_same_weights(
     def trained(comm: Any = None, state: Any = None, kill: int | None = None) -> Any:
         model, listener = build_model(prepared, SEED, CPU), Listener(kill)
         facts = (prepared.plan, prepared.noise_multiplier, model, prepared.data)
-        comm = comm or SoloComm()
         try:
-            train(*facts, seed=SEED, comm=comm, reporter=listener, state=state)
+            train_with(*facts, listener, seed=SEED, comm=comm, state=state)
         except Killed:
             return listener.state()
         return weights(model)
@@ -156,7 +161,7 @@ def test_whose_rows_they_are_is_part_of_what_the_noise_is_keyed_by(model_folder:
 
 
 def enter(ledger: Ledger, prepared: Prepared, name: str) -> None:
-    with charged(ledger, prepared, where=name, seed=SEED, state=None):
+    with charged(ledger, Run(prepared, SEED), where=name):
         pass
 
 
@@ -236,7 +241,7 @@ def test_canaries_are_persons(model_folder: str, name: str) -> None:
     assert all(len(np.unique(displaced[owners == c])) == 1 for c in range(20))
     if plan.one_release and plan.adjacency == "add_remove":
         assert len(train_table) == len(persons) - np.sum(~audit.members[owners])
-    record, scores = run_audit(audit, Listener(), seed=SEED)
+    record, scores = audit_with(audit, seed=SEED)
     assert len(scores) == 20
     assert record["audit"]["unit"] == "person"
     here, away = scores[audit.members], scores[~audit.members]
@@ -262,7 +267,7 @@ def test_persons_who_were_in_score_higher_with_rgp(model_folder: str) -> None:
     for membership in (3, 4, 5, 6):
         task = person_task(SIZES * 4)
         audit = set_up(plan, Settings(canaries=24), membership_seed=membership, task=task)
-        record, scores = run_audit(audit, Listener(), seed=SEED)
+        record, scores = audit_with(audit, seed=SEED)
         assert (record["audit"]["score"], record["audit"]["unit"]) == ("alignment", "person")
         higher.append(np.mean(scores[audit.members][:, None] > scores[~audit.members]))
     assert np.mean(higher) > 0.6
@@ -277,7 +282,7 @@ def test_persons_as_canaries_refute_the_nominal_epsilon_and_not_the_proved_one(
     common: dict[str, Any] = {"user_column": "author", "representation": "mean"}
     plan = Plan(model=model_folder, task="sst2", **{**common, **settings})
     audit = set_up(plan, Settings(canaries=24), membership_seed=3, task=person_task(SIZES * 4))
-    record, _ = run_audit(audit, Listener(), seed=SEED)
+    record, _ = audit_with(audit, seed=SEED)
     found = record["audit"]
     assert (found["unit"], found["verdict"]) == ("person", verdict)
     assert (found["epsilon"] > 0.2) == (verdict == "refuted")

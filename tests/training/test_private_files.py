@@ -12,7 +12,8 @@ import pytest
 from dpfp_ray import Plan, train
 from dpfp_ray.plan.signals import Interrupted
 from dpfp_ray.training.checkpoints import RESUME
-from dpfp_ray.training.console import SilentReporter
+from dpfp_ray.training.console import Silent
+from dpfp_ray.training.loop import Event, Step
 
 # Between them: tokens, representations, rows of all layers, outputs of frozen layers.
 KINDS: dict[str, dict[str, Any]] = {
@@ -58,10 +59,11 @@ def test_caches_and_the_ledger_are_private(
 def test_the_state_of_a_stopped_run_is_private(
     umask: None, tmp_path: Path, tiny_task: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(self: SilentReporter, done: int, loss: Any) -> None:
-        self.stop_signal = signal.SIGINT if done == 9 else None
+    def stop(self: Silent, event: Event) -> None:
+        if isinstance(event, Step) and event.done == 9:
+            signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(SilentReporter, "show_step", stop)
+    monkeypatch.setattr(Silent, "show", stop)
     folder = tmp_path / "run"
     with pytest.raises(Interrupted):
         train(Plan(**tiny_task), output=folder, threads=1, reporter="silent", save_every=0)

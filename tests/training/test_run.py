@@ -24,12 +24,12 @@ from dpfp_ray.data.whole_files import without_checksum
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.spending import Spending
-from dpfp_ray.training import run, run_folder
+from dpfp_ray.training import run_folder
 from dpfp_ray.training.checkpoints import RESUME, load_state, save_state
 from dpfp_ray.training.checkpoints import SEED as SEED_FILE
 from dpfp_ray.training.predictions import DevPredictions
 from dpfp_ray.training.prepare import Prepared, prepare
-from tests.support.tiny_runs import Killed, Listener, tiny_world, write_csv
+from tests.support.tiny_runs import Killed, Listener, run_with, tiny_world, write_csv
 
 SEED = 311_700_000_000_000_000_000_000_000_000_000_000_113  # 128 bits
 MINUTE = 60
@@ -349,7 +349,7 @@ def test_a_finished_run_is_not_repeated(
     def untouchable(*_: object, **__: object) -> NoReturn:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(run, "run", untouchable)
+    monkeypatch.setattr("dpfp_ray.training.train.run_events", untouchable)
     assert do(arguments(world, tmp_path), capsys) == finished
 
 
@@ -424,7 +424,7 @@ def unfinished(prepared: Prepared, tmp_path: Path) -> Path:
     """A folder in which a run was killed after seven steps."""
     victim = Listener(7)
     with pytest.raises(Killed):
-        run.run(prepared, victim, seed=SEED)
+        run_with(prepared, victim, seed=SEED)
     save_state(tmp_path, victim.state(), SEED)
     return tmp_path
 
@@ -495,7 +495,7 @@ def test_a_resumed_run_keeps_the_noise_it_began_with(unfinished: Path, prepared:
     """Should calibration give another σ by now, ε is still that of the noise really added."""
     state = load_state(unfinished, prepared.plan)
     other = replace(prepared, noise_multiplier=2 * prepared.noise_multiplier)
-    record, _ = run.run(other, Listener(), seed=SEED, state=state)
+    record, _ = run_with(other, seed=SEED, state=state)
     assert record["privacy"]["noise_multiplier"] == prepared.noise_multiplier
     spent = Spending(prepared.plan, prepared.noise_multiplier).spent(prepared.plan.steps)
     assert record["privacy"]["epsilon"] == spent

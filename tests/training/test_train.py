@@ -16,10 +16,12 @@ from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.signals import Interrupted
 from dpfp_ray.training import console
-from dpfp_ray.training.console import LineReporter, SilentReporter
+from dpfp_ray.training.console import Keeper, Lines, Silent
 from dpfp_ray.training.load_model import load_model
+from dpfp_ray.training.loop import Epoch, Event
+from dpfp_ray.training.prepare import Inputs, Prepared, Run, load_inputs, prepare
 from dpfp_ray.training.train import train
-from tests.support.tiny_runs import tiny_split
+from tests.support.tiny_runs import Killed, Listener, run_with, tiny_split
 
 
 class Words(nn.Module):
@@ -97,17 +99,18 @@ def test_a_custom_model_is_not_looked_for_on_disk() -> None:
         train(quick_plan(model="custom:Words"), data=rows())
 
 
-class Stopping(SilentReporter):
+class Stopping(Silent):
     """Gets a Ctrl-C after the first epoch."""
 
-    def show_epoch(self, record: dict[str, Any]) -> None:
-        signal.raise_signal(signal.SIGINT)
+    def show(self, event: Event) -> None:
+        if isinstance(event, Epoch):
+            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.fixture
 def unfinished(own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with monkeypatch.context() as patch:
-        patch.setitem(console.REPORTERS, "silent", Stopping)
+        patch.setitem(console.DISPLAYS, "silent", Stopping)
         with pytest.raises(Interrupted):
             train(quick_plan(), data=rows(), output=tmp_path, **own, **QUICK)
     return tmp_path
@@ -155,6 +158,12 @@ def test_an_encoder_of_transformers_is_taken_from_memory_as_from_its_folder(
     )
 
 
+def four_epochs(task: dict[str, Any]) -> Plan:
+    steps = {"batch_size": 8, "epochs": 4, "learning_rate": 1e-2}
+    names = ("train_file", "dev_file", "model", "representation")
+    return Plan(**{n: task[n] for n in names}, method="non_private", scope="all", **steps)
+
+
 def cross_entropy(folder: Path, task: dict[str, Any]) -> float:
     """Of a saved model, on the task's dev file."""
     import csv
@@ -171,9 +180,7 @@ def cross_entropy(folder: Path, task: dict[str, Any]) -> float:
 def test_the_weights_saved_are_the_weights_quoted(
     tiny_task: dict[str, Any], tmp_path: Path
 ) -> None:
-    steps = {"batch_size": 8, "epochs": 4, "learning_rate": 1e-2}
-    names = ("train_file", "dev_file", "model", "representation")
-    plan = Plan(**{n: tiny_task[n] for n in names}, method="non_private", scope="all", **steps)
+    plan = four_epochs(tiny_task)
     options: dict[str, Any] = {"seed": 0, "threads": 1, "reporter": "silent"}
     last = train(plan, output=tmp_path / "last", **options).record
     best = train(plan, output=tmp_path / "best", select="best", **options).record
@@ -191,19 +198,13 @@ def test_the_weights_saved_are_the_weights_quoted(
 @pytest.mark.slow
 def test_the_best_epoch_survives_a_stop(tiny_task: dict[str, Any]) -> None:
     """The state of the last step has the best epoch's weights, not its own, to end with."""
-    from dpfp_ray.training.prepare import load_inputs, prepare
-    from dpfp_ray.training.run import run
-    from tests.support.tiny_runs import Killed, Listener
-
-    steps = {"batch_size": 8, "epochs": 4, "learning_rate": 1e-2}
-    names = ("train_file", "dev_file", "model", "representation")
-    plan = Plan(**{n: tiny_task[n] for n in names}, method="non_private", scope="all", **steps)
+    plan = four_epochs(tiny_task)
     prepared = prepare(plan, load_inputs(plan))
-    _, whole = run(prepared, Listener(), seed=0, select="best")
+    _, whole = run_with(prepared, seed=0, select="best")
     listener = Listener(kill_after=prepared.plan.steps - 3)
     with pytest.raises(Killed):
-        run(prepared, listener, seed=0, select="best")
-    _, resumed = run(prepared, Listener(), seed=0, select="best", state=listener.state())
+        run_with(prepared, listener, seed=0, select="best")
+    _, resumed = run_with(prepared, seed=0, select="best", state=listener.state())
     for ours, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -240,12 +241,16 @@ def test_a_finished_run_without_weights_is_finished_if_none_are_asked_for(
     assert run.model is None
 
 
+def keeper(display: type[Silent], folder: Path) -> Keeper:
+    plan = quick_plan().bind(records=120, representation="mean")
+    inputs: Inputs = None  # type: ignore[assignment]
+    return Keeper(Run(Prepared(plan, inputs, 1.0), 1), display, folder)
+
+
 def test_the_first_ctrl_c_is_answered_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with LineReporter(
-        quick_plan().bind(records=120, representation="mean"), 1.0, "dpfp", tmp_path, 1
-    ):
+    with keeper(Lines, tmp_path).on_signals():
         signal.raise_signal(signal.SIGINT)
         assert "stopping: this step ends, then the run is saved" in capsys.readouterr().err
 
@@ -274,8 +279,7 @@ def test_ctrl_c_while_a_run_is_saved_waits_for_the_save(
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path: Path) -> None:
-    plan = quick_plan().bind(records=120, representation="mean")
-    with SilentReporter(plan, 1.0, "dpfp", tmp_path, 1):
+    with keeper(Silent, tmp_path).on_signals():
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(Interrupted, match="stopped at once"):
             signal.raise_signal(signal.SIGINT)

@@ -2,8 +2,7 @@
 
 import json
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,12 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpfp_ray.audit import audited_run as audits
-from dpfp_ray.audit.audited_run import Audit, Settings, absence, audit_in, run_audit, set_up
+from dpfp_ray.audit import audit as audits
+from dpfp_ray.audit.audit import (
+    Audit,
+    Audited,
+    Settings,
+    absence,
+    audit_events,
+    open_audit,
+    set_up,
+)
 from dpfp_ray.audit.bounds import one_run_epsilon
 from dpfp_ray.audit.canaries import Canaries, flip_coins, insert
-from dpfp_ray.audit.claims import Gaussian, claim_of, least_probability
-from dpfp_ray.audit.outcome import audit_outcome, count_correct
+from dpfp_ray.audit.outcome import (
+    Gaussian,
+    audit_outcome,
+    claim_of,
+    count_correct,
+    least_probability,
+)
 from dpfp_ray.audit.scores import centred, score_name, strongest_family
 from dpfp_ray.data import Task
 from dpfp_ray.methods import moments, release_once
@@ -26,35 +38,14 @@ from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
-from dpfp_ray.training import run, run_folder
+from dpfp_ray.training import run_folder
 from dpfp_ray.training.checkpoints import RESUME, save_state
-from dpfp_ray.training.loop import Data, State
-from dpfp_ray.training.prepare import Inputs, Prepared, load_inputs, prepare
-from tests.support.tiny_runs import Killed, steady_world, tiny_split
+from dpfp_ray.training.prepare import Data, Inputs, Prepared, load_inputs, prepare
+from tests.support.tiny_runs import Killed, Listener, audit_with, run_with, steady_world, tiny_split
 
 pytestmark = pytest.mark.slow
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
-
-
-class Quiet:
-    """A reporter that says nothing; saves in `folder` and dies after step `kill_after`."""
-
-    def __init__(self, folder: Path | None = None, seed: int = 0, kill_after: int = -1) -> None:
-        self.folder, self.seed, self.kill_after = folder, seed, kill_after
-        self.steps = 0
-
-    def step(
-        self, done: int, loss: Callable[[], float | None], checkpoint: Callable[[], State]
-    ) -> None:
-        self.steps += 1
-        if done == self.kill_after:
-            assert self.folder is not None
-            save_state(self.folder, checkpoint(), self.seed)
-            raise Killed
-
-    def epoch(self, record: dict[str, Any], checkpoint: Callable[[], State]) -> None:
-        pass
 
 
 # --- outcomes from scores -----------------------------------------------------------------------
@@ -248,7 +239,7 @@ PLANS: dict[str, dict[str, Any]] = {
 
 def audited(seed: int, name: str, count: int = 1000, leak: float = 1.0) -> dict[str, Any]:
     plan = Plan(**{"method": "dpfp", "epsilon": 3, **PLANS[name]})
-    record, _ = run_audit(synthetic(seed, plan, count, leak), Quiet(), seed=1000 + seed)
+    record, _ = audit_with(synthetic(seed, plan, count, leak), seed=1000 + seed)
     found: dict[str, Any] = record["audit"]
     return found
 
@@ -349,7 +340,7 @@ SETTINGS = Settings(100)
 
 def run_tiny(plan: Plan, task: Task, settings: Settings = SETTINGS, **seeds: int) -> Any:
     audit = set_up(plan, settings, seeds.get("membership_seed", 5), task)
-    record, scores = run_audit(audit, Quiet(), seed=seeds.get("seed", 6))
+    record, scores = audit_with(audit, seed=seeds.get("seed", 6))
     return record["audit"], scores, audit
 
 
@@ -394,7 +385,7 @@ def test_without_noise_the_scores_see_who_was_in(
     plan = tiny(model_folder, method, learning_rate=1e-3, epochs=epochs)
     audit = set_up(plan, Settings(100, family, access), 5, task)
     audit.prepared.noise_multiplier = 1e-3 if plan.private else 0.0
-    _, scores = run_audit(audit, Quiet(), seed=6)
+    _, scores = audit_with(audit, seed=6)
     mine, theirs = scores[audit.members], scores[~audit.members]
     assert np.mean(mine[:, None] > theirs) > 0.6
 
@@ -430,12 +421,23 @@ def test_membership_does_not_depend_on_the_training_seed(model_folder: str, task
 # --- the folder ---------------------------------------------------------------------------------
 
 
-def listen(kill_after: int = -1) -> Any:
-    return lambda prepared, seed, scratch: nullcontext(Quiet(scratch, seed, kill_after))
-
-
-def never(*_: Any) -> Any:
-    raise AssertionError("it was run again")
+def audit_in(
+    folder: Path, plan: Plan, task: Task, settings: Settings = SETTINGS, **options: Any
+) -> dict[str, Any]:
+    """The audit in `folder` to its end; with `kill_after`, saved and killed after that step."""
+    kill_after, say = options.pop("kill_after", None), options.pop("say", lambda message: None)
+    opened = open_audit(folder, plan, settings, options, task, say)
+    if opened.record is not None:
+        return opened.record
+    listener = Listener(kill_after)
+    try:
+        for event in audit_events(opened.audit, opened.run, opened.scratch):
+            listener.hear(event)
+    except Killed:
+        save_state(opened.scratch, listener.state(), opened.run.seed)
+        raise
+    assert isinstance(event, Audited)
+    return opened.finish(event)
 
 
 def facts(record: dict[str, Any]) -> dict[str, Any]:
@@ -452,12 +454,12 @@ def test_a_killed_audit_continues_and_ends_the_same(
     unbroken.mkdir()
     broken.mkdir()
     seeds = {"seed": 8, "membership_seed": 9}
-    expected = audit_in(unbroken, plan, SETTINGS, listen(), task=task, **seeds)
+    expected = audit_in(unbroken, plan, task, **seeds)
     with pytest.raises(Killed):
-        audit_in(broken, plan, SETTINGS, listen(kill_after=20), task=task, **seeds)
+        audit_in(broken, plan, task, kill_after=20, **seeds)
     assert not (broken / RESUME).exists()  # `dpfp train` in this folder must not find it
     said: list[str] = []
-    found = audit_in(broken, plan, SETTINGS, listen(), task=task, say=said.append)
+    found = audit_in(broken, plan, task, say=said.append)
     assert said == ["continuing after step 20 of 60"]
     assert facts(found) == facts(expected)
     files = [json.loads((folder / "audit.json").read_text()) for folder in (unbroken, broken)]
@@ -469,7 +471,7 @@ def test_both_seeds_are_on_record_for_their_owner_only(
     model_folder: str, task: Task, tmp_path: Path
 ) -> None:
     plan = tiny(model_folder, epochs=0.5)
-    record = audit_in(tmp_path, plan, SETTINGS, listen(), task=task)
+    record = audit_in(tmp_path, plan, task)
     kept = json.loads((tmp_path / "audit.json").read_text())
     assert stat.S_IMODE((tmp_path / "audit.json").stat().st_mode) == 0o600
     assert kept["seed"] != kept["membership_seed"]
@@ -480,11 +482,13 @@ def test_both_seeds_are_on_record_for_their_owner_only(
     assert json.loads(public)["audit"]["verdict"] == kept["verdict"] == record["audit"]["verdict"]
 
 
-def test_a_finished_audit_is_not_repeated(model_folder: str, task: Task, tmp_path: Path) -> None:
+def test_a_finished_audit_is_not_repeated(
+    model_folder: str, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = tiny(model_folder, epochs=0.5)
-    first = audit_in(tmp_path, plan, SETTINGS, listen(), task=task)
-    again = audit_in(tmp_path, plan, SETTINGS, never, task=task)
-    assert facts(again) == facts(first)
+    first = audit_in(tmp_path, plan, task)
+    monkeypatch.setattr(audits, "run_events", lambda *_: pytest.fail("it was run again"))
+    assert facts(audit_in(tmp_path, plan, task)) == facts(first)
 
 
 @pytest.mark.parametrize(
@@ -494,17 +498,10 @@ def test_another_audit_in_the_same_folder_is_refused(
     model_folder: str, task: Task, tmp_path: Path, change: dict[str, Any]
 ) -> None:
     plan = tiny(model_folder, epochs=0.5)
-    audit_in(tmp_path, plan, SETTINGS, listen(), task=task)
-    other = replace(plan, **change.get("plan", {}))
+    audit_in(tmp_path, plan, task)
+    other, seeds = replace(plan, **change.get("plan", {})), {"seed": change.get("seed")}
     with pytest.raises(UserError, match="another"):
-        audit_in(
-            tmp_path,
-            other,
-            change.get("settings", SETTINGS),
-            never,
-            task=task,
-            seed=change.get("seed"),
-        )
+        open_audit(tmp_path, other, change.get("settings", SETTINGS), seeds, task)
 
 
 def test_an_ordinary_result_is_not_taken_for_an_audit(
@@ -512,14 +509,14 @@ def test_an_ordinary_result_is_not_taken_for_an_audit(
 ) -> None:
     plan = tiny(model_folder, epochs=0.5)
     prepared = prepare(plan, load_inputs(plan, task))
-    record, _ = run.run(prepared, Quiet(), seed=3)
+    record, _ = run_with(prepared, seed=3)
     run_folder.write_result(tmp_path, record, None, prepared.plan)
     with pytest.raises(UserError, match="without canaries"):
-        audit_in(tmp_path, plan, SETTINGS, never, task=task)
+        open_audit(tmp_path, plan, SETTINGS, {}, task)
 
 
 def test_discard_leaves_nothing(model_folder: str, task: Task, tmp_path: Path) -> None:
     with pytest.raises(Killed):
-        audit_in(tmp_path, tiny(model_folder), SETTINGS, listen(kill_after=5), task=task)
+        audit_in(tmp_path, tiny(model_folder), task, kill_after=5)
     audits.discard(tmp_path)
     assert list(tmp_path.iterdir()) == []
