@@ -1,13 +1,11 @@
 """What the documentation names exists: links, files of the tree, verbs and flags."""
 
-import argparse
 import re
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from dpfp_ray.cli.main import VERBS
+from dpfp_ray.cli.main import VERBS, VerbParser
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("benchmarks", "dashboards", "docs", "examples")
@@ -61,8 +59,9 @@ def commands(text: str) -> list[list[str]]:
 
 
 def flags_of(verb: str) -> set[str]:
-    parser = argparse.ArgumentParser()
-    import_module(f"dpfp_ray.cli.{verb}").add_arguments(parser)
+    parser = VerbParser()
+    parser.verb = verb
+    parser.load()
     return set(parser._option_string_actions)
 
 
