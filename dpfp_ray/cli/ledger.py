@@ -131,8 +131,8 @@ def show(found: "LedgerView", wide: bool) -> None:
     print_table(table, max(page_width(), 190 if wide else 0))
     if len(titles) < len(texts):
         stderr.print("--wide shows all columns", markup=False)
-    for line in found.spent.lines(basis=wide):
-        stdout.print(line, markup=False, soft_wrap=True)
+    for text in found.spent.lines(basis=wide):
+        stdout.print(text, markup=False, soft_wrap=True)
     others = [one.people for one in found.groups if one.people != found.spent.people]
     if others:
         names = ", ".join(others)

@@ -97,7 +97,7 @@ class Ledger:
                 raise ValueError(f"data set {use.people!r} is not registered with this ledger")
         with self.files.locked():
             before = self.entries()
-            new = []
+            new: list[Entry] = []
             for use in uses:
                 run_id = use.run_id
                 left = [e.id for e in before if e.run_id == run_id and e.done is None]
