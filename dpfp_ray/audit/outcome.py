@@ -51,7 +51,7 @@ CURVE_DELTAS = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.35)
 STEPS_PER_OCTAVE, OCTAVES = 4, 2
 TOLERANCE = 0.02
 AUDIT = "audit.json"
-SCHEMA = 2  # the first with a checksum
+SCHEMA = 2
 SEEDS = ("seed", "membership_seed")
 Record = dict[str, Any]
 
@@ -276,8 +276,7 @@ def read_begun(folder: Path) -> Record:
         return {}
     facts = read_json(folder / AUDIT)
     if isinstance(facts, dict) and all(isinstance(facts.get(name), int) for name in SEEDS):
-        older = not facts.keys() & {"schema", "checksum"}
-        if older or facts.pop("checksum", None) == checksum(facts):
+        if facts.pop("checksum", None) == checksum(facts):
             return facts
     raise UserError(
         f"{folder / AUDIT} is damaged; restore it from a backup, or start again with --overwrite "

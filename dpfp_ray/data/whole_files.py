@@ -4,8 +4,7 @@ that tell whether they are still what was written.
 They are written under another name in the same folder, because a rename is atomic only within one
 file system. That name starts with a dot and does not end in .json: no reader takes it for a record.
 
-A checksum is put after bytes, where torch and others who know nothing of it do not look. Bytes of
-a version before, without one, are taken as they are.
+A checksum is put after bytes, where torch and others who know nothing of it do not look.
 """
 
 import hashlib
@@ -230,15 +229,10 @@ def with_checksum(content: bytes) -> bytes:
     return content + MARK + hashlib.blake2b(content, digest_size=DIGEST).digest()
 
 
-def without_checksum(content: bytes, required: bool = False) -> bytes:
-    """What was written, without its checksum; Damaged if it has changed.
-
-    `required`: it was written with one, so that without one it has lost its end.
-    """
+def without_checksum(content: bytes) -> bytes:
+    """What was written, without its checksum; Damaged if it has changed."""
     if content[-TRAILER:-DIGEST] != MARK:
-        if required:
-            raise Damaged("its checksum is missing")
-        return content
+        raise Damaged("its checksum is missing")
     kept, digest = content[:-TRAILER], content[-DIGEST:]
     if hashlib.blake2b(kept, digest_size=DIGEST).digest() != digest:
         raise Damaged("its checksum does not match")
@@ -257,5 +251,5 @@ def check_file(path: Path) -> None:
             digest.update(piece)
             left -= len(piece)
         trailer = file.read()
-    if trailer[:-DIGEST] == MARK and trailer[-DIGEST:] != digest.digest():
+    if trailer != MARK + digest.digest():
         raise Damaged("its checksum does not match")

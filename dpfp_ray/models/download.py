@@ -227,7 +227,7 @@ def _file_hash(file: Path) -> str:
     cached = cache_dir() / "hashes" / hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
     # Missing, damaged or unreadable: the hash is computed again.
     with suppress(OSError, Damaged):
-        return without_checksum(cached.read_bytes(), required=True).decode()
+        return without_checksum(cached.read_bytes()).decode()
     with file.open("rb") as stream:
         content_hash = hashlib.file_digest(stream, "sha256").hexdigest()
     with whole_file(cached, PRIVATE) as written:

@@ -15,7 +15,7 @@ from typing import Any
 
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.statement_text import number, promised, unit_word
+from dpfp_ray.privacy.statement_text import number, unit_word
 
 FORMS = ("text", "json", "nist", "registry")
 FILL = "TO BE FILLED IN"
@@ -36,7 +36,7 @@ def first_line(facts: Facts) -> str:
         return "No privacy guarantee: this model was trained without differential privacy."
     spent = number(facts["epsilon"].get(facts["accountant"]))
     budget = f"ε = {spent}, δ = {facts['delta']:.3g}"
-    if promised(facts) == "nominal":
+    if facts["guarantee"] == "nominal":
         proved = facts["proved"]["epsilon"]
         known = "none is proved" if proved is None else f"proved is ε = {number(proved)}"
         return f"WARNING: {budget} is NOMINAL, not a guarantee ({known})."
@@ -57,7 +57,7 @@ def reporting_list(facts: Facts, plan: Plan, privacy: Facts) -> dict[str, Any]:
     return {
         "source": DP_FY_ML,
         "summary": first_line(facts),
-        "guarantee": promised(facts),
+        "guarantee": facts["guarantee"],
         "setting": {
             "model_of_trust": facts["trust"],
             "who_sees_what": "the holder sees everything; readers see what is released",
@@ -276,7 +276,7 @@ def _mechanism(plan: Plan, privacy: Facts) -> str:
 def _parameters(facts: Facts) -> dict[str, float]:
     """The promised ε only, rounded up: programs that read it take it for a guarantee."""
     refuted = (facts.get("audit") or {}).get("verdict") == "refuted"
-    nominal = promised(facts) == "nominal"
+    nominal = facts["guarantee"] == "nominal"
     spent = facts["epsilon"].get(facts["accountant"])
     epsilon = facts["proved"]["epsilon"] if nominal else spent
     if refuted or epsilon is None or not math.isfinite(float(epsilon)):

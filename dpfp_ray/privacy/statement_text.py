@@ -16,17 +16,12 @@ def number(value: Any) -> str:
     return "none known" if value is None else "∞" if float(value) > 1e4 else f"{float(value):.3g}"
 
 
-def promised(facts: Mapping[str, Any]) -> str:
-    """The guarantee; statements of the first version called it the verdict."""
-    return str(facts.get("guarantee", facts.get("verdict")))
-
-
 def one_line(facts: Mapping[str, Any]) -> str:
     """The guarantee in a line, for lists of many results."""
     if "epsilon" not in facts:
         return "none; nothing is promised"
     missing = "; ".join(part.split(":")[0] for part in facts["not_protected"])
-    if promised(facts) == "nominal":
+    if facts["guarantee"] == "nominal":
         epsilon, why = facts["proved"]["epsilon"], facts["proved"]["why"]
         known = why if epsilon is None else f"proved is ε = {number(epsilon)}"
         return f"nominal, not a guarantee ({known}); not protected: {missing}"
@@ -38,11 +33,11 @@ def brief(facts: Mapping[str, Any]) -> str:
     """At most eight lines, for below a result."""
     if "epsilon" not in facts:
         return "privacy: none. This method promises nothing about the training data."
-    nominal = promised(facts) == "nominal"
+    nominal = facts["guarantee"] == "nominal"
     spent = facts["epsilon"].get(facts["accountant"])
     word = "nominal ε" if nominal else "ε"
     lines = [
-        f"privacy: {promised(facts)}. {word} = {number(spent)} ({facts['accountant']}), "
+        f"privacy: {facts['guarantee']}. {word} = {number(spent)} ({facts['accountant']}), "
         f"δ = {facts['delta']:.3g}; neighbours: {facts['neighbours']}"
     ]
     if nominal:
@@ -61,9 +56,9 @@ def brief(facts: Mapping[str, Any]) -> str:
 def render(facts: Mapping[str, Any]) -> str:
     """All of it, for people."""
     lines = [f"Privacy statement for {facts['method']}, scope {facts['scope']}"]
-    lines += [f"plan {facts['plan_hash']}", f"guarantee: {promised(facts)}"]
+    lines += [f"plan {facts['plan_hash']}", f"guarantee: {facts['guarantee']}"]
     if "epsilon" in facts:
-        mark = "nominal " if promised(facts) == "nominal" else ""
+        mark = "nominal " if facts["guarantee"] == "nominal" else ""
         lines.append(f"trust: {facts['trust']}")
         lines.append(f"unit: {facts['unit']}; neighbouring data sets: {facts['neighbours']}")
         for name, value in facts["epsilon"].items():

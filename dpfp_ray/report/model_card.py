@@ -9,7 +9,7 @@ from dpfp_ray.models.download import PRETRAINING_OVERLAP
 from dpfp_ray.plan.method_spec import find_spec
 from dpfp_ray.plan.plan import FIELDS, NOT_HASHED, Plan
 from dpfp_ray.privacy.statement_forms import first_line, seed_handling
-from dpfp_ray.privacy.statement_text import number, promised, unit_word
+from dpfp_ray.privacy.statement_text import number, unit_word
 from dpfp_ray.report.formats import markdown_text
 from dpfp_ray.report.portable import is_folder, needed_files, own_name
 from dpfp_ray.results.predict import CONFIDENCE, wilson
@@ -84,7 +84,7 @@ def _plainly(facts: Mapping[str, Any]) -> str:
             "**In plain words:** nothing keeps this model from remembering its training data. "
             "Whoever has it may find out whether a particular text was in them, or parts of it."
         )
-    if promised(facts) == "nominal":
+    if facts["guarantee"] == "nominal":
         return (
             "**In plain words:** noise was added in training, but nobody can prove that it is "
             "enough. The number ε is there to compare with papers that count in the same way. Do "
@@ -110,7 +110,7 @@ def front_matter(record: Mapping[str, Any], plan: Plan, title: str) -> str:
     data = "glue" if plan.task not in ("demo", "custom") else None
     facts = record["statement"]
     tags = ["text-classification", "differential-privacy", REPOSITORY, plan.method]
-    tags += [] if "epsilon" not in facts else [f"privacy-{promised(facts)}"]
+    tags += [] if "epsilon" not in facts else [f"privacy-{facts['guarantee']}"]
     split, score = _saved(record)
     result = {
         "task": {"type": "text-classification"},
@@ -228,7 +228,7 @@ def _privacy(facts: Mapping[str, Any], paid: str) -> str:
     lines += ["", WORDS.format(unit=unit_word(facts)), ""]
     spent = ", ".join(f"{name} {number(value)}" for name, value in facts["epsilon"].items())
     rows = [
-        ("guarantee", promised(facts)),
+        ("guarantee", facts["guarantee"]),
         ("ε", f"{number(facts['epsilon'].get(facts['accountant']))} (by accountant: {spent})"),
         ("δ", f"{facts['delta']:.3g}"),
         ("ε that is proved", f"{number(facts['proved']['epsilon'])}. {facts['proved']['why']}"),

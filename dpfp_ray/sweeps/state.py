@@ -118,8 +118,7 @@ class SweepState:
         damaged = False
         for content in found.values():
             try:
-                # Versions without checksums kept nothing beside it.
-                return parse(without_checksum(content, required=len(found) > 1))
+                return parse(without_checksum(content))
             except ValueError:  # of JSON and Unicode, too
                 damaged = True
         if damaged:

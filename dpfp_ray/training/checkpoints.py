@@ -143,7 +143,7 @@ def load_seed(folder: Path, plan: Plan) -> State | None:
     if not (folder / SEED).exists():
         return None
     try:
-        content = whole_files.without_checksum((folder / SEED).read_bytes(), required=True)
+        content = whole_files.without_checksum((folder / SEED).read_bytes())
     except Damaged as error:
         raise UserError(
             f"{folder / SEED} is damaged ({error}); delete it, and the run begins with new noise"
