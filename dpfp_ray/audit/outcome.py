@@ -52,6 +52,7 @@ STEPS_PER_OCTAVE, OCTAVES = 4, 2
 TOLERANCE = 0.02
 AUDIT = "audit.json"
 SCHEMA = 2
+SEEDS = ("seed", "membership_seed")
 Record = dict[str, Any]
 
 
