@@ -1,6 +1,5 @@
 """Guesses from scores: the extremes, ties without regard to coins, every look paid for."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -141,11 +140,6 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_begun(tmp_path) == {}
     keep(tmp_path, FACTS)
     assert FACTS.items() <= read_begun(tmp_path).items()
-
-
-def test_a_file_of_a_version_without_checksums_is_read(tmp_path: Path) -> None:
-    (tmp_path / AUDIT).write_text(json.dumps(FACTS))
-    assert read_begun(tmp_path) == FACTS
 
 
 def test_no_wrong_byte_is_believed(tmp_path: Path) -> None:

@@ -204,13 +204,6 @@ def test_without_sampling_nothing_is_averaged() -> None:
     assert spending.shown_epsilon(mech, 1e-5) == pytest.approx(gdp_epsilon(2.0, 1e-5))
 
 
-def test_statements_of_the_first_version_are_worded_alike() -> None:
-    stored = facts("paper")
-    old = {("verdict" if key == "guarantee" else key): value for key, value in stored.items()}
-    for words in (brief, one_line, render):
-        assert words(old) == words(stored)
-
-
 @pytest.mark.parametrize("name", [name for name, spec in all_specs().items() if spec.private])
 def test_a_statement_names_the_generator_that_the_method_calls(name: str) -> None:
     spec = all_specs()[name]

@@ -58,11 +58,6 @@ def test_a_seed_other_than_the_unfinished_sweeps_is_refused(
     SweepState(storage).seed(then)
 
 
-def test_a_seed_of_the_version_before_is_read(tmp_path: Path) -> None:
-    (tmp_path / SECRET).write_text("123")
-    assert SweepState(str(tmp_path)).seed(None) == 123
-
-
 # b"5": a seed of which only the first digit is left is a number, too
 @pytest.mark.parametrize("content", [b"", b"12", b"what", b"5"])
 def test_a_damaged_seed_is_found_again(tmp_path: Path, content: bytes) -> None:

@@ -414,7 +414,7 @@ def test_a_run_killed_before_its_first_save_is_paid_once(
 
 
 def kept_seed(folder: Path) -> int:
-    return int(json.loads(without_checksum((folder / SEED).read_bytes(), required=True))["seed"])
+    return int(json.loads(without_checksum((folder / SEED).read_bytes()))["seed"])
 
 
 def test_a_damaged_seed_is_not_believed(

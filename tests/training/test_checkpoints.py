@@ -10,7 +10,6 @@ import torch
 from dpfp_ray.data.storage import LocalFiles
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.sampling import keyed_integer
 from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.training import checkpoints
 from dpfp_ray.training.checkpoints import RESUME, SAVE_SHARE, Saver, save_seconds
@@ -24,23 +23,6 @@ def plan() -> Plan:
 
 def state_of(plan: Plan, step: int = 3) -> dict[str, Any]:
     return whole_state(plan, step)
-
-
-def test_a_resume_file_of_version_0_1_loads(plan: Plan, tmp_path: Path) -> None:
-    torch.save({**state_of(plan), "seed": 2**100, "seed_known": True}, tmp_path / "resume.pt")
-    state = checkpoints.load_state(tmp_path, plan)
-    assert state is not None
-    assert (state["seed"], state["seed_known"]) == (2**100, True)
-    assert torch.equal(state["model"]["w"], torch.arange(3.0))
-
-
-def test_a_trials_state_of_version_0_1_loads(plan: Plan, tmp_path: Path) -> None:
-    (tmp_path / "states").mkdir()
-    marked = {**state_of(plan), "seed_mark": keyed_integer(7, "mark")}
-    torch.save(marked, tmp_path / "states" / "t-0.pt")
-    state = checkpoints.load_trial(LocalFiles(tmp_path), "states/t-0.pt", seed=7, plan=plan)
-    assert state is not None
-    assert state.keys() == state_of(plan).keys()
 
 
 def test_a_runs_state_is_the_owners_only(plan: Plan, tmp_path: Path) -> None:
