@@ -11,7 +11,7 @@ import yaml
 from scipy import stats
 
 from dpfp_ray.cli.main import main
-from dpfp_ray.data.whole_files import to_json
+from dpfp_ray.data.whole_files import to_json, with_checksum
 from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy import accounting
@@ -539,7 +539,8 @@ def test_a_killed_selection_goes_on_to_the_same_winner(
     seed = seed_with(read_search_space(path, {}), "geometric:4", trials=3)
     storage, sealed = tmp_path / "runs", tmp_path / "runs" / "sealed"
     sealed.mkdir(parents=True)
-    (sealed / SECRET).write_text(str(seed))  # as if the system had drawn it
+    # As if the system had drawn it.
+    (sealed / SECRET).write_bytes(with_checksum(str(seed).encode()))
     command = ("sweep", str(path), "--storage", str(storage), "--selection", "geometric:4")
     command += ONE_PROCESS_FLAGS
 
