@@ -83,7 +83,12 @@ class Spent:
             return "so large that it protects nobody"
         odds = rounded_up(math.exp(self.private_epsilon))
         who = "person" if self.units.get("person") else "record"
-        return f"the odds that a {who} was in the data rise at most {odds}-fold"
+        whose = who if self.labels_protected else f"{who}'s text"
+        odds_rise = f"the odds that a {whose} was in the data rise at most {odds}-fold, but for δ"
+        if self.total is not None or self.how.startswith("composition"):
+            return odds_rise
+        # A filter proves a total that was fixed beforehand; without one there is only this.
+        return f"had this been a total set beforehand, {odds_rise}"
 
     def marks(self) -> str:
         """What the number does not cover; empty if it covers everything."""

@@ -94,7 +94,7 @@ def test_the_table_ends_with_the_sum(place: Path, capsys: pytest.CaptureFixture[
     assert main(["ledger", "show", "--ledger", str(place)]) == 0
     lines = capsys.readouterr().out.strip().splitlines()
     assert "dpsgd" in lines[1]
-    assert f"costs ε = {Ledger(place).groups()[0].shown}: the odds" in lines[-1]
+    assert f"costs ε = {Ledger(place).groups()[0].shown}: had this been" in lines[-1]
 
 
 @pytest.mark.slow

@@ -263,6 +263,19 @@ def test_the_headline_promises_no_more_than_was_proved(
     assert meaning in ledger.groups()[0].headline()
 
 
+def test_without_a_total_a_filters_sum_is_no_promise(ledger: Ledger) -> None:
+    for run in "ab":
+        run_through(ledger, released(ledger, run))
+    assert ": had this been a total set beforehand, the odds" in ledger.groups()[0].headline()
+    ledger.set_total(8.0, DELTA)
+    assert ": the odds that a record" in Ledger(ledger.files.name).groups()[0].headline()
+
+
+def test_unprotected_labels_are_not_promised(ledger: Ledger) -> None:
+    run_through(ledger, use(ledger, labels_protected=False))
+    assert "the odds that a record's text was in the data" in ledger.groups()[0].headline()
+
+
 def test_the_first_list_decides_which_filter_gets_most_of_delta(ledger: Ledger) -> None:
     plain, sampled = Gaussian(1.0, 4.0), Gaussian(0.05, 1.0)
     ledger.begin_all(
