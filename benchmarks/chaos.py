@@ -125,7 +125,7 @@ class Chaos:
             "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
         }
         if any(work.forked for work in self.works):
-            import dpfp_ray.audit.audit
+            import dpfp_ray.auditing.audit
             import dpfp_ray.cli.audit
             import dpfp_ray.cli.train
             import dpfp_ray.training.train  # noqa: F401  (forked commands need not import it)

@@ -41,7 +41,7 @@ from fuzzing.states import states
 from pieces import MORE, Kept
 
 from dpfp_ray.data import demo
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 AREAS: dict[str, Callable[[Inputs, Random], Case]] = {

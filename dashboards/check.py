@@ -30,8 +30,8 @@ from urllib.request import urlopen
 
 import yaml
 
-from dpfp_ray.data.whole_files import to_json
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.whole_files import to_json
 
 FOLDER = Path(__file__).parent
 DISCOVERY = "/tmp/ray/prom_metrics_service_discovery.json"

@@ -15,69 +15,67 @@ Names are imported when they are first used, so that `import dpfp_ray` costs not
 """
 
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from dpfp_ray.audit.audit import audit as audit
-    from dpfp_ray.plan.errors import UserError as UserError
+    from dpfp_ray.auditing.audit import audit as audit
     from dpfp_ray.plan.plan import Plan as Plan
     from dpfp_ray.privacy.calibration import calibrate as calibrate
-    from dpfp_ray.report.export import export as export
-    from dpfp_ray.report.glossary import glossary as glossary
-    from dpfp_ray.report.ledger import ledger as ledger
-    from dpfp_ray.report.make import report as report
-    from dpfp_ray.report.reproduce import bundle_cells as bundle_cells
-    from dpfp_ray.report.reproduce import reproduce as reproduce
-    from dpfp_ray.report.statements import statement as statement
+    from dpfp_ray.reports.export import export as export
+    from dpfp_ray.reports.glossary import glossary as glossary
+    from dpfp_ray.reports.ledger import ledger as ledger
+    from dpfp_ray.reports.make import report as report
+    from dpfp_ray.reports.reproduce import bundle_cells as bundle_cells
+    from dpfp_ray.reports.reproduce import reproduce as reproduce
+    from dpfp_ray.reports.statements import statement as statement
     from dpfp_ray.results.predict import evaluate as evaluate
     from dpfp_ray.results.predict import predict as predict
     from dpfp_ray.results.rows import COLUMNS as COLUMNS
     from dpfp_ray.results.store import find_results as find_results
     from dpfp_ray.results.store import load_results as load_results
-    from dpfp_ray.serve.client import ask_service as ask_service
-    from dpfp_ray.serve.deploy import serve as serve
-    from dpfp_ray.serve.deploy import stop_serving as stop_serving
+    from dpfp_ray.service.client import ask_service as ask_service
+    from dpfp_ray.service.deploy import serve as serve
+    from dpfp_ray.service.deploy import stop_serving as stop_serving
     from dpfp_ray.sweeps.compare_runs import preview as preview
     from dpfp_ray.sweeps.run_compare import compare as compare
     from dpfp_ray.sweeps.run_sweep import sweep as sweep
     from dpfp_ray.sweeps.space_files import read_search_space as read_search_space
     from dpfp_ray.sweeps.submit import find_job as find_job
     from dpfp_ray.sweeps.submit import submit as submit
+    from dpfp_ray.system.errors import UserError as UserError
     from dpfp_ray.training.load_model import load_model as load_model
     from dpfp_ray.training.train import train as train
 
 _MODULES = {
     "COLUMNS": "results.rows",
     "Plan": "plan.plan",
-    "UserError": "plan.errors",
-    "ask_service": "serve.client",
-    "audit": "audit.audit",
-    "bundle_cells": "report.reproduce",
+    "UserError": "system.errors",
+    "ask_service": "service.client",
+    "audit": "auditing.audit",
+    "bundle_cells": "reports.reproduce",
     "calibrate": "privacy.calibration",
     "compare": "sweeps.run_compare",
     "evaluate": "results.predict",
-    "export": "report.export",
+    "export": "reports.export",
     "find_job": "sweeps.submit",
     "find_results": "results.store",
-    "glossary": "report.glossary",
-    "ledger": "report.ledger",
+    "glossary": "reports.glossary",
+    "ledger": "reports.ledger",
     "load_model": "training.load_model",
     "load_results": "results.store",
     "predict": "results.predict",
     "preview": "sweeps.compare_runs",
     "read_search_space": "sweeps.space_files",
-    "report": "report.make",
-    "reproduce": "report.reproduce",
-    "serve": "serve.deploy",
-    "statement": "report.statements",
-    "stop_serving": "serve.deploy",
+    "report": "reports.make",
+    "reproduce": "reports.reproduce",
+    "serve": "service.deploy",
+    "statement": "reports.statements",
+    "stop_serving": "service.deploy",
     "submit": "sweeps.submit",
     "sweep": "sweeps.run_sweep",
     "train": "training.train",
 }
-_ROOMS = ("audit", "report", "serve")  # packages of the same name: see `Room`
 __all__ = [*_MODULES, "__version__"]
 
 
@@ -88,34 +86,8 @@ def __getattr__(name: str) -> Any:
         return version("dpfp-ray")
     if name not in _MODULES:
         raise AttributeError(f"module 'dpfp_ray' has no attribute {name!r}")
-    if name in _ROOMS:
-        return import_module(f"dpfp_ray.{name}")
-    return _function(name)
+    return getattr(import_module(f"dpfp_ray.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def _function(name: str) -> Any:
-    return getattr(import_module(f"dpfp_ray.{_MODULES[name]}"), name)
-
-
-class Room(ModuleType):
-    """A package that can be called: `audit`, `report` and `serve` are rooms and also verbs.
-
-    Python sets `dpfp_ray.audit` to the package as soon as anything imports a module of it, so a
-    function under that name would be there or not depending on what was imported before.
-    """
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        return self._verb()(*args, **options)
-
-    @property
-    def __signature__(self) -> Any:
-        from inspect import signature
-
-        return signature(self._verb())
-
-    def _verb(self) -> Any:
-        return _function(self.__name__.rpartition(".")[2])

@@ -91,7 +91,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
 @pytest.fixture(scope="session", autouse=True)
 def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An empty cache, so that no test sees a number that older code has computed."""
-    from dpfp_ray.data.cache import cache_dir
+    from dpfp_ray.system.cache import cache_dir
 
     kept, cache = cache_dir(), tmp_path_factory.mktemp("cache")
     for name in DOWNLOADS:

@@ -28,8 +28,8 @@ from dpfp_ray import (
     train,
 )
 from dpfp_ray.cli.main import main
-from dpfp_ray.plan.signals import Interrupted
 from dpfp_ray.plan.values import make_plan
+from dpfp_ray.system.signals import Interrupted
 from dpfp_ray.training import console
 from dpfp_ray.training.checkpoints import RESUME, SEED
 from dpfp_ray.training.console import Silent
@@ -232,9 +232,7 @@ def test_a_preview_is_the_dry_run_of_a_comparison(
     assert preview(methods=["dpfp", "dpsgd"], epsilon=8, **shared) == printed(words, capsys)
 
 
-def test_rooms_with_a_verbs_name_are_called(from_command_line: Path, tmp_path: Path) -> None:
-    import dpfp_ray.report.page  # from here on `dpfp_ray.report` is the package
-
+def test_a_report_is_a_page_with_its_files(from_command_line: Path, tmp_path: Path) -> None:
     made = dpfp_ray.report(from_command_line, output=tmp_path / "page", title="Ours")
     assert "<title>Ours</title>" in made.index.read_text(encoding="utf-8")
     assert all((tmp_path / "page" / name).exists() for name in made.files)

@@ -221,8 +221,8 @@ def spaces(inputs: Inputs, rng: Random) -> Case:
 
 def without_ray(words: list[str]) -> str | None:
     """A good space ends where Ray would start: that is refused, with a reason."""
-    from dpfp_ray.plan.errors import UserError
     from dpfp_ray.sweeps.runner import Runner
+    from dpfp_ray.system.errors import UserError
 
     def stop(self: Any) -> None:
         raise UserError("here Ray would start")

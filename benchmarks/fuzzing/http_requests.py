@@ -48,7 +48,7 @@ def http(inputs: Inputs, rng: Random) -> Case:
 
     def run(request: bytes, folder: Path) -> str | None:
         if inputs.app is None:
-            from dpfp_ray.serve.app import build_app
+            from dpfp_ray.service.app import build_app
 
             inputs.app = build_app(str(inputs.served), None, str(inputs.ledger))
         return judge(*asyncio.run(ask(inputs.app, request)))

@@ -28,7 +28,7 @@ def states(inputs: Inputs, rng: Random) -> Case:
     good = read(folder, inputs)
 
     def run(payload: bytes, place: Path) -> str | None:
-        from dpfp_ray.plan.errors import UserError
+        from dpfp_ray.system.errors import UserError
 
         for other in folder.rglob("*"):
             if other.is_file():
@@ -106,13 +106,13 @@ def _read_sweep(folder: Path, inputs: Inputs) -> Any:
 
 
 def _write_audit(folder: Path, inputs: Inputs) -> None:
-    from dpfp_ray.audit.outcome import keep
+    from dpfp_ray.auditing.outcome import keep
 
     keep(folder, {"seed": 2**70, "membership_seed": 3, "plan_hash": "x", "settings": {"a": 1}})
 
 
 def _read_audit(folder: Path, inputs: Inputs) -> Any:
-    from dpfp_ray.audit.outcome import read_begun
+    from dpfp_ray.auditing.outcome import read_begun
 
     return read_begun(folder)
 

@@ -210,7 +210,7 @@ def loops_in_turn(config: dict[str, Any]) -> None:
 
 def demo(where: Where) -> list[Bar]:
     """From an empty cache, but for the downloads; what `make` prints goes to a file."""
-    from dpfp_ray.data.cache import cache_dir
+    from dpfp_ray.system.cache import cache_dir
 
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) / "cache"

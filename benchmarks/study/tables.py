@@ -17,15 +17,15 @@ from cells import Cell as Planned
 from PIL import Image
 
 from dpfp_ray import Plan, calibrate
-from dpfp_ray.data.whole_files import read_json
 from dpfp_ray.plan.values import read_plan_file
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_sum import Spent
-from dpfp_ray.report.plots import cell_label, method_label
+from dpfp_ray.reports.plots import cell_label, method_label
 from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.contests import contests_of
 from dpfp_ray.results.runs import REFUTED, TASK_NAMES, Run, read_runs
 from dpfp_ray.results.store import Store
+from dpfp_ray.system.whole_files import read_json
 from dpfp_ray.training.charged import enter_past
 from dpfp_ray.training.run_folder import RESULT
 

@@ -25,8 +25,8 @@ from dpfp_ray.cli.options import (
     ledger_choices,
     plan_from,
 )
-from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.method_spec import modes_of
+from dpfp_ray.system.whole_files import to_json
 
 FAMILIES = ("mislabelled", "unused_token")
 ACCESS = ("black_box", "white_box")
@@ -75,7 +75,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def show(record: dict[str, Any]) -> None:
-    from dpfp_ray.data.terminal import stdout
+    from dpfp_ray.system.terminal import stdout
 
     plan, audit = record["plan"], record["audit"]
     who = ", each a person with all of their records" * (audit.get("unit") == "person")

@@ -9,10 +9,10 @@ import argparse
 from typing import TYPE_CHECKING
 
 from dpfp_ray.cli.options import add_flag
-from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.fields import ACCOUNTANTS
 from dpfp_ray.plan.plan import FIELDS
 from dpfp_ray.plan.values import make_plan
+from dpfp_ray.system.whole_files import to_json
 
 if TYPE_CHECKING:
     from dpfp_ray.privacy.calibration import Calibration
@@ -63,7 +63,7 @@ def command(arguments: argparse.Namespace) -> int:
 def show(found: "Calibration") -> None:
     from rich.table import Table
 
-    from dpfp_ray.data.terminal import stdout
+    from dpfp_ray.system.terminal import stdout
 
     plan = found.plan
     stdout.print(

@@ -29,11 +29,11 @@ from dpfp_ray.cli.options import (
     show_failures,
     split_change,
 )
-from dpfp_ray.data.whole_files import to_json
-from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.method_spec import METHODS
 from dpfp_ray.plan.plan import FIELDS
 from dpfp_ray.plan.values import check_budgets, check_methods, field_name
+from dpfp_ray.system.errors import UserError, unknown
+from dpfp_ray.system.whole_files import to_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ import argparse
 import textwrap
 from dataclasses import asdict
 
-from dpfp_ray.data.whole_files import to_json
+from dpfp_ray.system.whole_files import to_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
+from dpfp_ray.system.errors import UserError
 
 NOT_JOBS = ("submit",)
 

@@ -23,12 +23,12 @@ import argparse
 from typing import TYPE_CHECKING
 
 from dpfp_ray.cli.options import GROUPS, add_flag, plan_values, positive
-from dpfp_ray.data.whole_files import to_json
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import FIELDS
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.whole_files import to_json
 
 if TYPE_CHECKING:
-    from dpfp_ray.report.ledger import LedgerView
+    from dpfp_ray.reports.ledger import LedgerView
 
 # Columns of `show` that may go on a narrow page, the last first.
 IF_THEY_FIT = ("Records", "Status", "Guarantee", "Of", "σ/C", "Rate p", "By")
@@ -108,7 +108,7 @@ def command(arguments: argparse.Namespace) -> int:
 def show(found: "LedgerView", wide: bool) -> None:
     from rich.table import Table
 
-    from dpfp_ray.data.terminal import page_width, print_table, stderr, stdout, that_fit
+    from dpfp_ray.system.terminal import page_width, print_table, stderr, stdout, that_fit
 
     uses = found.uses
     if found.spent is None or uses is None:

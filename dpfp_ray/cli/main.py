@@ -16,8 +16,8 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from dpfp_ray import __version__
-from dpfp_ray.plan.errors import Guess, UserError
-from dpfp_ray.plan.signals import signal_of, stopped_by_signals
+from dpfp_ray.system.errors import Guess, UserError
+from dpfp_ray.system.signals import signal_of, stopped_by_signals
 
 VERBS = {
     "calibrate": "the noise that a privacy budget asks for, without any data",
@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:  # of a file or a disk that nobody below had something to say about
-        from dpfp_ray.data.cache import FULL
+        from dpfp_ray.system.cache import FULL
 
         if error.filename is None and error.errno not in FULL:
             raise

@@ -4,10 +4,10 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.method_spec import users_of
 from dpfp_ray.plan.plan import FIELDS, TYPES, Plan, kinds_of
 from dpfp_ray.plan.values import ALIASES, by_method, field_name, make_plan, read_plan_file
+from dpfp_ray.system.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from dpfp_ray.privacy.ledger_sum import Spent
@@ -241,7 +241,7 @@ def split_change(text: str) -> tuple[str, str]:
 
 def show_costs(costs: "Sequence[SelectionCost | Spent]", as_json: bool) -> None:
     """What the whole costs, beyond one trial's ε."""
-    from dpfp_ray.data.terminal import stderr, stdout
+    from dpfp_ray.system.terminal import stderr, stdout
 
     for cost in costs:
         for line in cost.lines():
@@ -250,7 +250,7 @@ def show_costs(costs: "Sequence[SelectionCost | Spent]", as_json: bool) -> None:
 
 def show_failures(records: Sequence[Mapping[str, Any]]) -> int:
     """The exit code: 1 where trials failed, so that a script does not take a part for the whole."""
-    from dpfp_ray.data.terminal import stderr
+    from dpfp_ray.system.terminal import stderr
 
     failed = sum(record.get("trial", {}).get("status") == "failed" for record in records)
     if failed:

@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.cli.options import add_ledger_flag
-from dpfp_ray.data.whole_files import to_json
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.whole_files import to_json
 
 if TYPE_CHECKING:
     from dpfp_ray.results.predict import Answer

@@ -19,8 +19,8 @@ import argparse
 import sys
 
 from dpfp_ray.cli.options import add_select_flag
-from dpfp_ray.data.whole_files import to_json
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.whole_files import to_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ single one, within what as many dev rows allow. The exit code is 1 if a cell lan
 import argparse
 
 from dpfp_ray.cli.options import add_ledger_flags, add_seed_flags, ledger_choices
-from dpfp_ray.data.whole_files import to_json
+from dpfp_ray.system.whole_files import to_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

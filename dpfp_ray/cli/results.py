@@ -30,9 +30,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpfp_ray import COLUMNS
-from dpfp_ray.data.whole_files import to_json
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import FIELDS
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.whole_files import to_json
 
 Row = Mapping[str, Any]
 NARROW = ("id", "status", "method", "mode", "task", "model", "scope", "epsilon", "accuracy")
@@ -128,7 +128,7 @@ def show(
     from rich.table import Table
     from rich.text import Text
 
-    from dpfp_ray.data.terminal import page_width, print_table, stdout, that_fit
+    from dpfp_ray.system.terminal import page_width, print_table, stdout, that_fit
 
     names = chosen or [n for n in (SHOWN if wide else NARROW) if _worth_showing(rows, n)]
     if not chosen:

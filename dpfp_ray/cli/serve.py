@@ -21,10 +21,10 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 
 if TYPE_CHECKING:
-    from dpfp_ray.serve.deploy import Place
+    from dpfp_ray.service.deploy import Place
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +58,7 @@ def command(arguments: argparse.Namespace) -> int:
         raise UserError("give --storage, the folder or URI whose results to show, such as runs")
 
     from dpfp_ray import serve, stop_serving
-    from dpfp_ray.data.terminal import stderr
+    from dpfp_ray.system.terminal import stderr
 
     if arguments.stop:
         found = stop_serving(arguments.address)
@@ -73,7 +73,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def show(place: "Place", *, token: bool) -> None:
-    from dpfp_ray.data.terminal import stderr, stdout
+    from dpfp_ray.system.terminal import stderr, stdout
 
     stdout.print(f"{place.url}/", markup=False)
     sys.stdout.flush()  # whoever started us in the background waits for this line

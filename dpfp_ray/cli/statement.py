@@ -35,7 +35,7 @@ def command(arguments: argparse.Namespace) -> int:
         arguments.run, form=arguments.format, name=arguments.name, audit=arguments.audit
     )
     if arguments.format == "text":
-        from dpfp_ray.data.terminal import print_prose
+        from dpfp_ray.system.terminal import print_prose
 
         print_prose(text)
     else:

@@ -24,7 +24,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 
 if TYPE_CHECKING:
     from dpfp_ray.sweeps.submit import Job
@@ -68,7 +68,7 @@ def command(arguments: argparse.Namespace) -> int:
     env = variables(arguments.env, dict(os.environ))
 
     from dpfp_ray import find_job, submit
-    from dpfp_ray.data.terminal import stderr
+    from dpfp_ray.system.terminal import stderr
 
     where = {"address": arguments.address, "token_file": arguments.token_file}
     if described is None:
@@ -95,7 +95,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def follow(job: "Job", arguments: argparse.Namespace) -> int:
-    from dpfp_ray.data.terminal import KEPT, stderr
+    from dpfp_ray.system.terminal import KEPT, stderr
 
     def write(text: str) -> None:
         sys.stdout.write(text.replace(KEPT, " "))

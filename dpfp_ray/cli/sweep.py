@@ -22,7 +22,7 @@ from dpfp_ray.cli.options import (
     show_failures,
     split_change,
 )
-from dpfp_ray.data.whole_files import to_json
+from dpfp_ray.system.whole_files import to_json
 
 if TYPE_CHECKING:
     from dpfp_ray.sweeps.run_sweep import FinishedSweep
@@ -74,7 +74,7 @@ def command(arguments: argparse.Namespace) -> int:
 def show(results: "FinishedSweep", as_json: bool, wide: bool) -> None:
     """The sweep's table, best trial first, and what choosing it costs."""
     from dpfp_ray.cli.results import show as show_table
-    from dpfp_ray.data.terminal import print_prose, stderr
+    from dpfp_ray.system.terminal import print_prose, stderr
 
     if as_json:
         print(to_json(results.rows))

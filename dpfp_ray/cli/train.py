@@ -27,7 +27,7 @@ from dpfp_ray.cli.options import (
     ledger_choices,
     plan_from,
 )
-from dpfp_ray.data.whole_files import to_json
+from dpfp_ray.system.whole_files import to_json
 
 if TYPE_CHECKING:
     from dpfp_ray.training.train import TrainedRun
@@ -94,7 +94,7 @@ def show(run: "TrainedRun", as_json: bool) -> None:
     if as_json:
         print(to_json(run.record))
         return
-    from dpfp_ray.data.terminal import print_prose, stdout
+    from dpfp_ray.system.terminal import print_prose, stdout
 
     privacy, metrics = run.record["privacy"], run.record["metrics"]
     stdout.print(

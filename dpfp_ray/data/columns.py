@@ -21,8 +21,8 @@ from dpfp_ray.data.readers import (
 )
 from dpfp_ray.data.streams import open_files
 from dpfp_ray.data.texts import Texts, TextWriter, distinct, normal
-from dpfp_ray.plan.errors import Guess, UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.system.errors import Guess, UserError
 
 # Column names in use, best first. A GLUE task takes the best that is there; for the user's own
 # files two candidates are a question only the user can answer.

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dpfp_ray.data.cache import cache_dir
-from dpfp_ray.data.terminal import waiting
-from dpfp_ray.data.whole_files import PRIVATE, private_folder, whole_file
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.cache import cache_dir
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.terminal import waiting
+from dpfp_ray.system.whole_files import PRIVATE, private_folder, whole_file
 
 REQUIREMENT = "vaderSentiment==3.3.2"
 SDIST = "vaderSentiment-3.3.2.tar.gz"

@@ -10,7 +10,7 @@ import numpy as np
 
 from dpfp_ray.data import Split
 from dpfp_ray.data.readers import RawTable, shorten
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from dpfp_ray.data import Task
 from dpfp_ray.data.readers import BATCH, RawTable, Row, numbered
 from dpfp_ray.data.streams import open_dataset
 from dpfp_ray.data.tasks import DEV_STEMS, MEMORY, load_task
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.system.errors import UserError
 
 ACCEPTED = "a DataFrame, a datasets.Dataset, (texts, labels), or a dict of columns or splits"
 USER = "user"  # the column of (texts, labels, users), and of users that come apart

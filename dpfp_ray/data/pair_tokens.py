@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dpfp_ray.data import Split, content_hash
 from dpfp_ray.data.tokens import Tokenise, TokenTable, tokenise, tokenise_here, tokenise_once
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 
 if TYPE_CHECKING:
     import torch

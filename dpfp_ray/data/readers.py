@@ -17,7 +17,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 
 # The order is also the preference when a folder holds the same split in several formats.
 TSV, CSV = (".tsv", ".tab", ".txt"), (".csv",)

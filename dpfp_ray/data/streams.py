@@ -20,7 +20,7 @@ from dpfp_ray.data.readers import (
     open_table,
     shorten,
 )
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 
 
 def files_of(name: str | Path) -> list[Path]:

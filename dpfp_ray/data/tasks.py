@@ -15,8 +15,8 @@ from dpfp_ray.data.labels import GLUE, Glue, require_all_classes
 from dpfp_ray.data.readers import SUFFIXES, RawTable, shorten
 from dpfp_ray.data.split import at_most, hold_out, subset
 from dpfp_ray.data.streams import open_dataset
-from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.system.errors import UserError, unknown
 
 DEV_SHARE = 0.1  # of a file without a dev file
 DEV_STEMS = ("dev", "validation", "valid", "val")

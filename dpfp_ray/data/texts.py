@@ -21,8 +21,8 @@ from typing import Any, Protocol, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from dpfp_ray.data.cache import cache_dir
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.cache import cache_dir
+from dpfp_ray.system.errors import UserError
 
 IN_MEMORY = 64 * 2**20  # bytes of a column of texts
 CHUNK = 4096  # texts at once

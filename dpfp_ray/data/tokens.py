@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dpfp_ray.data import Split, content_hash, grouped
-from dpfp_ray.data.cache import cache_dir
-from dpfp_ray.data.terminal import counted
 from dpfp_ray.data.texts import FlatArray
-from dpfp_ray.data.whole_files import PRIVATE, whole_folder
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.cache import cache_dir
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.terminal import counted
+from dpfp_ray.system.whole_files import PRIVATE, whole_folder
 
 if TYPE_CHECKING:
     import torch

@@ -38,8 +38,8 @@ from typing import TYPE_CHECKING
 
 from dpfp_ray.methods.parts.base import Method, Rows
 from dpfp_ray.plan.defaults import Defaults
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import MethodSpec
+from dpfp_ray.system.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -29,16 +29,16 @@ from torch.nn import Module
 
 from dpfp_ray.data import Table
 from dpfp_ray.data.batches import PART_COST, split_rows
-from dpfp_ray.data.cache import cache_dir
-from dpfp_ray.data.terminal import counted_rows
 from dpfp_ray.data.tokens import TokenTable
-from dpfp_ray.data.whole_files import PRIVATE, private_folder
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.own_encoder import CUSTOM
 from dpfp_ray.models.row_store import INFERENCE_ROWS
 from dpfp_ray.models.scopes import first_trained_layer
 from dpfp_ray.models.shortcut import Shortcut
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.system.cache import cache_dir
+from dpfp_ray.system.terminal import counted_rows
+from dpfp_ray.system.whole_files import PRIVATE, private_folder
 
 # Part of every key: raise it when the meaning of the stored numbers changes.
 FORMAT_VERSION = 1

@@ -26,7 +26,7 @@ from dpfp_ray.models.modeling_dpfp import (
 )
 from dpfp_ray.models.row_independence import check_rows
 from dpfp_ray.models.shortcut import Shortcut
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 
 HEAD_STD = 0.02  # BERT's own initializer_range
 MASKED = torch.finfo(torch.float32).min  # what eager attention adds where it must not look

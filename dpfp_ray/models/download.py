@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from dpfp_ray.data.cache import cache_dir
-from dpfp_ray.data.terminal import waiting
-from dpfp_ray.data.whole_files import (
+from dpfp_ray.system.cache import cache_dir
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.terminal import waiting
+from dpfp_ray.system.whole_files import (
     PRIVATE,
     Damaged,
     private_folder,
@@ -32,7 +33,6 @@ from dpfp_ray.data.whole_files import (
     with_checksum,
     without_checksum,
 )
-from dpfp_ray.plan.errors import UserError
 
 
 @dataclass(frozen=True)

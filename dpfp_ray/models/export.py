@@ -29,13 +29,13 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from dpfp_ray.data.tokens import token_limit
-from dpfp_ray.data.whole_files import whole_folder
 from dpfp_ray.models import modeling_dpfp
 from dpfp_ray.models.modeling_dpfp import DpfpConfig
 from dpfp_ray.models.predictor import Predictor
 from dpfp_ray.models.scopes import Lora
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.whole_files import whole_folder
 
 CODE = "modeling_dpfp"
 WEIGHTS = "model.safetensors"

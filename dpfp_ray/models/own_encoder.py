@@ -24,7 +24,7 @@ from dpfp_ray.models.representations import Floats, RepresentationTable
 from dpfp_ray.models.row_independence import set_dropout
 from dpfp_ray.models.row_store import INFERENCE_ROWS
 from dpfp_ray.models.scopes import Lora, restrict
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 
 CUSTOM = "custom:"  # how a plan's `model` says that the encoder was given to the call
 _NEEDED = ("model_max_length", "num_special_tokens_to_add", "pad_token_id", "special_tokens_map")

@@ -18,7 +18,7 @@ from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.pair_tokens import tokenise_sides
 from dpfp_ray.data.tokens import tokenise_once
 from dpfp_ray.models.classifier import Classifier
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 
 ROWS = 256  # in memory at once
 Text = str | tuple[str, str]  # a text, or a pair of them

@@ -19,8 +19,8 @@ from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.row_independence import set_dropout
 from dpfp_ray.models.scopes import Lora, restrict
 from dpfp_ray.plan.checks import check_representation, is_joined, layer_numbers
-from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.method_spec import SCOPES, scope_kind
+from dpfp_ray.system.errors import UserError, unknown
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 # Have a causal-LM class and no masked-LM class, yet AutoModel runs them in both directions.

@@ -20,15 +20,15 @@ from torch import Tensor
 from torch.nn import Linear, Module
 
 from dpfp_ray.data import content_hash, grouped
-from dpfp_ray.data.cache import cache_dir
 from dpfp_ray.data.pair_tokens import PairTable
 from dpfp_ray.data.tokens import TokenTable
-from dpfp_ray.data.whole_files import PRIVATE, ChecksumWriter, check_file, whole_file
 from dpfp_ray.models.classifier import Classifier, initialise_head
 from dpfp_ray.models.download import encoder_identity
 from dpfp_ray.models.modeling_dpfp import chosen_layers, join, relation
 from dpfp_ray.models.row_store import MEANS, Encode, encode_here, encoded_rows, kind_of
 from dpfp_ray.plan.checks import is_joined
+from dpfp_ray.system.cache import cache_dir
+from dpfp_ray.system.whole_files import PRIVATE, ChecksumWriter, check_file, whole_file
 
 # Part of every key: raise it when the meaning of the stored numbers changes.
 FORMAT_VERSION = 1

@@ -15,7 +15,7 @@ from torch.nn import Module
 from torch.nn.modules.dropout import _DropoutNd
 from transformers import PretrainedConfig
 
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 
 if TYPE_CHECKING:
     from dpfp_ray.models.classifier import Classifier

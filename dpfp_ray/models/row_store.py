@@ -24,14 +24,14 @@ import torch
 from torch import Tensor
 
 from dpfp_ray.data.batches import PART_COST, split_rows
-from dpfp_ray.data.cache import cache_dir
-from dpfp_ray.data.terminal import counted_rows
 from dpfp_ray.data.texts import group
 from dpfp_ray.data.tokens import TokenTable
-from dpfp_ray.data.whole_files import PRIVATE, private_folder, whole_folder
 from dpfp_ray.models.download import encoder_identity
 from dpfp_ray.models.modeling_dpfp import unit
 from dpfp_ray.models.pretrained import build_classifier
+from dpfp_ray.system.cache import cache_dir
+from dpfp_ray.system.terminal import counted_rows
+from dpfp_ray.system.whole_files import PRIVATE, private_folder, whole_folder
 
 # Part of every key: raise it when the meaning of the stored numbers changes.
 FORMAT_VERSION = 1

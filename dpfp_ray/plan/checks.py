@@ -17,8 +17,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.method_spec import LORA_FIELDS, SCOPES, USED_BY_SOME, scope_kind, users_of
+from dpfp_ray.system.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from dpfp_ray.plan.plan import Plan

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.plan.defaults import Defaults
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 
 if TYPE_CHECKING:
     from dpfp_ray.plan.plan import Plan
@@ -120,7 +120,7 @@ class MethodSpec:
     style: tuple[str, str, str] | None = None
     head_style: tuple[str, str, str] | None = None
 
-    # White-box audits: the score (`audit/scores.py`) for canaries that have a row of the word
+    # White-box audits: the score (`auditing/scores.py`) for canaries that have a row of the word
     # embeddings to themselves. None: such rows are not trained, or nothing is known to be better
     # than how far all weights moved along a canary's gradient.
     token_score: str | None = None

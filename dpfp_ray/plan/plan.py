@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpfp_ray.plan.checks import check
-from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.fields import LORA_ALPHA, LORA_RANK, MAX_PER_USER, PlanFields
 from dpfp_ray.plan.method_spec import (
     LORA_FIELDS,
@@ -31,6 +30,7 @@ from dpfp_ray.plan.method_spec import (
     find_spec,
     modes_of,
 )
+from dpfp_ray.system.errors import UserError, unknown
 
 MOST_RECORDS = 10**10  # more than there are people; accountants take minutes for absurd numbers
 # Fields younger than the first hashes are hashed only where they say something: plans that do not

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from dpfp_ray.plan.defaults import LEAST_BATCH, SST2_RECORDS
-from dpfp_ray.plan.errors import UserError, unknown
-from dpfp_ray.plan.foreign_files import LARGEST_YAML, parse_yaml, read_limited
 from dpfp_ray.plan.method_spec import (
     METHODS,
     MethodSpec,
@@ -20,6 +18,8 @@ from dpfp_ray.plan.method_spec import (
     scopes_of,
 )
 from dpfp_ray.plan.plan import FIELDS, TYPES, Plan, kinds_of
+from dpfp_ray.system.errors import UserError, unknown
+from dpfp_ray.system.foreign_files import LARGEST_YAML, parse_yaml, read_limited
 
 MOST_DIGITS = 30  # of a whole number that is taken as it stands
 ALIASES = {

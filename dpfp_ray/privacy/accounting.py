@@ -26,10 +26,10 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
-from dpfp_ray.data.cache import cached_number
 from dpfp_ray.plan.fields import ACCOUNTANTS
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import pld
+from dpfp_ray.system.cache import cached_number
 
 # A larger ε than this protects nobody and would make the numerics slow.
 HOPELESS_EPSILON = 1e4

@@ -13,14 +13,14 @@ from typing import Any
 
 from scipy.optimize import brentq
 
-from dpfp_ray.data.cache import cached_number
-from dpfp_ray.data.terminal import waiting
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import METHODS, is_private
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting, pld
 from dpfp_ray.privacy.accounting import Mechanism
 from dpfp_ray.privacy.labels import joint_mu
+from dpfp_ray.system.cache import cached_number
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.terminal import waiting
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any
 
 from dpfp_ray.data.texts import ManyTexts
-from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.privacy import ledger_cost
 from dpfp_ray.privacy.ledger_cost import Total
 from dpfp_ray.privacy.ledger_entries import (
@@ -46,6 +45,7 @@ from dpfp_ray.privacy.ledger_entries import (
 from dpfp_ray.privacy.ledger_files import OnceWritten, Place, default_place
 from dpfp_ray.privacy.ledger_sum import Spent, refusal, sum_up
 from dpfp_ray.privacy.people import ENTRIES, KnownPeople, People
+from dpfp_ray.system.errors import UserError, unknown
 
 TOTALS = "totals"
 TOTAL_DELTA = 1e-6  # of a total without a δ: 1/(2D) for half a million people

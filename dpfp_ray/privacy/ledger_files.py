@@ -22,10 +22,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dpfp_ray.data.remote_files import RemoteFiles
-from dpfp_ray.data.storage import LocalFiles, open_files, reachable
-from dpfp_ray.data.whole_files import PRIVATE, new_file
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.remote_files import RemoteFiles
+from dpfp_ray.system.storage import LocalFiles, open_files, reachable
+from dpfp_ray.system.whole_files import PRIVATE, new_file
 
 Place = LocalFiles | RemoteFiles
 LISTINGS = 100  # tries

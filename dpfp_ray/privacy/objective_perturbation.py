@@ -31,8 +31,8 @@ from scipy.integrate import simpson
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.accounting import gdp_delta, gdp_mu_of_budget, renyi_epsilon
+from dpfp_ray.system.errors import UserError
 
 Floats = NDArray[np.float64]
 

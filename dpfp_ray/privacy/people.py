@@ -36,8 +36,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfp_ray.data.texts import ManyTexts, hashes, normal
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.ledger_files import OnceWritten
+from dpfp_ray.system.errors import UserError
 
 MOST = 4_000_000  # fingerprints kept of a set: 32 MB
 KEYS, SETS, DEV, ENTRIES = "keys", "people", "dev", "entries"

@@ -32,9 +32,9 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from numpy.typing import NDArray
 from scipy import optimize
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.accounting import unconverged_orders_left_out
 from dpfp_ray.privacy.ledger_cost import WIDE_ORDERS, RdpCurve
+from dpfp_ray.system.errors import UserError
 
 # dp-accounting's shape of the truncated negative binomial; Poisson is its limit.
 _SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.cells import Cell, Tuning, budgets_of
 from dpfp_ray.results.runs import Budget, correct_answers
 from dpfp_ray.results.statistics import Comparison, MethodScore, Pair, compare_predictions
+from dpfp_ray.system.errors import UserError
 
 Outcome = Literal["won", "tie", "one seed", "one class", "alone", "tuned", "untested"]
 # How a table calls the outcome for one method.

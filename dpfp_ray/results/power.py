@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from scipy import optimize, stats
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.paired import Parts, half_width
 from dpfp_ray.results.statistics import LEVEL, Scope
+from dpfp_ray.system.errors import UserError
 
 POWER = 0.8
 MAX_SEEDS = 100

@@ -22,12 +22,12 @@ from dpfp_ray.data.columns import open_split, read_asked
 from dpfp_ray.data.labels import GLUE
 from dpfp_ray.data.readers import CSV, TSV
 from dpfp_ray.data.tasks import load_task
-from dpfp_ray.data.terminal import counted
 from dpfp_ray.data.texts import pack
 from dpfp_ray.models.predictor import Predictor, Text
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.terminal import counted
 from dpfp_ray.training.dev_scores import measure
 from dpfp_ray.training.load_model import load_model, plan_of, record_of
 from dpfp_ray.training.machine import use_threads

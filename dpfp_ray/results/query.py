@@ -19,8 +19,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import ALIASES
+from dpfp_ray.system.errors import UserError
 
 Row = dict[str, Any]
 Value = Callable[[Mapping[str, Any]], Any]

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import FIRST_MODE, METHODS, is_private
 from dpfp_ray.results.rows import flatten, quoted_metrics, section
+from dpfp_ray.system.errors import UserError
 from dpfp_ray.training import LEAST_SECONDS
 from dpfp_ray.training.dev_scores import Select
 from dpfp_ray.training.predictions import DevPredictions

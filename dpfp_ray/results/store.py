@@ -19,9 +19,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfp_ray.data.storage import Files, Found, open_files
-from dpfp_ray.data.whole_files import to_json
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.query import filter_rows, select_columns, sort_rows
 from dpfp_ray.results.rows import (
     COLUMNS,
@@ -34,6 +31,9 @@ from dpfp_ray.results.rows import (
     to_parquet,
 )
 from dpfp_ray.results.rows import columns as columns_of
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.storage import Files, Found, open_files
+from dpfp_ray.system.whole_files import to_json
 
 if TYPE_CHECKING:
     import pandas

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from dpfp_ray.data.storage import public
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.storage import public
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 VARIABLE = "DPFP_TOKEN"

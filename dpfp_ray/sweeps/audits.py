@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpfp_ray.audit.audit import Audited, Settings, audit_events, open_audit, power_warning
+from dpfp_ray.auditing.audit import Audited, Settings, audit_events, open_audit, power_warning
 from dpfp_ray.data import Task
-from dpfp_ray.data.terminal import stderr
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.results.runs import label
 from dpfp_ray.results.store import Store
@@ -20,6 +19,7 @@ from dpfp_ray.sweeps.charges import AUDIT, audit_seeds
 from dpfp_ray.sweeps.cluster import connected, settings
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.system.terminal import stderr
 from dpfp_ray.training.checkpoints import Saver, save_state
 from dpfp_ray.training.loop import Step
 from dpfp_ray.training.machine import use_threads

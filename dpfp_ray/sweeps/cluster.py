@@ -14,12 +14,12 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from dpfp_ray.data.storage import one_line
-from dpfp_ray.data.terminal import JOB
-from dpfp_ray.plan.errors import UserError
-from dpfp_ray.plan.signals import Interrupted, handling
 from dpfp_ray.sweeps import access_tokens
 from dpfp_ray.sweeps.ray_watch import RayDied, RayWatch
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.signals import Interrupted, handling
+from dpfp_ray.system.storage import one_line
+from dpfp_ray.system.terminal import JOB
 
 # Must be set before Ray is imported; for this process and every worker.
 SETTINGS = {

@@ -8,8 +8,6 @@ from typing import Any
 
 from dpfp_ray.data import Task
 from dpfp_ray.data.tasks import load_task
-from dpfp_ray.data.terminal import stderr
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import (
     LORA_FIELDS,
     METHODS,
@@ -28,6 +26,8 @@ from dpfp_ray.sweeps.search_space import DERIVED
 from dpfp_ray.sweeps.space_files import has_space, read_search_space, space_path
 from dpfp_ray.sweeps.sweep_trials import PUBLIC_SEED, bind_trial
 from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.terminal import stderr
 from dpfp_ray.training.prepare import Inputs
 
 Settings = Mapping[str, Mapping[str, Any]]  # plan fields of one method or variant only

@@ -9,8 +9,6 @@ from uuid import uuid4
 import ray.tune
 from ray.tune import Callback
 
-from dpfp_ray.data.cache import NoRoom
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps.state import ray_storage
 from dpfp_ray.sweeps.trial import (
     RETRIES,
@@ -22,6 +20,8 @@ from dpfp_ray.sweeps.trial import (
     settle,
 )
 from dpfp_ray.sweeps.trial_process import Shared, Sweep, run_trial
+from dpfp_ray.system.cache import NoRoom
+from dpfp_ray.system.errors import UserError
 
 if TYPE_CHECKING:
     from dpfp_ray.sweeps.live import LiveTable

@@ -9,9 +9,9 @@ from ray.tune import Callback
 from rich.live import Live
 from rich.table import Table
 
-from dpfp_ray.data.terminal import LINE_EVERY_SECONDS, clock, stderr
 from dpfp_ray.plan.method_spec import modes_of
 from dpfp_ray.sweeps.trial import given_up, has_restarts_left, last_error
+from dpfp_ray.system.terminal import LINE_EVERY_SECONDS, clock, stderr
 
 SHOWN = 12
 REFRESH_SECONDS = 0.5

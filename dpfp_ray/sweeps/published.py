@@ -23,10 +23,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dpfp_ray.data import Table
-from dpfp_ray.data.storage import Files, below, open_files, public
-from dpfp_ray.data.whole_files import PRIVATE
 from dpfp_ray.models.representations import RepresentationTable, Rows, keep, kept, shards
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.storage import Files, below, open_files, public
+from dpfp_ray.system.whole_files import PRIVATE
 from dpfp_ray.training.machine import use_threads
 
 COLUMN = "h"

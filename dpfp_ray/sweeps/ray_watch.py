@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 
 LOOK_SECONDS = 0.5
 # How long the main thread may take to leave Ray's calls; those that hang are left by force.

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps.cluster import default_address
+from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.checkpoints import save_seconds
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.data import Task
 from dpfp_ray.data.memory import in_memory
-from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.method_spec import METHODS
 from dpfp_ray.plan.plan import DATA_FIELDS, FIELDS
 from dpfp_ray.plan.values import field_name, make_plan
@@ -40,6 +39,7 @@ from dpfp_ray.sweeps.run_sweep import close, refuse_encoder, stopped
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.state import resolve_storage
 from dpfp_ray.sweeps.sweep_trials import InputsOnce
+from dpfp_ray.system.errors import UserError, unknown
 from dpfp_ray.training.dev_scores import Select
 from dpfp_ray.training.prepare import load_inputs
 
@@ -63,7 +63,7 @@ class Comparison:
 
     def report(self, folder: str | Path, *, title: str | None = None) -> Any:
         """Tables, figures and a page about it, see `dpfp_ray.report`."""
-        from dpfp_ray.report.make import report  # upwards: the one exception of the contract
+        from dpfp_ray.reports.make import report  # upwards: the one exception of the contract
 
         return report(self.storage, output=folder, title=title)
 

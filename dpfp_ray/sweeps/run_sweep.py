@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from dpfp_ray.plan.errors import UserError
-from dpfp_ray.plan.signals import Interrupted, signal_of
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.privacy.selection import check_search, parse_selection
@@ -27,6 +25,8 @@ from dpfp_ray.sweeps.selection_cost import SelectionCost
 from dpfp_ray.sweeps.space_files import read_search_space
 from dpfp_ray.sweeps.state import resolve_storage
 from dpfp_ray.sweeps.sweep_trials import InputsOnce, run_sweep
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.signals import Interrupted, signal_of
 from dpfp_ray.training.prepare import load_inputs
 
 if TYPE_CHECKING:

@@ -10,12 +10,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dpfp_ray.data.lease import held_unless
-from dpfp_ray.data.storage import open_files
-from dpfp_ray.data.terminal import stderr, waiting
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.plan.signals import ignoring_signals, stopped_by_signals
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.charges import Charges
@@ -23,6 +18,11 @@ from dpfp_ray.sweeps.cluster import connected, settings
 from dpfp_ray.sweeps.resources import RayOptions, Resources, node_resources, plan_resources
 from dpfp_ray.sweeps.state import SECRET, SweepState, check_seen_everywhere
 from dpfp_ray.sweeps.trial import RETRIES, Trial, mark_interrupted, unfinished
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.lease import held_unless
+from dpfp_ray.system.signals import ignoring_signals, stopped_by_signals
+from dpfp_ray.system.storage import open_files
+from dpfp_ray.system.terminal import stderr, waiting
 from dpfp_ray.training.prepare import Inputs
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import DEFAULT_METHOD, is_private, uses
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
+from dpfp_ray.system.errors import UserError
 
 BUDGET_KEYS = ("epsilon", "delta", "accountant", "adjacency")
 # Stands for B/M; see above.

@@ -25,13 +25,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from dpfp_ray.data.lease import held_unless
-from dpfp_ray.data.storage import SEALED, below, open_files
-from dpfp_ray.data.terminal import stderr
-from dpfp_ray.data.whole_files import PRIVATE_FOLDER, private_folder
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.plan.signals import Interrupted, signal_of
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.sampling import derived_seed, keyed_generator
 from dpfp_ray.privacy.selection import Selection, draw_trials
@@ -43,6 +37,12 @@ from dpfp_ray.sweeps.selection_cost import Bind, SelectionCost, privacy_choices,
 from dpfp_ray.sweeps.state import SweepState
 from dpfp_ray.sweeps.sweep_trials import bind_trial
 from dpfp_ray.sweeps.trial import SETTLED, Trial
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.lease import held_unless
+from dpfp_ray.system.signals import Interrupted, signal_of
+from dpfp_ray.system.storage import SEALED, below, open_files
+from dpfp_ray.system.terminal import stderr
+from dpfp_ray.system.whole_files import PRIVATE_FOLDER, private_folder
 from dpfp_ray.training.charged import recorded_plan, register
 from dpfp_ray.training.prepare import Inputs
 from dpfp_ray.training.run_folder import data_mark

@@ -7,7 +7,6 @@ from typing import Any
 
 from dp_accounting import NeighboringRelation
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.ledger_cost import RdpCurve
@@ -15,6 +14,7 @@ from dpfp_ray.privacy.ledger_entries import Use
 from dpfp_ray.privacy.selection import Selection, selection_curve, selection_epsilon
 from dpfp_ray.sweeps.search_space import SearchSpace
 from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.system.errors import UserError
 
 # Fields that change no mechanism, whatever their value; all others must take finitely many values.
 FREE_OF_COST = (

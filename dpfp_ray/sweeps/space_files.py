@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from dpfp_ray.plan.errors import UserError, unknown
 from dpfp_ray.plan.plan import FIELDS
 from dpfp_ray.plan.values import field_name, make_plan, read_plan_file
 from dpfp_ray.sweeps.search_space import BUDGET_KEYS, DERIVED, Parameter, SearchSpace
+from dpfp_ray.system.errors import UserError, unknown
 
 KEYS = ("name", "method", "metric", "samples", "seeds", "scheduler", "budget", "plan", "parameters")
 SEARCHES = ("grid", "random", "tpe")

@@ -18,19 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dpfp_ray.data.remote_files import RemoteFiles
-from dpfp_ray.data.storage import open_files, previous
-from dpfp_ray.data.whole_files import (
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.sampling import fresh_seed, keyed_integer
+from dpfp_ray.results.store import file_name
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.remote_files import RemoteFiles
+from dpfp_ray.system.storage import open_files, previous
+from dpfp_ray.system.whole_files import (
     PRIVATE,
     is_copy,
     to_json,
     with_checksum,
     without_checksum,
 )
-from dpfp_ray.plan.errors import UserError
-from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.sampling import fresh_seed, keyed_integer
-from dpfp_ray.results.store import file_name
 from dpfp_ray.training import checkpoints
 from dpfp_ray.training.loop import State
 

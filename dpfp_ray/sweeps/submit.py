@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from dpfp_ray.data.storage import one_line
 from dpfp_ray.data.streams import files_of
-from dpfp_ray.data.terminal import stderr
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps import access_tokens
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.storage import one_line
+from dpfp_ray.system.terminal import stderr
 
 DEFAULT = "http://127.0.0.1:8265"
 LARGEST = 100 * 2**20  # bytes in all; Ray keeps them in its head's memory

@@ -8,8 +8,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.data.split import count_units
-from dpfp_ray.data.terminal import stderr
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import INPUT_FIELDS, Plan
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.sampling import keyed_generator
@@ -18,6 +16,8 @@ from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.search_space import SearchSpace
 from dpfp_ray.sweeps.shared import input_key
 from dpfp_ray.sweeps.trial import SETTLED, Trial
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.terminal import stderr
 from dpfp_ray.training.dev_scores import quote
 from dpfp_ray.training.prepare import (
     Inputs,

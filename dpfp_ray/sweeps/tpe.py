@@ -14,12 +14,12 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.search_space import SearchSpace
 from dpfp_ray.sweeps.state import SweepState
 from dpfp_ray.sweeps.trial import SETTLED, Trial
 from dpfp_ray.sweeps.trial_process import trial_metrics
+from dpfp_ray.system.errors import UserError
 
 # A small space has few distinct trials; after so many repeats in a row there are no new ones.
 REPEATS = 50

@@ -19,12 +19,12 @@ from typing import Any
 from ray.tune import Callback
 from ray.tune.logger import LoggerCallback, TBXLoggerCallback
 
-from dpfp_ray.data.storage import one_line
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.fields import ACCOUNTANTS
 from dpfp_ray.privacy.statement import guarantee
 from dpfp_ray.results.store import file_name
 from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.storage import one_line
 
 # Each tracker's module and what installs it.
 PACKAGES = {

@@ -26,11 +26,11 @@ from ray.train.torch.config import _TorchBackend
 from ray.train.v2._internal.execution.worker_group import WorkerGroup
 from torch import Tensor
 
-from dpfp_ray.data.cache import NoRoom
 from dpfp_ray.sweeps import trial_process
 from dpfp_ray.sweeps.state import ray_storage
 from dpfp_ray.sweeps.trial import RETRIES, Trial
 from dpfp_ray.sweeps.trial_process import Sweep, run_worker, settle_failed
+from dpfp_ray.system.cache import NoRoom
 from dpfp_ray.training.machine import TorchComm
 
 INTERFACE = "GLOO_SOCKET_IFNAME"

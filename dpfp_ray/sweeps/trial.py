@@ -4,11 +4,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import derived_seed
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.state import SweepState
+from dpfp_ray.system.errors import UserError
 
 # States of a record that need not be run again.
 SETTLED = ("finished", "stopped", "refused", "failed")

@@ -16,13 +16,13 @@ import ray
 import ray.tune
 import torch
 
-from dpfp_ray.data.cache import NoRoom
-from dpfp_ray.data.storage import one_line
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.shared import SharedInputs, input_key
 from dpfp_ray.sweeps.state import SweepState
 from dpfp_ray.sweeps.telemetry import TrialGauges, dev_loss
 from dpfp_ray.sweeps.trial import SETTLED, Trial, drawn_before_failure, error_reason, settle
+from dpfp_ray.system.cache import NoRoom
+from dpfp_ray.system.storage import one_line
 from dpfp_ray.training.checkpoints import Saver, ask_for_room
 from dpfp_ray.training.loop import Drawing, Epoch, Finished, State, Step
 from dpfp_ray.training.machine import Comm, SoloComm, use_threads

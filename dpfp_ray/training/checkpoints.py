@@ -5,8 +5,8 @@ FOLDER/resume.seed   that seed alone, from before the first step: a run that is 
                      first save draws the same noise when it is run again, and is paid for once
 STORE/states/ID.pt   of a trial of a sweep, with a mark of its seed (the sweep's file has the seed)
 
-All are readable by their owner only. States end with a checksum (`data/whole_files.py`), and leave
-the one before them as NAME.previous: what is damaged is never continued.
+All are readable by their owner only. States end with a checksum (`system/whole_files.py`), and
+leave the one before them as NAME.previous: what is damaged is never continued.
 """
 
 import io
@@ -23,16 +23,16 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor
 
-from dpfp_ray.data import whole_files
-from dpfp_ray.data.cache import NoRoom, probe
-from dpfp_ray.data.storage import Files, LocalFiles, previous
 from dpfp_ray.data.streams import files_of
-from dpfp_ray.data.whole_files import Damaged
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.scopes import weights_to_keep
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import keyed_integer
+from dpfp_ray.system import whole_files
+from dpfp_ray.system.cache import NoRoom, probe
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.storage import Files, LocalFiles, previous
+from dpfp_ray.system.whole_files import Damaged
 from dpfp_ray.training.loop import KEYING, Progress, State
 
 RESUME, SEED = "resume.pt", "resume.seed"

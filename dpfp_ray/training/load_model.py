@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpfp_ray.data.whole_files import read_json
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.own_encoder import CUSTOM, OwnEncoder
 from dpfp_ray.models.predictor import Predictor
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.models.representations import HeadClassifier
 from dpfp_ray.models.scopes import Lora, merge_lora, weights_to_keep
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.whole_files import read_json
 from dpfp_ray.training.checkpoints import RESUME
 from dpfp_ray.training.run_folder import RESULT, WEIGHTS, read_weights
 

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 

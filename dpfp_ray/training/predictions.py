@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 
 Classes = NDArray[np.int64]
 

@@ -31,10 +31,10 @@ from dpfp_ray.models.representations import (
 )
 from dpfp_ray.models.row_store import Encode, encode_here
 from dpfp_ray.models.scopes import Lora
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.sampling import keyed_integer
+from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.dev_scores import Select
 from dpfp_ray.training.predictions import fingerprint_rows
 

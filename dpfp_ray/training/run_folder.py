@@ -19,16 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfp_ray.data import storage
-from dpfp_ray.data.cache import explained
-from dpfp_ray.data.lease import held_unless
-from dpfp_ray.data.whole_files import private_folder, read_json, whole_path, write_json
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.models.scopes import weights_to_keep
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import derived_seed
+from dpfp_ray.system import storage
+from dpfp_ray.system.cache import explained
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.lease import held_unless
+from dpfp_ray.system.whole_files import private_folder, read_json, whole_path, write_json
 from dpfp_ray.training.checkpoints import SMALL, forget_state, refuse_changed_files
 from dpfp_ray.training.prepare import Data
 

@@ -22,9 +22,9 @@ from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.methods.parts.base import Method, Rows
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.scopes import woken
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import Sampler, keyed_integer
+from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.machine import Comm, share
 
 Indices = NDArray[Any]

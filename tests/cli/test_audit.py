@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dpfp_ray.audit.canaries import FAMILIES
-from dpfp_ray.audit.scores import ACCESS
+from dpfp_ray.auditing.canaries import FAMILIES
+from dpfp_ray.auditing.scores import ACCESS
 from dpfp_ray.cli import audit as verb
 from dpfp_ray.cli.main import main
 from tests.support.tiny_runs import tiny_world, write_csv

@@ -14,7 +14,7 @@ import pytest
 from dpfp_ray import __version__
 from dpfp_ray.cli import calibrate
 from dpfp_ray.cli.main import VERBS, VerbParser, build_parser, main
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 
 CALIBRATE = ["calibrate", "--records", "1000", "--accountant", "gdp", "--epsilon", "3"]
 

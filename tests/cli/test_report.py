@@ -8,8 +8,8 @@ import pytest
 
 from dpfp_ray.cli import report as verb
 from dpfp_ray.cli.main import main
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.store import Store
+from dpfp_ray.system.errors import UserError
 from tests.support.samples import sample
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from dpfp_ray.cli import results as verb
 from dpfp_ray.cli.main import main
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.rows import COLUMNS
 from dpfp_ray.results.store import Store
+from dpfp_ray.system.errors import UserError
 from tests.support.result_records import make_record
 
 

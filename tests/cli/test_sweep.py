@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from dpfp_ray.cli.main import main
-from dpfp_ray.data.whole_files import without_checksum
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.sweeps.state import SECRET
 from dpfp_ray.sweeps.trial import settle
+from dpfp_ray.system.whole_files import without_checksum
 from tests.support.ray_runs import (
     ONE_PROCESS_FLAGS,
     Command,

@@ -11,8 +11,8 @@ import pytest
 from dpfp_ray.cli.main import build_parser
 from dpfp_ray.cli.options import plan_from
 from dpfp_ray.cli.train import show, time_text
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import FIELDS, Plan
+from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.train import TrainedRun
 from tests.cli.test_main import fails
 

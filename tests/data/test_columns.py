@@ -10,8 +10,8 @@ import pytest
 
 from dpfp_ray.data import Task
 from dpfp_ray.data.tasks import load_task
-from dpfp_ray.plan.errors import Guess, UserError
 from dpfp_ray.plan.plan import DATA_FIELDS, FIELDS, Plan
+from dpfp_ray.system.errors import Guess, UserError
 
 ROWS = [("a great film", "good"), ("a dull plot", "bad"), ("so boring", "bad"), ("fine", "good")]
 

@@ -8,8 +8,8 @@ import pytest
 
 from dpfp_ray.data import demo
 from dpfp_ray.data.tasks import load_task
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.system.errors import UserError
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ import pytest
 
 from dpfp_ray.data.memory import in_memory
 from dpfp_ray.data.tasks import load_task
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.system.errors import UserError
 
 TEXTS = [f"text number {number}" for number in range(20)]
 LABELS = ["bad", "good"] * 10

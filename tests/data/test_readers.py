@@ -14,7 +14,7 @@ from dpfp_ray.data.readers import (
     shorten,
     text_problem,
 )
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 
 
 def rows_of(path: Path) -> list[Row]:

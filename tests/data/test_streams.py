@@ -17,9 +17,9 @@ from dpfp_ray.data.streams import files_of
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.tokens import tokenise
 from dpfp_ray.models.pretrained import load_tokenizer
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.ledger import Ledger
+from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.train import train
 from tests.support.tiny_runs import tiny_split
 

@@ -13,8 +13,8 @@ import pytest
 from dpfp_ray.data import Task, public_order
 from dpfp_ray.data.labels import GLUE
 from dpfp_ray.data.tasks import load_task, task_from_hub, task_names
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.system.errors import UserError
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
 

@@ -9,10 +9,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from dpfp_ray.data import Split, terminal
+from dpfp_ray.data import Split
 from dpfp_ray.data import tokens as tokens_module
 from dpfp_ray.data.tokens import TokenTable, tokenise
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system import terminal
+from dpfp_ray.system.errors import UserError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(50))]
 

@@ -14,9 +14,9 @@ from dpfp_ray.methods.parts.discriminant import (
     discriminant,
     two_views,
 )
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
+from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.loop import solve
 from dpfp_ray.training.prepare import Data
 

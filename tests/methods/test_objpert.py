@@ -12,11 +12,11 @@ from dpfp_ray.methods import objpert
 from dpfp_ray.methods.parts.one_release import Seen, bounded
 from dpfp_ray.methods.parts.perturbed_minimum import Objective, with_bias
 from dpfp_ray.models.representations import RepresentationTable
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.statement import statement
+from dpfp_ray.system.errors import UserError
 from tests.support.one_release import make_table
 
 

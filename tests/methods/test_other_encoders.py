@@ -17,8 +17,8 @@ from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.models.scopes import Lora
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.prepare import Data, freeze_unreached
 from tests.methods.test_dpsgd import (
     SEED,

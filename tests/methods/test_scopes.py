@@ -16,8 +16,8 @@ from dpfp_ray.methods.parts.unsplittable import unsplittable
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.pretrained import build_classifier
 from dpfp_ray.models.scopes import Lora, _lora_pairs
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.loop import evaluate
 from dpfp_ray.training.machine import Comm, SoloComm
 from dpfp_ray.training.prepare import Data

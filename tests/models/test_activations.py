@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch.nn import Embedding, Module, TransformerEncoder, TransformerEncoderLayer
 
-from dpfp_ray.audit.canaries import blank, hide_empty, stack
+from dpfp_ray.auditing.canaries import blank, hide_empty, stack
 from dpfp_ray.methods.dpsgd import DpSgd
 from dpfp_ray.models import activations
 from dpfp_ray.models.activations import ActivationTable, with_activations
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.models.pretrained import load_tokenizer
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.machine import Comm
 from dpfp_ray.training.prepare import Data
 from tests.methods.test_dpsgd import (

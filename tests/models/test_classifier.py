@@ -9,7 +9,7 @@ from transformers import AutoModel
 
 from dpfp_ray.models.classifier import count_parameters, trainable_parameters
 from dpfp_ray.models.pretrained import build_classifier
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 from tests.support.tiny_models import ENCODERS, NO_POOLER, TEXTS, encode
 
 

@@ -12,9 +12,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from dpfp_ray.data.cache import cache_dir
 from dpfp_ray.models import download
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.cache import cache_dir
+from dpfp_ray.system.errors import UserError
 
 pytestmark = pytest.mark.slow
 

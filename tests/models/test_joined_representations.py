@@ -13,7 +13,7 @@ from dpfp_ray.data.tokens import TokenTable, tokenise
 from dpfp_ray.models import row_store
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer, resolve_representation
 from dpfp_ray.models.representations import public_centre, represent
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 from tests.support.tiny_models import ENCODERS, TEXTS, build_tiny
 from tests.support.tiny_runs import tiny_split, tiny_world
 

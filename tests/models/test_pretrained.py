@@ -18,7 +18,7 @@ from dpfp_ray.models.pretrained import (
     load_tokenizer,
     resolve_representation,
 )
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 from tests.support.tiny_models import NO_POOLER, encode
 
 

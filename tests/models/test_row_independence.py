@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel
 from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.models.row_independence import set_dropout
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 from tests.support.tiny_models import ENCODERS, TEXTS, encode
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpfp_ray.data.cache import cache_dir
 from dpfp_ray.data.tokens import TokenTable, tokenise
 from dpfp_ray.models import row_store
 from dpfp_ray.models.download import encoder_identity
 from dpfp_ray.models.pretrained import load_tokenizer
 from dpfp_ray.models.representations import represent
 from dpfp_ray.models.row_store import MEANS, Shard, Work, encode_here, store_of
+from dpfp_ray.system.cache import cache_dir
 from tests.support.tiny_runs import tiny_split, tiny_world
 
 VECTORS = ["mean", "cls", "pooler"]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.method_spec import METHODS
 from dpfp_ray.plan.plan import FIELDS, Plan
 from dpfp_ray.plan.values import make_plan, read_plan_file
+from dpfp_ray.system.errors import UserError
 
 SST2 = 67_349
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting, calibration, pld
 from dpfp_ray.privacy.accounting import Mechanism, epsilon
 from dpfp_ray.privacy.calibration import noise_multiplier, smallest_noise
+from dpfp_ray.system.errors import UserError
 
 SST2 = 67_349
 

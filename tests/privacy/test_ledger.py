@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from pyarrow import fs
 
-from dpfp_ray.data.remote_files import RemoteFiles
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.calibration import noise_multiplier
@@ -28,6 +26,8 @@ from dpfp_ray.privacy.ledger_cost import (
 from dpfp_ray.privacy.ledger_entries import Entry, Use, entry_from_json, use_of
 from dpfp_ray.privacy.ledger_files import default_place
 from dpfp_ray.privacy.ledger_sum import rounded_up
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.remote_files import RemoteFiles
 
 TEXTS = [f"record number {i}" for i in range(1000)]
 D, DELTA = len(TEXTS), 1 / (2 * len(TEXTS))

@@ -14,7 +14,6 @@ from dp_accounting import rdp
 from dp_accounting.rdp import rdp_privacy_accountant
 from scipy import stats
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.ledger_cost import composed_epsilon, part_from_json
 from dpfp_ray.privacy.selection import (
     Selection,
@@ -25,6 +24,7 @@ from dpfp_ray.privacy.selection import (
     selection_curve,
     selection_epsilon,
 )
+from dpfp_ray.system.errors import UserError
 
 D = 67_349
 DELTA = 1 / (2 * D)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfp_ray.data.whole_files import to_json
 from dpfp_ray.plan.method_spec import all_specs
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import spending
@@ -16,6 +15,7 @@ from dpfp_ray.privacy.accounting import Mechanism, gdp_delta, gdp_epsilon
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.statement import guarantee, statement
 from dpfp_ray.privacy.statement_text import brief, one_line, render
+from dpfp_ray.system.whole_files import to_json
 
 RECORDS = 2000
 PLANS: dict[str, dict[str, Any]] = {

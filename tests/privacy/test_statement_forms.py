@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.statement import statement
@@ -16,6 +15,7 @@ from dpfp_ray.privacy.statement_forms import (
     reporting_list,
     seed_handling,
 )
+from dpfp_ray.system.errors import UserError
 
 Case = tuple[dict[str, Any], Plan, dict[str, Any]]
 

@@ -2,13 +2,13 @@ import json
 
 import pytest
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.power import (
     Spread,
     power_of,
     seeds_needed,
     smallest_difference,
 )
+from dpfp_ray.system.errors import UserError
 
 
 def smallest(**plan: int) -> float:

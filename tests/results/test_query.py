@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results import query
+from dpfp_ray.system.errors import UserError
 
 ROWS: list[dict[str, Any]] = [
     {"id": "a", "method": "dpfp", "task": "sst2", "epsilon": 3.0, "accuracy": 0.81, "error": None},

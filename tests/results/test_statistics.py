@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.statistics import Comparison, compare_methods, compare_predictions
+from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.predictions import DevPredictions
 
 ROWS = 400

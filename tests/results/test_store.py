@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from dpfp_ray.data.remote_files import RemoteFiles
-from dpfp_ray.data.storage import LocalFiles, public
-from dpfp_ray.data.whole_files import write_json
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.rows import flatten
 from dpfp_ray.results.store import Store, load_records, record_id
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.remote_files import RemoteFiles
+from dpfp_ray.system.storage import LocalFiles, public
+from dpfp_ray.system.whole_files import write_json
 from tests.support.result_records import make_record
 
 

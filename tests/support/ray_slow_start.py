@@ -13,8 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps.cluster import connected, ray_folder, settings
+from dpfp_ray.system.errors import UserError
 
 
 def main() -> None:

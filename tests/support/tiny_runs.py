@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfp_ray.audit.audit import Audit, Audited, audit_events
+from dpfp_ray.auditing.audit import Audit, Audited, audit_events
 from dpfp_ray.data import Split
 from dpfp_ray.data.tokens import tokenise
 from dpfp_ray.models.classifier import Classifier

@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps import access_tokens
 from dpfp_ray.sweeps.cluster import check_listening, not_connected
+from dpfp_ray.system.errors import UserError
 
 TOKEN = "0123456789abcdef0123"
 

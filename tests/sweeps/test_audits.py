@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.audit.audit import Settings
+from dpfp_ray.auditing.audit import Settings
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_cost import RdpCurve
 from dpfp_ray.results.store import Store
@@ -14,6 +13,7 @@ from dpfp_ray.sweeps.audits import audits_of
 from dpfp_ray.sweeps.charges import Charges
 from dpfp_ray.sweeps.sweep_trials import InputsOnce, bind_trial
 from dpfp_ray.sweeps.trial import Trial, settle
+from dpfp_ray.system.errors import UserError
 
 Values = dict[str, Any]
 SEED = 7

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from dpfp_ray.cli.main import main
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.results.power import seeds_needed, smallest_difference
 from dpfp_ray.sweeps.compare_runs import (
@@ -21,6 +20,7 @@ from dpfp_ray.sweeps.compare_runs import (
 )
 from dpfp_ray.sweeps.sweep_trials import InputsOnce
 from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.system.errors import UserError
 
 
 def test_repetitions_come_round_by_round(tiny_task: dict[str, Any]) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from ray.tune.search.variant_generator import generate_variants
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.experiment import LastRecords, check_deadlock, each_of
+from dpfp_ray.system.errors import UserError
 from tests.support.tune_trial import TuneTrial
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.data.lease import PREFIX
 from dpfp_ray.privacy.ledger import Ledger
+from dpfp_ray.system.lease import PREFIX
 from tests.support.hosts import (
     SHARED,
     Host,

@@ -23,7 +23,7 @@ from tests.support.ray_runs import (
 SCRIPT = """
 import sys, time
 from ray._private import worker
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 from dpfp_ray.sweeps.cluster import connected, settings
 def wait():
     time.sleep(600)

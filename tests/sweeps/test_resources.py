@@ -1,7 +1,7 @@
 import pytest
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps.resources import Resources, plan_resources
+from dpfp_ray.system.errors import UserError
 
 LAPTOP = [{"CPU": 8.0, "memory": 1e9}]
 THREE = [{"CPU": 2.0}, {"CPU": 2.0}, {"CPU": 1.0}]

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps import runner as tuning
 from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.sweeps.runner import Runner, until_none
 from dpfp_ray.sweeps.sweep_trials import InputsOnce
 from dpfp_ray.sweeps.trial import RETRIES, Trial, unfinished
+from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.prepare import prepare
 from tests.support.ray_runs import measured, records, trial
 from tests.support.tiny_runs import run_with

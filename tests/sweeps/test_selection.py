@@ -11,8 +11,6 @@ import yaml
 from scipy import stats
 
 from dpfp_ray.cli.main import main
-from dpfp_ray.data.whole_files import to_json, with_checksum
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.calibration import noise_multiplier
@@ -20,7 +18,7 @@ from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.sampling import keyed_generator
 from dpfp_ray.privacy.selection import draw_trials, parse_selection, selection_epsilon
 from dpfp_ray.results.store import Store
-from dpfp_ray.serve.snapshot import LiveRecords
+from dpfp_ray.service.snapshot import LiveRecords
 from dpfp_ray.sweeps import selection
 from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.sweeps.run_sweep import FinishedSweep, sweep
@@ -38,6 +36,8 @@ from dpfp_ray.sweeps.selection_cost import SelectionCost, privacy_choices, selec
 from dpfp_ray.sweeps.space_files import read_search_space
 from dpfp_ray.sweeps.state import SECRET
 from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.whole_files import to_json, with_checksum
 from tests.support.ray_runs import (
     ONE_PROCESS,
     ONE_PROCESS_FLAGS,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.sweeps.state import SECRET, SweepState, check_seen_everywhere, resolve_storage
+from dpfp_ray.system.errors import UserError
 from tests.support.states import flip_byte, whole_state
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps import submit
 from dpfp_ray.sweeps.submit import entrypoint, stage, submission_id
+from dpfp_ray.system.errors import UserError
 
 
 @pytest.fixture

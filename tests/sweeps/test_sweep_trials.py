@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from ray.tune.schedulers import FIFOScheduler
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps import sweep_trials
@@ -28,6 +27,7 @@ from dpfp_ray.sweeps.sweep_trials import (
     make_scheduler,
     plan_trials,
 )
+from dpfp_ray.system.errors import UserError
 from tests.support.ray_runs import records, sweep_here, write_space
 from tests.support.result_records import make_record
 

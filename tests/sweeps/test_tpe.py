@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from ray.tune.search import Searcher
 
-from dpfp_ray.data.whole_files import without_checksum
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.search_space import Parameter, SearchSpace
 from dpfp_ray.sweeps.tpe import Tpe
 from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.whole_files import without_checksum
 
 RATE = Parameter("learning_rate", distribution="log_uniform", low=1e-5, high=1e-1)
 ROWS = Parameter("batch_size", distribution="power_of_two", low=8, high=64)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.sweeps import trackers
 from dpfp_ray.sweeps.trackers import AXIS, Tracked, make_tracker, measurements
+from dpfp_ray.system.errors import UserError
 from tests.support.ray_runs import run_here, trial
 from tests.support.tune_trial import TuneTrial
 

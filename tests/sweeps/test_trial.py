@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.state import SweepState
@@ -17,6 +16,7 @@ from dpfp_ray.sweeps.trial import (
     mark_interrupted,
     settle,
 )
+from dpfp_ray.system.errors import UserError
 from tests.support.result_records import make_record
 
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from dpfp_ray.audit.audit import audit
-from dpfp_ray.data.whole_files import without_checksum
-from dpfp_ray.plan.errors import UserError
-from dpfp_ray.plan.signals import Interrupted
+from dpfp_ray.auditing.audit import audit
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.privacy.sampling import PoissonSampler
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.signals import Interrupted
+from dpfp_ray.system.whole_files import without_checksum
 from dpfp_ray.training import train as train_module
 from dpfp_ray.training.charged import use_for
 from dpfp_ray.training.checkpoints import SEED
@@ -346,7 +346,7 @@ def test_a_continuation_that_fails_does_not_hide_what_a_killed_run_drew(
 def test_an_audit_that_fails_before_its_first_draw_is_charged_for_nothing(
     head: Values, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpfp_ray.audit.audit.build_model", fail)
+    monkeypatch.setattr("dpfp_ray.auditing.audit.build_model", fail)
     plan = make_plan({**head, "epochs": 1})
     with pytest.raises(RuntimeError, match="memory"):
         audit(plan, output=tmp_path / "audit", ledger=ledger, reporter="silent", canaries=20)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from dpfp_ray.data.storage import LocalFiles
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.sweeps.resources import RayOptions
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.storage import LocalFiles
 from dpfp_ray.training import checkpoints
 from dpfp_ray.training.checkpoints import RESUME, SAVE_SHARE, Saver, save_seconds
 from tests.support.states import flip_byte, whole_state

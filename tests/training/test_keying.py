@@ -15,8 +15,8 @@ from torch import Tensor
 from dpfp_ray.data import Table
 from dpfp_ray.methods.parts.base import make_method
 from dpfp_ray.models.representations import RepresentationTable
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.machine import Comm, SoloComm
 from dpfp_ray.training.prepare import Data, Inputs, Prepared, build_model, prepare
 from dpfp_ray.training.step import take

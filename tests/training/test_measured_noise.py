@@ -164,7 +164,7 @@ def test_trials_and_audits_are_prepared_with_the_planned_noise(
     tiny_task: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """From there on they are runs like those above."""
-    from dpfp_ray.audit.audit import Settings, set_up
+    from dpfp_ray.auditing.audit import Settings, set_up
     from dpfp_ray.sweeps import trial_process
     from dpfp_ray.sweeps.sweep_trials import bind_trial
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpfp_ray.audit.audit import Settings, set_up
-from dpfp_ray.audit.canaries import FAMILIES
+from dpfp_ray.auditing.audit import Settings, set_up
+from dpfp_ray.auditing.canaries import FAMILIES
 from dpfp_ray.data import Split, Task
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.plan.plan import Plan
@@ -292,7 +292,7 @@ def test_persons_as_canaries_refute_the_nominal_epsilon_and_not_the_proved_one(
 def test_a_canary_has_as_many_rows_as_the_person_it_displaces(
     model_folder: str, family: str
 ) -> None:
-    from dpfp_ray.audit.canaries import make_canaries
+    from dpfp_ray.auditing.canaries import make_canaries
     from dpfp_ray.models.pretrained import load_tokenizer
 
     task = person_task()

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.predictions import (
     DevPredictions,
     fingerprint_rows,

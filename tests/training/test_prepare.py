@@ -2,8 +2,8 @@
 
 import pytest
 
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.prepare import TaskFacts, choose_representation
 from tests.support.tiny_models import build_tiny
 

@@ -19,11 +19,11 @@ import pytest
 import torch
 
 from dpfp_ray.cli.main import main
-from dpfp_ray.data.lease import PREFIX, Claim
-from dpfp_ray.data.whole_files import without_checksum
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.spending import Spending
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.lease import PREFIX, Claim
+from dpfp_ray.system.whole_files import without_checksum
 from dpfp_ray.training import run_folder
 from dpfp_ray.training.checkpoints import RESUME, load_state, save_state
 from dpfp_ray.training.checkpoints import SEED as SEED_FILE

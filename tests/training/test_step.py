@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfp_ray.audit.canaries import blank, hide_empty, stack
+from dpfp_ray.auditing.canaries import blank, hide_empty, stack
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.methods.dpfp import DpFp
 from dpfp_ray.methods.parts.base import Rows

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel
 
-from dpfp_ray.data.whole_files import ChecksumWriter, check_file
 from dpfp_ray.models.pretrained import load_tokenizer
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.plan.signals import Interrupted
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.signals import Interrupted
+from dpfp_ray.system.whole_files import ChecksumWriter, check_file
 from dpfp_ray.training import console
 from dpfp_ray.training.console import Keeper, Lines, Silent
 from dpfp_ray.training.load_model import load_model

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import Linear, Module
 
 from dpfp_ray.models.classifier import Classifier
-from dpfp_ray.plan.errors import UserError
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.system.errors import UserError
 
 
 class Carried:

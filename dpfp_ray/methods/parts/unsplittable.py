@@ -10,7 +10,7 @@ from dpfp_ray.data.packing import PLACE, ROW
 from dpfp_ray.methods.parts.ghost import GhostClipping, squared_norms
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.scopes import woken
-from dpfp_ray.plan.errors import UserError
+from dpfp_ray.system.errors import UserError
 
 # Three rows of unlike lengths, so that a tensor shared by the batch cannot pass for one row each.
 PROBE_LENGTHS = (7, 5, 4)

@@ -1,0 +1,1 @@
+"""One-run audits: canaries, their scores, and the bound on ε that follows."""

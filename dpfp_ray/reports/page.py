@@ -1,0 +1,287 @@
+"""One self-contained page, with every table and figure also as files of their own.
+
+OUT/index.html                 opens from disk; loads nothing from anywhere
+OUT/tables/NAME.{csv,md,tex}   each table; all.tex sets them all
+OUT/figures/NAME.{svg,png}     each figure
+OUT/report.json                what was written, so that the next build removes what is stale
+"""
+
+import base64
+import functools
+import hashlib
+import json
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dpfp_ray import __version__
+from dpfp_ray.models.download import PRETRAINING_OVERLAP
+from dpfp_ray.reports import formats, winners
+from dpfp_ray.reports.cost_tables import (
+    accounting_table,
+    audit_table,
+    cost_table,
+    guarantee_text,
+    noise_table,
+    runs_table,
+)
+from dpfp_ray.reports.formats import Table
+from dpfp_ray.reports.glossary import glossary
+from dpfp_ray.reports.ledger import Paid, spent_of_total
+from dpfp_ray.reports.main_table import main_table
+from dpfp_ray.reports.paper import paper_table
+from dpfp_ray.reports.plots import Drawing, cell_label, method_label
+from dpfp_ray.reports.score_tables import pairs_table, scores_table, summary_table
+from dpfp_ray.reports.statements import statement_text
+from dpfp_ray.results.cells import Cell, cells_of
+from dpfp_ray.results.contests import Contest, contests_of
+from dpfp_ray.results.runs import Run, read_runs
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.whole_files import to_json
+from dpfp_ray.training.dev_scores import Select
+
+MANIFEST = "report.json"
+TEMPLATES = Path(__file__).parent
+TITLE = "Differentially private fine-tuning: results"
+_OURS = re.compile(r"(index\.html|(tables|figures)/[a-z0-9-]+\.(csv|md|tex|svg|png))")
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One setting's privacy statement; repetitions share it."""
+
+    title: str
+    guarantee: str
+    text: str
+    runs: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything a page shows, before it is written."""
+
+    title: str
+    command: str
+    headline: str
+    contests: Sequence[Contest]
+    tables: Mapping[str, Table]
+    figures: Sequence[Drawing]
+    statements: Sequence[Statement]
+    refuted: Sequence[Run]
+    remarks: Sequence[str]
+    paid: Paid  # by the people behind the records, for everything
+
+
+def make_report(
+    records: Sequence[Mapping[str, Any]],
+    command: str,
+    title: str | None = None,
+    select: Select = "last",
+    paid: Paid | None = None,
+    more_figures: Sequence[Drawing] = (),
+) -> Report:
+    runs = read_runs(records, select)
+    cells = cells_of(runs)
+    report = report_of(runs, cells, command, title, select, paid)
+    return replace(report, figures=[*more_figures, *draw_figures(report, runs, cells)])
+
+
+def report_of(
+    runs: Sequence[Run],
+    cells: Sequence[Cell],
+    command: str,
+    title: str | None = None,
+    select: Select = "last",
+    paid: Paid | None = None,
+) -> Report:
+    """A report without figures, which take most of the time."""
+    contests = contests_of(cells)
+    refuted = [run for run in runs if run.refuted]
+    tables = [
+        summary_table(contests),
+        main_table(cells, contests),
+        scores_table(cells, contests),
+        pairs_table(contests),
+        cost_table(cells),
+        noise_table(cells),
+        accounting_table(cells),
+        audit_table(runs),
+        runs_table(runs),
+        paper_table(),
+    ]
+    return Report(
+        title or TITLE,
+        command,
+        winners.headline(contests, refuted),
+        contests,
+        {table.name: table for table in tables if table.rows},
+        [],
+        _statements(cells),
+        refuted,
+        _remarks(runs, cells, select),
+        paid or Paid(),
+    )
+
+
+def draw_figures(report: Report, runs: Sequence[Run], cells: Sequence[Cell]) -> list[Drawing]:
+    from dpfp_ray.reports.figures import all_figures
+
+    return all_figures(cells, runs, report.command, report.contests)
+
+
+def _statements(cells: Sequence[Cell]) -> list[Statement]:
+    statements = []
+    for cell in cells:
+        shown = statement_text(cell.first)
+        if shown is None:
+            continue
+        at = f" at {cell.budget}" if cell.budget else ""
+        title = f"{cell_label(cell)} on {cell.key.task}{at}, {cell.key.model}"
+        runs = ", ".join(str(run.row["id"]) for run in cell.runs)
+        statements.append(Statement(title, guarantee_text(cell), shown, runs))
+    return statements
+
+
+def _remarks(runs: Sequence[Run], cells: Sequence[Cell], select: Select) -> list[str]:
+    """What a reader must know before believing a number."""
+    remarks = []
+    unfinished = [run for run in runs if not run.scored]
+    if unfinished:
+        states = sorted({str(run.row["status"] or "unknown") for run in unfinished})
+        remarks.append(
+            f"{len(unfinished)} of {len(runs)} runs have no result ({', '.join(states)}); they are "
+            "listed under Every run and count nowhere else."
+        )
+    for model in sorted({run.model for run in runs} & set(PRETRAINING_OVERLAP)):
+        remarks.append(f"{model} was {PRETRAINING_OVERLAP[model]}.")
+    if cells and all(len(cell.runs) == 1 for cell in cells):
+        remarks.append("Each number is one run; repeat with --seeds 5 to compare methods.")
+    if select == "best":
+        remarks.append(
+            "Every run quotes its best epoch on dev (--select best), which flatters all of them."
+        )
+    return remarks
+
+
+def shown_contests(found: Sequence[Contest]) -> list[Contest]:
+    """Those that the headline counts: with two methods or more, if there are any."""
+    return [contest for contest in found if len(contest.ranked) > 1] or list(found)
+
+
+@functools.cache
+def templates(*folders: Path) -> Any:
+    """The report's templates, and those of other pages that share its parts, in `folders`."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader([*folders, TEMPLATES]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["glossary"] = glossary
+    environment.filters |= {
+        "method_label": method_label,
+        "accuracy_text": winners.accuracy_text,
+        "cell_label": cell_label,
+        "spent_of_total": spent_of_total,
+    }
+    return environment
+
+
+def render(report: Report) -> str:
+    """The page. Whatever comes from records is escaped by the template engine."""
+    script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
+    # Should text ever get through as markup, the browser still runs only this one script.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    pictures = {d.name: base64.b64encode(d.svg).decode() for d in report.figures}
+    return page_text(
+        templates().get_template("template.html"),
+        report,
+        css=(TEMPLATES / "page.css").read_text(encoding="utf-8"),
+        script=script,
+        policy=(
+            "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+            f"script-src 'sha256-{digest}'"
+        ),
+        picture=lambda name: f"data:image/svg+xml;base64,{pictures[name]}",
+        file=lambda name: name,
+    )
+
+
+def page_text(template: Any, report: Report, **facts: Any) -> str:
+    """`template` filled with the report.
+
+    facts   also what the template needs to link: `picture` gives a figure's address by its name,
+            `file` that of a table or figure to download, `run_link` that of a run's own page
+    """
+    cards = [winners.Card(contest) for contest in shown_contests(report.contests)]
+    shared = {"report": report, "cards": cards, "paid": report.paid, "refuted": report.refuted}
+    text: str = template.render({"run_link": None, "package": __version__} | shared | facts)
+    return text
+
+
+def data_files(report: Report) -> dict[str, Callable[[], bytes]]:
+    """Tables and figures to download: a file's name, and what makes its content."""
+    forms = {"csv": formats.to_csv, "md": formats.to_markdown, "tex": formats.to_latex}
+    files: dict[str, Callable[[], bytes]] = {}
+    for name, table in report.tables.items():
+        for ending, form in forms.items():
+            files[f"tables/{name}.{ending}"] = functools.partial(_table_bytes, form, table)
+    for drawing in report.figures:
+        for ending in ("svg", "png"):
+            content = operator.attrgetter(ending)
+            files[f"figures/{drawing.name}.{ending}"] = functools.partial(content, drawing)
+    return files
+
+
+def _table_bytes(form: Callable[[Table], str], table: Table) -> bytes:
+    return _bytes(form(table))
+
+
+def report_files(report: Report) -> dict[str, bytes]:
+    """Everything that a report consists of, by name."""
+    files = {name: content() for name, content in data_files(report).items()}
+    files["tables/all.tex"] = _bytes(formats.latex_document(list(report.tables)))
+    files["index.html"] = _bytes(render(report))
+    return files
+
+
+def write_report(report: Report, folder: Path) -> list[str]:
+    """All files of a report, and the names of them; stale ones of an earlier build go."""
+    files = report_files(report)
+    try:
+        for name in ("tables", "figures"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        for name in _earlier(folder) - set(files):
+            (folder / name).unlink(missing_ok=True)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        facts = {
+            "headline": report.headline,
+            "comparisons": [contest.as_json() for contest in report.contests],
+            "files": list(files),
+        }
+        (folder / MANIFEST).write_bytes(_bytes(to_json(facts, indent=2) + "\n"))
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder}: {error.strerror}; use another --output"
+        ) from None
+    return list(files)
+
+
+def _earlier(folder: Path) -> set[str]:
+    """What the last build left here; only names that a build makes, whatever the file says."""
+    try:
+        names = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        return {name for name in names if isinstance(name, str) and _OURS.fullmatch(name)}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "replace")  # names of odd files may hold lone surrogates

@@ -1,0 +1,109 @@
+"""The privacy statement of a finished run: in the forms that others ask for, and for a report."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpfp_ray.privacy import statement_forms
+from dpfp_ray.privacy.statement_text import render
+from dpfp_ray.results.rows import scalar, section
+from dpfp_ray.results.runs import Run
+from dpfp_ray.system.errors import UserError, unknown
+from dpfp_ray.system.whole_files import read_json, to_json
+from dpfp_ray.training.load_model import plan_of, record_of
+from dpfp_ray.training.run_folder import RESULT
+
+AUDIT_SHARES = ("method", "mode", "scope", "task", "epsilon", "accountant", "adjacency")
+
+
+def statement(
+    run: Any, *, form: str = "text", name: str = "", audit: str | Path | None = None
+) -> str:
+    """What a run promises about its records.
+
+    run    what `train` gave, or the folder that it wrote; weights are not needed
+    form   text, for people; json, the reporting list of Ponomareva et al. 2023; nist, answers to
+           the questions of SP 800-226; registry, YAML for the OpenDP deployments registry
+    name   of the product, for the registry
+    audit  the folder of an audit of the same method, so that what it measured is stated too
+    """
+    if form not in statement_forms.FORMS:
+        raise UserError(unknown("form", form, statement_forms.FORMS))
+    record = record_with_audit(run, audit)
+    facts, plan, privacy = record["statement"], plan_of(record), record["privacy"]
+    if form == "json":
+        return to_json(statement_forms.reporting_list(facts, plan, privacy), indent=2)
+    if form == "nist":
+        asked = statement_forms.nist_questions(facts, plan, privacy)
+        answers = (f"\n[{one['layer']}] {one['question']}\n  {one['answer']}" for one in asked)
+        return "\n".join([statement_forms.NIST, *answers])
+    if form == "registry":
+        return as_yaml(statement_forms.registry_entry(facts, plan, privacy, name)).rstrip("\n")
+    return f"{statement_forms.first_line(facts)}\n\n{render(facts)}"
+
+
+def record_with_audit(run: Any, audit: str | Path | None) -> dict[str, Any]:
+    """The run's record; its statement has what an audit of the same method measured."""
+    record = record_of(run)
+    if not isinstance(record.get("statement"), dict):
+        raise UserError(f"{run} was made before results had statements; run again")
+    if audit is None:
+        return record
+    found = read_json(Path(audit).expanduser() / RESULT)
+    if "audit" not in found:
+        raise UserError(f"{audit} holds no audit; give the --output of dpfp audit")
+    for name in AUDIT_SHARES:
+        ours, theirs = record["plan"].get(name), found["plan"].get(name)
+        if ours != theirs:
+            raise UserError(
+                f"{audit} audits another plan: its {name} is {theirs}, the run's is {ours}"
+            )
+    return record | {"statement": record["statement"] | {"audit": found["audit"]}}
+
+
+def as_yaml(entry: dict[str, Any]) -> str:
+    """With texts of several lines as blocks, which the registry's own checks ask for."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in value else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style)
+
+    Dumper.add_representer(str, text)
+    shown: str = yaml.dump(entry, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return shown
+
+
+def statement_text(run: Run) -> str | None:
+    """The statement as its own module words it; its bare facts if that fails. Records of failed or
+    older runs have none."""
+    facts = run.record.get("statement")
+    if not isinstance(facts, Mapping):
+        return None
+    try:
+        return render(facts)
+    except Exception:  # a statement of another version must not cost the whole report
+        return to_json(dict(facts), indent=2)
+
+
+def unamplified_epsilon(run: Run) -> float | None:
+    """ε if nobody counts on the draws being hidden."""
+    return _number(run, "amplification", "without_amplification")
+
+
+def proved_epsilon(run: Run) -> float | None:
+    """The smallest ε that is a theorem for this run."""
+    return _number(run, "proved", "epsilon")
+
+
+def tuning_epsilon(run: Run) -> float | None:
+    """ε of all trials together, if the best one is released."""
+    return _number(run, "tuning", "epsilon")
+
+
+def _number(run: Run, part: str, name: str) -> float | None:
+    found: float | None = scalar(section(run.part("statement"), part).get(name), float)
+    return found

@@ -1,0 +1,1 @@
+"""What is no part of the story: files and object stores, leases, caches, terminal, errors."""

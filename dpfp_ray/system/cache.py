@@ -1,0 +1,111 @@
+"""Where everything that can be rebuilt is kept (tokens, downloads, calibrations), and room for it:
+asked for before the work begins, and what to say when there is none.
+
+Tokens are private records in another form: all of it is readable by its owner only.
+"""
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from errno import EDQUOT, EFBIG, ENOSPC
+from pathlib import Path
+from uuid import uuid4
+
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.whole_files import PRIVATE, private_folder, write_text
+
+# Raise when the meaning of a remembered number changes.
+NUMBERS_VERSION = 2
+
+
+def cache_dir() -> Path:
+    """`$DPFP_CACHE`, else `~/.cache/dpfp-ray`. Deleting it loses time, never results."""
+    root = os.environ.get("DPFP_CACHE")
+    path = Path(root).expanduser() if root else Path.home() / ".cache" / "dpfp-ray"
+    try:
+        private_folder(path)
+    except OSError as error:
+        raise UserError(
+            f"cannot make the cache folder {path} ({error.strerror}); "
+            f"set DPFP_CACHE to a folder that can be written"
+        ) from None
+    return path
+
+
+@functools.cache
+def version(package: str) -> str:
+    """The version of an installed package; cached, because `importlib.metadata` is slow."""
+    return importlib.metadata.version(package)
+
+
+def cached_number(key: str, compute: Callable[[], float]) -> float:
+    """`compute()`, remembered on disk under `key` and dp-accounting's version.
+
+    One small file per number, written in one rename: any number of processes may share it.
+    """
+    full_key = f"{key} dp-accounting {version('dp-accounting')} v{NUMBERS_VERSION}"
+    name = hashlib.blake2b(full_key.encode(), digest_size=16).hexdigest()
+    path = cache_dir() / "numbers" / f"{name}.json"
+    try:
+        known = json.loads(path.read_text())
+        if known["key"] == full_key:
+            return float(known["value"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # not there yet, or damaged: compute it again
+    value = compute()
+    with contextlib.suppress(OSError):  # full or read-only: the next run computes it again
+        write_text(path, json.dumps({"key": full_key, "value": value}), PRIVATE)
+    return value
+
+
+FULL = (ENOSPC, EDQUOT, EFBIG)
+
+
+class NoRoom(UserError):
+    """A disk is full, or storage cannot be written to or reached: nothing is wrong with the work
+    itself."""
+
+
+def probe(folder: Path, needed: int) -> None:
+    """NoRoom if files of `needed` bytes in all could not be written to `folder` now.
+
+    The room is really taken for a moment: quotas and limits do not show in the disk's free space.
+    """
+    scratch = folder / f".room-{uuid4().hex}"
+    with explained(folder, needed):
+        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, max(1, needed))
+        finally:
+            os.close(descriptor)
+            scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def explained(path: Path, needed: int = 0) -> Iterator[None]:
+    """An error of the file system below becomes a line, see `trouble`."""
+    try:
+        yield
+    except OSError as error:
+        raise trouble(path, error, needed) from None
+
+
+def trouble(path: Path, error: OSError, needed: int = 0) -> UserError:
+    """Why `path` cannot be written, and what to do; `needed` bytes would have been enough."""
+    if error.errno not in FULL:
+        return NoRoom(f"cannot write {path}: {error.strerror or error}")
+    free = 0
+    with suppress(OSError):
+        free = shutil.disk_usage(path if path.is_dir() else path.parent).free
+    # Of a quota, or of a limit on files, free space says nothing.
+    missing = needed - free if needed > free else needed
+    room = f"{max(1, -(-missing // 10**6)):,} MB" if needed else "some room"
+    return NoRoom(
+        f"no room to write {path} ({error.strerror}); free {room} and run the same command"
+    )

@@ -1,0 +1,110 @@
+"""Tables on stdout: plain at home, and still tables in the log viewer of the Ray dashboard."""
+
+import html
+import re
+import threading
+
+import pytest
+from rich.table import Table
+
+from dpfp_ray.sweeps.cluster import JOB
+from dpfp_ray.system import terminal
+from dpfp_ray.system.terminal import clock, counted, print_table, that_fit, waiting
+
+
+def columns() -> Table:
+    table = Table("method", "accuracy", box=None)
+    table.add_row("dpfp", "0.5")
+    table.add_row("non_private", "0.75")
+    return table
+
+
+def test_a_table_has_ordinary_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(columns(), 40)
+    assert "\u00a0" not in capsys.readouterr().out
+
+
+def test_in_a_job_html_does_not_fold_the_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    print_table(columns(), 40)
+    plain = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    monkeypatch.setenv(JOB, "{}")
+    print_table(columns(), 40)
+    folded = re.sub(" +", " ", html.escape(capsys.readouterr().out))
+    assert [line.replace("\u00a0", " ") for line in folded.splitlines()] == plain
+
+
+def test_columns_go_from_the_least_wanted_until_a_table_fits() -> None:
+    table = {"method": ["dpfp"], "ε": ["3†"], "speed": ["0.75 ± 0.01"], "σ": ["1.5"]}  # 6+2+11+3
+    wanted = ("σ", "speed")
+    assert that_fit(table, wanted, 2, 28) == ["method", "ε", "speed", "σ"]
+    assert that_fit(table, wanted, 2, 27) == ["method", "ε", "σ"]
+    assert that_fit(table, wanted, 2, 14) == ["method", "ε"]
+    assert that_fit(table, wanted, 2, 3) == ["method", "ε"]  # what is not optional stays
+
+
+@pytest.fixture
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute is over at once."""
+    monkeypatch.setattr(terminal, "LINE_EVERY_SECONDS", 0.0)
+
+
+def test_work_in_parts_says_how_far_it_is(
+    no_patience: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = [[1, 2, 3], [4, 5]]
+    assert list(counted(parts, len, "encoding train", 5)) == parts
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "encoding train: 3 of 5 rows, 0:00 gone",
+        "encoding train: 5 of 5 rows, 0:00 gone",
+    ]
+
+
+def test_work_of_unknown_length_says_what_is_done(
+    no_patience: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    list(counted([[1, 2]], len, "predicting"))
+    assert capsys.readouterr().err == "predicting: 2 rows, 0:00 gone\n"
+
+
+def test_short_work_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    list(counted([[1, 2]], len, "encoding", 2))
+    with waiting("downloading"):
+        pass
+    assert capsys.readouterr() == ("", "")
+
+
+def test_work_without_parts_says_that_it_goes_on_until_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(terminal, "LINE_EVERY_SECONDS", 0.001)
+    said: list[str] = []
+    twice = threading.Event()
+
+    def say(self: terminal.Minute, text: str) -> None:
+        said.append(text)
+        if len(said) == 2:
+            twice.set()
+
+    monkeypatch.setattr(terminal.Minute, "say", say)
+    with waiting("downloading"):
+        assert twice.wait(60)
+    assert set(said) == {"downloading"}
+
+
+def test_a_failure_ends_the_reminders() -> None:
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="broken"), waiting("downloading"):
+        raise ValueError("broken")
+    for thread in threading.enumerate():
+        if thread.name.endswith("(remind)"):
+            thread.join(60)
+    assert threading.active_count() <= before
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(5, "0:05"), (65, "1:05"), (3_725, "1:02:05")])
+def test_times_are_short(seconds: float, shown: str) -> None:
+    assert clock(seconds) == shown

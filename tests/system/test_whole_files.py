@@ -1,0 +1,181 @@
+"""Files and folders that are whole or absent, and JSON that every reader accepts."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.whole_files import (
+    PRIVATE,
+    delete_secret,
+    read_json,
+    to_json,
+    whole_file,
+    whole_folder,
+    write_json,
+    write_text,
+)
+
+
+def strict(text: str) -> Any:
+    """A reader that refuses what JSON does not know, as most other languages' do."""
+
+    def refuse(token: str) -> NoReturn:
+        raise ValueError(token)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": [1, 2.5, None, True, "ε"]}, [], "text", 3, {"deep": {"er": [[1], [2]]}}]
+)
+def test_values_come_back(tmp_path: Path, value: Any) -> None:
+    write_json(tmp_path / "file.json", value)
+    assert read_json(tmp_path / "file.json") == value
+
+
+@pytest.mark.parametrize(
+    ("value", "written"), [(math.inf, "inf"), (-math.inf, "-inf"), (math.nan, "nan")]
+)
+def test_what_json_has_no_number_for_becomes_a_string(value: float, written: str) -> None:
+    assert strict(to_json({"epsilon": [{"pld": value}], "pair": (value, 1.0)})) == {
+        "epsilon": [{"pld": written}],
+        "pair": [written, 1.0],
+    }
+    assert str(float(written)) == str(value)
+
+
+def test_compact_json_is_one_line() -> None:
+    assert "\n" not in to_json({"a": ["x", {"b": 1}]})
+
+
+def test_missing_folders_are_made(tmp_path: Path) -> None:
+    write_json(tmp_path / "new" / "folder" / "file.json", 1)
+    assert read_json(tmp_path / "new" / "folder" / "file.json") == 1
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    write_json(tmp_path / "file.json", "old")
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "file.json", {"bad": object()})
+    assert read_json(tmp_path / "file.json") == "old"
+
+
+def test_a_kill_before_the_rename_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json(tmp_path / "file.json", "old")
+
+    def killed(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_json(tmp_path / "file.json", "new")
+    assert read_json(tmp_path / "file.json") == "old"
+
+
+def test_no_scratch_file_stays(tmp_path: Path) -> None:
+    write_json(tmp_path / "file.json", 1)
+    write_json(tmp_path / "file.json", 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    path.write_text('{"half": ')
+    with pytest.raises(UserError, match=r"file\.json is not valid JSON"):
+        read_json(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*gone\.json: No such file"):
+        read_json(tmp_path / "gone.json")
+
+
+def test_a_text_is_written_as_utf_8(tmp_path: Path) -> None:
+    write_text(tmp_path / "file", "ε = 3\n")
+    assert (tmp_path / "file").read_bytes() == "ε = 3\n".encode()
+
+
+def test_a_private_file_is_the_owners_only_from_its_first_byte(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_text(path, "old")
+    with whole_file(path, PRIVATE) as file:
+        assert os.fstat(file.fileno()).st_mode & 0o777 == 0o600
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("umask", [0, 0o277])
+def test_private_files_do_not_follow_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        write_text(tmp_path / "folder" / "file", "x", PRIVATE)
+        with whole_folder(tmp_path / "folder" / "built", mode=PRIVATE) as built:
+            (built / "inside").write_text("x")
+    finally:
+        os.umask(before)
+    modes = {str(p.relative_to(tmp_path)): p.stat().st_mode & 0o777 for p in tmp_path.rglob("*")}
+    assert modes == {
+        "folder": 0o700,
+        "folder/file": 0o600,
+        "folder/built": 0o700,
+        "folder/built/inside": 0o600,
+    }
+
+
+def test_a_public_file_follows_the_umask(tmp_path: Path) -> None:
+    write_text(tmp_path / "ours", "")
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_block_that_raises_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    write_text(tmp_path / "file", "old")
+    with pytest.raises(ZeroDivisionError), whole_file(tmp_path / "file") as file:
+        file.write(b"half" * (1 // 0))
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "old"}
+
+
+def test_a_secret_goes_with_what_killed_writes_left_of_it(tmp_path: Path) -> None:
+    names = ("seed", "seed.123", ".seed.ab12", ".seed.previous.ab12", "seedling", "other")
+    for name in names:
+        (tmp_path / name).touch()
+    delete_secret(tmp_path / "seed")
+    assert {path.name for path in tmp_path.iterdir()} == {"seedling", "other"}
+
+
+def test_a_secret_that_is_not_there_is_no_error(tmp_path: Path) -> None:
+    delete_secret(tmp_path / "no folder" / "seed")
+
+
+def test_a_folder_appears_when_its_block_ends(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder"
+    with whole_folder(path) as built:
+        (built / "file").write_text("x")
+        (built.parent / "needed on the way").touch()
+        assert not path.exists()
+    assert [found.name for found in path.iterdir()] == ["file"]
+    assert [found.name for found in path.parent.iterdir()] == ["folder"]
+
+
+def test_a_block_that_raises_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), whole_folder(tmp_path / "folder") as built:
+        (built / "file").write_text("half" * (1 // 0))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("good", "left"), [(True, "theirs"), (False, "ours")])
+def test_the_folder_of_a_faster_process_stays_if_it_is_good(
+    tmp_path: Path, good: bool, left: str
+) -> None:
+    path = tmp_path / "folder"
+    with whole_folder(path, keep=lambda _: good) as built:
+        (built / "ours").touch()
+        path.mkdir()
+        (path / "theirs").touch()
+    assert [found.name for found in path.iterdir()] == [left]
