@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from dpfp_ray.reports.glossary import glossary as glossary
     from dpfp_ray.reports.ledger import ledger as ledger
     from dpfp_ray.reports.make import report as report
-    from dpfp_ray.reports.reproduce import bundle_cells as bundle_cells
-    from dpfp_ray.reports.reproduce import reproduce as reproduce
     from dpfp_ray.reports.statements import statement as statement
     from dpfp_ray.results.predict import evaluate as evaluate
     from dpfp_ray.results.predict import predict as predict
@@ -53,7 +51,6 @@ _MODULES = {
     "UserError": "system.errors",
     "ask_service": "service.client",
     "audit": "auditing.audit",
-    "bundle_cells": "reports.reproduce",
     "calibrate": "privacy.calibration",
     "compare": "sweeps.run_compare",
     "evaluate": "results.predict",
@@ -68,7 +65,6 @@ _MODULES = {
     "preview": "sweeps.compare_runs",
     "read_search_space": "sweeps.space_files",
     "report": "reports.make",
-    "reproduce": "reports.reproduce",
     "serve": "service.deploy",
     "statement": "reports.statements",
     "stop_serving": "service.deploy",

@@ -28,7 +28,6 @@ VERBS = {
     "compare": "several methods at equal ε on one task, and one table",
     "results": "query the records of runs, comparisons and sweeps",
     "report": "tables, figures and one page to publish, from any number of results",
-    "reproduce": "run the cells of a replication bundle again, and hold them against their spread",
     "audit": "measure what a trained model leaks, and hold it against the stated ε",
     "ledger": "what the people in the data have paid for everything, and what they may ever pay",
     "sweep": "explore hyperparameters under one privacy budget, on Ray",

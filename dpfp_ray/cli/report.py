@@ -12,7 +12,7 @@ run is shown as missing. The same records give the same report.
 
 --bundle writes one zip for whoever wants to check or repeat the work: plans, records, tables,
 figures, the exact versions of all packages, the commands. It holds no seeds, no data and no folders
-of this machine. `dpfp reproduce FILE.zip` runs its cells again.
+of this machine; `dpfp train --plan plans/CELL.yaml` runs a cell again.
 """
 
 import argparse

@@ -1,19 +1,19 @@
 """A replication bundle: one zip with what others need to check a report and to run it again.
 
     README.md            what is in it, and how to run a cell again
-    bundle.json          every cell: its plan, its scores, its spread; and the sha256 of every file
+    bundle.json          every cell: its scores, and where one more run is expected
     plans/CELL.yaml      the plan of each cell, for `dpfp train --plan`
     records/ID.json      the record of every run: `dpfp report BUNDLE_FOLDER` makes the report again
     report/              the page, its tables and figures
     requirements.txt     every installed package, with its exact version
     environment.json     Python, system, and a digest of dpfp-ray's own source
-    commands.txt         the command of each cell
 
 No seeds: with one, the noise could be taken off. No data, and no folders of the machine that made
 it (`portable.py`). The same records in the same environment give the same bytes.
 """
 
 import hashlib
+import math
 import platform
 import re
 import zipfile
@@ -21,10 +21,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import dpfp_ray
-from dpfp_ray.reports.model_card import train_command
 from dpfp_ray.reports.portable import (
     portable_record,
     refuse_secrets,
@@ -36,9 +36,7 @@ from dpfp_ray.results.store import file_name, record_id
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.whole_files import to_json, whole_file
 from dpfp_ray.training.dev_scores import Select
-from dpfp_ray.training.load_model import plan_of
 
-FORMAT = 1
 INDEX = "bundle.json"
 LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the oldest time that a zip can say: equal bundles, equal bytes
 README = """\
@@ -49,17 +47,16 @@ record, a seed or a secret: runs that are made again draw new noise and are expe
 spread of these, not at the same number.
 
     pip install -r requirements.txt        # the same versions, besides dpfp-ray {version} itself
-    dpfp reproduce {name}                  # every cell again, and whether it lands in its spread
-    dpfp reproduce {name} --only CELL      # one of those below
+    dpfp train --plan plans/CELL.yaml --output runs/CELL      # one of the cells below, again
     dpfp report . --output again           # tables and figures from records/, in this folder
 
-Cells:
+Cells, and where the accuracy of one more run lies in 95 of 100 cases:
 
 {cells}
 {files}"""
 FILES = """
-These plans read files that are not in here: {names}. Put them into one folder and give it as
-`--files FOLDER`.
+These plans read files that are not in here: {names}. Put them beside this page, or
+give their places (`--train-file`, `--dev-file`, `--data-dir`, `--model`).
 """
 
 
@@ -83,20 +80,11 @@ def write_bundle(path: Path, contents: Contents) -> None:
         files[name] = _bytes(to_json(without_labels(record), indent=2))
     for cell in cells:
         files[cell["plan_file"]] = _bytes(plan_text(cell))
-    files["commands.txt"] = _bytes("\n".join(f"{c['cell']}\n    {c['command']}" for c in cells))
     files["requirements.txt"] = _bytes("\n".join(installed()))
     files["environment.json"] = _bytes(to_json(environment(), indent=2))
-    files["README.md"] = _bytes(readme(path.name, cells))
-    index = {
-        "format": FORMAT,
-        "made_by": f"dpfp-ray {dpfp_ray.__version__}",
-        "select": contents.select,
-        "cells": [
-            {k: v for k, v in cell.items() if k not in ("plan", "command")} for cell in cells
-        ],
-        "files": {n: hashlib.sha256(content).hexdigest() for n, content in sorted(files.items())},
-    }
-    files[INDEX] = _bytes(to_json(index, indent=2))
+    files["README.md"] = _bytes(readme(cells))
+    index = [{key: value for key, value in cell.items() if key != "plan"} for cell in cells]
+    files[INDEX] = _bytes(to_json({"select": contents.select, "cells": index}, indent=2))
     refuse_secrets(files)
     try:
         with whole_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as bundle:
@@ -132,8 +120,7 @@ def named_cells(contents: Contents) -> list[tuple[str, Cell]]:
 def describe(cell: Cell, name: str) -> dict[str, Any]:
     """What a cell is, and what running it again is held against."""
     record = cell.first.record
-    plan = {key: value for key, value in record["plan"].items() if value is not None}
-    answers = cell.first.answers
+    scores = [float(run.row["accuracy"]) for run in cell.runs]
     rows = [n for n in cell.first.part("dev_records").values() if isinstance(n, int)]
     return {
         "cell": name,
@@ -143,16 +130,32 @@ def describe(cell: Cell, name: str) -> dict[str, Any]:
         "guarantee": cell.guarantee,
         "plan_file": f"plans/{name}.yaml",
         "files": record["files"],
-        "accuracy": [float(run.row["accuracy"]) for run in cell.runs],
-        "dev_rows": rows[0] if rows else None,
-        "dev_fingerprint": None if answers is None else answers.fingerprint,
+        "accuracy": scores,
+        "expected": expected_interval(scores, rows[0] if rows else None),
         "settings": cell.settings,
         "tuning": cell.tuning,
-        "noise_multiplier": cell.first.row["noise_multiplier"],
         "runs": [str(run.row["id"]) for run in cell.runs],
-        "plan": plan,
-        "command": train_command(plan_of(record)),
+        "plan": {key: value for key, value in record["plan"].items() if value is not None},
     }
+
+
+def expected_interval(scores: Sequence[float], rows: int | None) -> tuple[float, float]:
+    """Where one more run with a new seed lies in 95 of 100 cases.
+
+    For n runs with mean m and deviation s it is m ± t·s·√(1 + 1/n), with Student's t of n − 1
+    degrees of freedom. A single run tells nothing of seeds: there it is twice the variance of an
+    accuracy over so many dev rows. The half width is at least one dev row.
+    """
+    n, centre = len(scores), mean(scores)
+    row = 1 / rows if rows else 0.0
+    if n > 1:
+        from scipy.stats import t
+
+        half = float(t.ppf(0.975, n - 1)) * stdev(scores) * math.sqrt(1 + 1 / n)
+    else:
+        half = 1.96 * math.sqrt(2 * max(centre * (1 - centre), row) * row)
+    half = max(half, row)
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def plan_text(cell: Mapping[str, Any]) -> str:
@@ -188,16 +191,19 @@ def environment() -> dict[str, Any]:
     }
 
 
-def readme(name: str, cells: Sequence[Mapping[str, Any]]) -> str:
-    lines = [
-        f"- `{cell['cell']}`: {len(cell['accuracy'])} run{'s' * (len(cell['accuracy']) != 1)}, "
-        f"accuracy {sum(cell['accuracy']) / len(cell['accuracy']):.4f}, ε {cell['guarantee']}"
-        for cell in cells
-    ]
+def readme(cells: Sequence[Mapping[str, Any]]) -> str:
+    lines = []
+    for cell in cells:
+        low, high = cell["expected"]
+        n = len(cell["accuracy"])
+        picked = f", the best of {cell['settings']} settings" * (cell["tuning"] == "picked")
+        lines.append(
+            f"- `{cell['cell']}`: accuracy {mean(cell['accuracy']):.4f} ({n} run{'s' * (n > 1)}"
+            f"{picked}), ε {cell['guarantee']}; expected {low:.4f} to {high:.4f}"
+        )
     needed = sorted({str(cell["plan"][field]) for cell in cells for field in cell["files"]})
     return README.format(
         version=dpfp_ray.__version__,
-        name=name,
         cells="\n".join(lines),
         files=FILES.format(names=", ".join(needed)) if needed else "",
     )

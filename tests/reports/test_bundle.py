@@ -1,4 +1,4 @@
-"""A replication bundle: what is in it, what is not, and that its cells can be run again."""
+"""A replication bundle: what is in it, what is not, and that its plans run again."""
 
 import json
 import zipfile
@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from dpfp_ray import UserError, report, reproduce
+from dpfp_ray import UserError, report, train
+from dpfp_ray.plan.values import make_plan
 from dpfp_ray.reports import portable
-from dpfp_ray.reports.reproduce import Bundle, Bundled
+from dpfp_ray.reports.bundle import expected_interval
 from dpfp_ray.results.store import Store
 from tests.support.finished_runs import finished
 from tests.support.samples import sample
@@ -49,7 +50,7 @@ def keys(value: Any) -> Iterator[str]:
             yield from keys(item)
 
 
-def test_it_holds_plans_records_tables_figures_versions_and_commands(bundle: Path) -> None:
+def test_it_holds_plans_records_tables_figures_and_versions(bundle: Path) -> None:
     files = contents(bundle)
     folders = {name.partition("/")[0] for name in files if "/" in name}
     assert folders == {"plans", "records", "report"}
@@ -57,7 +58,6 @@ def test_it_holds_plans_records_tables_figures_versions_and_commands(bundle: Pat
     assert any(name.startswith("report/figures/") for name in files)
     assert b"\ntorch==" in files["requirements.txt"]
     assert json.loads(files["environment.json"])["python"]
-    assert b"dpfp train --method dpfp --train-file train.csv" in files["commands.txt"]
 
 
 def test_it_holds_no_seed_no_folder_no_text_of_a_record(
@@ -97,73 +97,32 @@ def test_its_records_make_its_report_again(bundle: Path, tmp_path: Path) -> None
         assert again == (tmp_path / "report" / "tables" / name).read_bytes()
 
 
-def test_a_cell_runs_again_and_lands_in_its_spread(
+def test_the_plan_of_a_cell_runs_again_within_its_spread(
     bundle: Path, tiny_task: dict[str, Any], tmp_path: Path
 ) -> None:
-    name = next(cell.name for cell in Bundle(bundle).cells if "moments" in cell.name)
-    for field in ("train_file", "dev_file", "model"):
-        path = Path(tiny_task[field])
-        (tmp_path / path.name).symlink_to(path)
-    [found] = reproduce(bundle, only=name, files=tmp_path, seed=6, threads=1, reporter="silent")
-    assert found.cell == name
-    assert found.outcome == "within"
-    assert found.remarks == ()
+    files = contents(bundle)
+    cells = json.loads(files["bundle.json"])["cells"]
+    [cell] = [cell for cell in cells if "moments" in cell["cell"]]
+    places = {name: tiny_task[name] for name in ("train_file", "dev_file", "model")}
+    plan = make_plan(yaml.safe_load(files[cell["plan_file"]]) | places)
+    low, high = cell["expected"]
+    assert low <= train(plan, seed=6, threads=1, reporter="silent").accuracy <= high
+    assert cell["cell"].encode() in files["README.md"]
 
 
-def test_a_bundle_without_its_files_says_which_are_missing(bundle: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"needs 'train.csv' \(train_file\).*--files FOLDER"):
-        reproduce(bundle, files=tmp_path)
-
-
-def test_an_unknown_cell_is_refused(bundle: Path) -> None:
-    with pytest.raises(UserError, match="unknown cell 'nothing'"):
-        reproduce(bundle, only="nothing")
-
-
-def changed(bundle: Path, copy: Path, **changes: Any) -> Path:
-    """The bundle with other fields in every plan: what somebody else may send."""
-    with zipfile.ZipFile(copy, "w") as file:
-        for name, content in contents(bundle).items():
-            if name.startswith("plans/"):
-                content = yaml.safe_dump(yaml.safe_load(content) | changes).encode()
-            file.writestr(name, content)
-        file.writestr("../../escaped.txt", "x")
-    return copy
-
-
-@pytest.mark.parametrize("path", ["/etc/passwd", "../../etc/passwd", "..", "~/secret.csv"])
-def test_a_plan_cannot_reach_out_of_the_folder_of_files(
-    bundle: Path, tmp_path: Path, path: str
+@pytest.mark.parametrize(
+    ("scores", "half_width"),
+    [
+        ((0.80, 0.81, 0.82), 0.04968),  # mean 0.81, s = 0.01, t = 4.303, √(4/3)
+        ((0.81, 0.81), 0.001),  # room for one row
+        ((0.81,), 1.96 * (2 * 0.81 * 0.19 / 1000) ** 0.5),  # over rows
+    ],
+)
+def test_one_more_run_is_expected_within_the_spread(
+    scores: tuple[float, ...], half_width: float
 ) -> None:
-    bad = changed(bundle, tmp_path / "bad.zip", train_file=path)
-    with pytest.raises(UserError, match="give --files"):
-        reproduce(bad, files=tmp_path / "files")
-    assert not list(tmp_path.parent.glob("**/escaped.txt"))
-
-
-@pytest.mark.parametrize("content", [b"no zip", b""])
-def test_what_is_no_bundle_is_refused_in_a_line(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "x.zip").write_bytes(content)
-    with pytest.raises(UserError, match="is no bundle"):
-        Bundle(tmp_path / "x.zip")
-
-
-def cell(*accuracy: float) -> Bundled:
-    return Bundled("c", {}, (), accuracy, 1000, None, None, "", 1)
-
-
-def test_the_spread_of_several_runs_is_that_over_seeds() -> None:
-    low, high = cell(0.80, 0.81, 0.82).interval  # mean 0.81, s = 0.01, t = 4.303, √(4/3)
-    assert (low, high) == pytest.approx((0.81 - 0.04968, 0.81 + 0.04968), abs=1e-4)
-
-
-def test_equal_runs_leave_room_for_one_row() -> None:
-    assert cell(0.8, 0.8).interval == pytest.approx((0.799, 0.801))
-
-
-def test_one_run_is_given_the_spread_over_rows() -> None:
-    low, high = cell(0.8).interval  # 1.96 √(2 · 0.8 · 0.2 / 1000)
-    assert (low, high) == pytest.approx((0.8 - 0.03506, 0.8 + 0.03506), abs=1e-4)
+    expected = (0.81 - half_width, 0.81 + half_width)
+    assert expected_interval(scores, 1000) == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_token_of_this_machine_stops_a_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
