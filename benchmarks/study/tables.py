@@ -10,7 +10,6 @@ import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from cells import HERE, PLANS, all_cells
 from cells import Cell as Planned
@@ -25,9 +24,9 @@ from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.contests import contests_of
 from dpfp_ray.results.runs import REFUTED, TASK_NAMES, Run, read_runs
 from dpfp_ray.results.store import Store
-from dpfp_ray.system.whole_files import read_json
 from dpfp_ray.training.charged import enter_past
-from dpfp_ray.training.run_folder import RESULT
+from dpfp_ray.training.record import Record
+from dpfp_ray.training.run_folder import RESULT, read_result
 
 DOCS = HERE.parents[1] / "docs"
 DOCUMENTS = (DOCS / "study.md", DOCS / "study_tables.md", HERE / "README.md")
@@ -48,7 +47,7 @@ GLUE = {
 def study_tables(records: Path, report: Path, plans: Path = PLANS) -> dict[str, str]:
     """All that is made for the document, by name; pictures are those that `report` has."""
     runs = read_runs(Store(records).records())
-    cells = [cell for cell in cells_of(runs) if not cell.first.part("audit")]
+    cells = [cell for cell in cells_of(runs) if not cell.first.record["audit"]]
     cells = [cell for cell in cells if not is_subset(cell.first)]
     return {
         "progress": progress_table(all_cells(Path("data"), plans), records, plans),
@@ -57,7 +56,7 @@ def study_tables(records: Path, report: Path, plans: Path = PLANS) -> dict[str, 
         "search": search_table(read_runs(Store(SEARCHES).records())),
         "again": again_table(cells, AGAIN),
         "accounting": accounting_table(),
-        "audits": audit_table([run for run in runs if run.part("audit")]),
+        "audits": audit_table([run for run in runs if run.record["audit"]]),
         "price": price_table(records, SEARCHES, AGAIN),
         "cost": cost_table(cells),
         "curves": pictures(report, f"{CURVES}: SST-2,"),
@@ -68,7 +67,7 @@ def study_tables(records: Path, report: Path, plans: Path = PLANS) -> dict[str, 
 
 def is_subset(run: Run) -> bool:
     """The paper's figures are drawn on a part of SST-2: another task than the whole."""
-    return run.part("plan").get("max_train") is not None
+    return run.record["plan"].get("max_train") is not None
 
 
 def filled(text: str, tables: Mapping[str, str]) -> str:
@@ -166,7 +165,7 @@ def search_table(runs: Sequence[Run]) -> str:
     rows = []
     for run in sorted(runs, key=lambda run: (run.method, run.row["accuracy"])):
         names = ("batch_size", "learning_rate", "epochs")
-        setting = [f"{run.part('plan')[name]:g}" for name in names]
+        setting = [f"{run.record['plan'][name]:g}" for name in names]
         shown = score(Cell(run.key, [run])).removesuffix(", 1 seed")
         rows.append([method_label(run.method), *setting, shown])
     return table(["method", "B", "learning rate", "epochs", "accuracy"], rows)
@@ -204,7 +203,7 @@ def accounting_table() -> str:
 def audit_table(runs: Sequence[Run]) -> str:
     rows = []
     for run in runs:
-        audit = run.part("audit")
+        audit = run.record["audit"]
         stated, bound = run.row["epsilon"], run.row["audit_epsilon"]
         shown = "—" if bound is None else f"{bound:.2f}"
         budget = "—" if stated is None else f"{stated:g}{run.mark}"
@@ -252,16 +251,16 @@ def price_table(records: Path, searches: Path, again: Path) -> str:
     return table(["people of", "runs of", "private runs", "ε of all of them"], rows)
 
 
-def private_runs(folder: Path, runs: str) -> list[dict[str, Any]]:
-    found = [read_json(path) for path in sorted(folder.glob(f"{runs}/{RESULT}"))]
+def private_runs(folder: Path, runs: str) -> list[Record]:
+    found = [read_result(path.parent) for path in sorted(folder.glob(f"{runs}/{RESULT}"))]
     return [record for record in found if record["plan"]["epsilon"] is not None]
 
 
-def task_of(runs: Sequence[dict[str, Any]]) -> str:
+def task_of(runs: Sequence[Record]) -> str:
     return TASK_NAMES[runs[0]["plan"]["task"]]
 
 
-def charged_together(runs: Sequence[dict[str, Any]], delta: float) -> Spent:
+def charged_together(runs: Sequence[Record], delta: float) -> Spent:
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger(folder, delta=delta)
         people = ledger.register(["all in the data"]).id

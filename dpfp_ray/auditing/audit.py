@@ -47,10 +47,10 @@ from dpfp_ray.training.console import Keeper, choose_display
 from dpfp_ray.training.loop import Event, Finished, Released
 from dpfp_ray.training.machine import use_threads
 from dpfp_ray.training.prepare import Data, Prepared, Run, build_model, load_inputs, prepare
+from dpfp_ray.training.record import Record
 from dpfp_ray.training.train import TrainedRun, refuse_other_data, run_events
 
 UNFINISHED = "unfinished"
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -161,14 +161,14 @@ def audit_events(audit: Audit, run: Run, folder: Path | None = None) -> Iterator
             rng=keyed_generator(audit.membership_seed, "ties", 0),
             in_only=audit.score_name in scoring.IN_ONLY,
         )
-    record["audit"] = {
+    facts: Any = {
         **outcome,
         "family": canaries.family,
         "access": audit.settings.access,
         "score": audit.score_name,
         "real_records": plan.D - len(canaries),
     }
-    record["statement"]["audit"] = record["audit"]
+    record["audit"] = record["statement"]["audit"] = facts
     yield Audited(record, scores)
 
 
@@ -183,7 +183,7 @@ class AuditFolder:
     folder: Path
     audit: Audit
     run: Run
-    facts: Record
+    facts: dict[str, Any]
     begun: bool
     record: Record | None = None
 
@@ -195,8 +195,7 @@ class AuditFolder:
     def finish(self, audited: Audited, ledger_entry: str | None = None) -> Record:
         """Write the result and the evidence; the unfinished run goes."""
         record = audited.record
-        if ledger_entry is not None:
-            record["ledger_entry"] = ledger_entry
+        record["ledger_entry"] = ledger_entry or ""
         evidence = {  # enough to check the guesses by hand
             "places": self.audit.canaries.places.tolist(),
             "members": self.audit.members.tolist(),

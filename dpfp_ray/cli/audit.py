@@ -74,7 +74,7 @@ def command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def show(record: dict[str, Any]) -> None:
+def show(record: Any) -> None:
     from dpfp_ray.system.terminal import stdout
 
     plan, audit = record["plan"], record["audit"]

@@ -26,16 +26,16 @@ from typing import Any
 
 import dpfp_ray
 from dpfp_ray.reports.portable import (
-    portable_record,
+    needed_files,
     refuse_secrets,
     without_labels,
 )
 from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.runs import read_runs
-from dpfp_ray.results.store import file_name, record_id
+from dpfp_ray.results.store import file_name
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.whole_files import to_json, whole_file
-from dpfp_ray.training.dev_scores import Select
+from dpfp_ray.training.record import Record, Select, record_id
 
 INDEX = "bundle.json"
 LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the oldest time that a zip can say: equal bundles, equal bytes
@@ -64,7 +64,7 @@ give their places (`--train-file`, `--dev-file`, `--data-dir`, `--model`).
 class Contents:
     """The records of a report as they leave, and the report that was made from them."""
 
-    records: Sequence[Mapping[str, Any]]
+    records: Sequence[Record]
     report: Mapping[str, bytes]
     select: Select
 
@@ -96,10 +96,6 @@ def write_bundle(path: Path, contents: Contents) -> None:
         raise UserError(f"cannot write {path}: {error.strerror}; give another --bundle") from None
 
 
-def portable_records(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [portable_record(record) for record in records]
-
-
 def named_cells(contents: Contents) -> list[tuple[str, Cell]]:
     """Cells with short names of their own, for `--only`."""
     named: dict[str, Cell] = {}
@@ -121,7 +117,7 @@ def describe(cell: Cell, name: str) -> dict[str, Any]:
     """What a cell is, and what running it again is held against."""
     record = cell.first.record
     scores = [float(run.row["accuracy"]) for run in cell.runs]
-    rows = [n for n in cell.first.part("dev_records").values() if isinstance(n, int)]
+    rows = next(iter(record["dev_records"].values()), None)
     return {
         "cell": name,
         "method": cell.key.method,
@@ -129,9 +125,9 @@ def describe(cell: Cell, name: str) -> dict[str, Any]:
         "model": cell.key.model,
         "guarantee": cell.guarantee,
         "plan_file": f"plans/{name}.yaml",
-        "files": record["files"],
+        "files": needed_files(record["plan"]),
         "accuracy": scores,
-        "expected": expected_interval(scores, rows[0] if rows else None),
+        "expected": expected_interval(scores, rows),
         "settings": cell.settings,
         "tuning": cell.tuning,
         "runs": [str(run.row["id"]) for run in cell.runs],

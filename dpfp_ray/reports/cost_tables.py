@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
-from typing import Any
 
 from dpfp_ray.plan.method_spec import uses
 from dpfp_ray.reports import paper
@@ -20,7 +19,6 @@ from dpfp_ray.reports.formats import (
 from dpfp_ray.reports.plots import cell_label, method_label
 from dpfp_ray.reports.statements import proved_epsilon, tuning_epsilon, unamplified_epsilon
 from dpfp_ray.results.cells import Cell, relative
-from dpfp_ray.results.rows import scalar
 from dpfp_ray.results.runs import ACCOUNTANT_NAMES, NOMINAL, REFUTED, Run
 
 MARKS = (
@@ -219,7 +217,7 @@ def _relative_rate(cell: Cell, base: Cell | None) -> Entry:
 
 
 def _device(run: Run) -> str | None:
-    where: Mapping[str, Any] = run.part("environment")
+    where = run.record["environment"]
     if not where.get("device"):
         return None
     threads = where.get("threads")
@@ -235,22 +233,22 @@ def audit_table(runs: Sequence[Run]) -> Table:
     columns = columns_of(names, {"Outcome", "Canary family", "Access", "Run"})
     rows = []
     for run in runs:
-        audit = run.part("audit")
+        audit = run.record["audit"]
         if not audit:
             continue
-        stated = scalar(audit.get("stated_epsilon", audit.get("stated")), float)
+        stated = audit.get("stated_epsilon")
         entries = [
             *(text(run.model), text(run.task), text(method_label(run.method) + run.mark)),
             number(run.row["epsilon"] if stated is None else stated, ".3g", run.mark),
             number(run.row["audit_epsilon"], ".3f"),
             text(run.outcome),
-            number(scalar(audit.get("ceiling"), float), ".3f"),
-            *(
-                number(scalar(audit.get(name), float), ",.0f")
-                for name in ("canaries", "guesses", "correct")
-            ),
-            *(text(audit.get(name)) for name in ("family", "access")),
-            number(scalar(audit.get("confidence"), float), ".0%"),
+            number(audit.get("ceiling"), ".3f"),
+            number(audit.get("canaries"), ",.0f"),
+            number(audit.get("guesses"), ",.0f"),
+            number(audit.get("correct"), ",.0f"),
+            text(audit.get("family")),
+            text(audit.get("access")),
+            number(audit.get("confidence"), ".0%"),
             text(run.row["id"]),
         ]
         rows.append(Row(entries, "refuted" if run.refuted else ""))

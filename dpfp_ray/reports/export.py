@@ -12,7 +12,8 @@ from dpfp_ray.reports.portable import own_name
 from dpfp_ray.reports.statements import record_with_audit
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.whole_files import write_text
-from dpfp_ray.training.load_model import folder_of, plan_of, predictor, weights_of
+from dpfp_ray.training.load_model import folder_of, predictor, weights_of
+from dpfp_ray.training.record import plan_of
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Which figures the records allow, and their data; each is drawn only if its data exist."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from statistics import mean, median, stdev
 from typing import Any
@@ -30,7 +30,6 @@ from dpfp_ray.reports.plots import (
 from dpfp_ray.reports.sweep_figures import heat_maps, held_fixed, held_text, sweep_figures
 from dpfp_ray.results.cells import Cell
 from dpfp_ray.results.contests import Contest, contests_of
-from dpfp_ray.results.rows import scalar, section
 from dpfp_ray.results.runs import ACCOUNTANT_NAMES, NOMINAL, Budget, Run
 from dpfp_ray.training import LEAST_SECONDS
 
@@ -236,25 +235,13 @@ def averaged(runs: Sequence[Run]) -> list[Point]:
 
 
 def curve_of(run: Run) -> list[Point]:
-    """Whatever of a record's history can be drawn."""
-    last = max((step for entry in run.history if (step := _number(entry, "step"))), default=None)
-    epochs, accountant = run.row["epochs"], str(run.row["accountant"])
+    history, epochs = run.record["history"], run.row["epochs"]
     points: list[Point] = []
-    for entry in run.history:
-        first = next(iter(section(entry, "dev")), "")
-        score = _number(entry, "dev", first, "accuracy")
-        step, done = _number(entry, "step"), _number(entry, "epoch")
-        if step and last and epochs:
-            # The last "epoch" of a fractional E ends early: steps say how far it really got.
-            done = epochs * step / last
-        if score is not None and done is not None:
-            points.append((done, score, _number(entry, "epsilon", accountant)))
+    for epoch in history:
+        # The last "epoch" of a fractional E ends early: steps say how far it really got.
+        last = history[-1]["step"]
+        done = epochs * epoch["step"] / last if epochs and last else float(epoch["epoch"])
+        spent = epoch["epsilon"].get(str(run.row["accountant"]))
+        drawn = spent if spent is not None and math.isfinite(spent) else None
+        points.append((done, next(iter(epoch["dev"].values()))["accuracy"], drawn))
     return points
-
-
-def _number(entry: Mapping[str, Any], *path: str) -> float | None:
-    """Only what can be drawn: an ε of "inf" in a record cannot."""
-    for name in path[:-1]:
-        entry = section(entry, name)
-    found = scalar(entry.get(path[-1]), float)
-    return found if found is not None and math.isfinite(found) else None

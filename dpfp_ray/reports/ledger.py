@@ -7,7 +7,7 @@ ledger().set_total(8)
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -26,7 +26,7 @@ from dpfp_ray.reports.formats import Entry as Cell
 from dpfp_ray.reports.plots import Drawing, canvas, finish
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.whole_files import to_json
-from dpfp_ray.training.charged import entry_of, found_mark, status_of
+from dpfp_ray.training.record import Record, entry_of, fingerprint, status_of
 from dpfp_ray.training.run_folder import make_folder
 
 MOST_POINTS = 40  # of a curve; each is a sum of its own
@@ -155,13 +155,13 @@ class Paid:
         return f"{runs} shown here cost more than this: they are not in this ledger (--ledger)"
 
 
-def spent_on(book: Ledger, records: Iterable[Mapping[str, Any]]) -> Paid:
+def spent_on(book: Ledger, records: Iterable[Record]) -> Paid:
     """What the people behind `records` have paid."""
     entries = book.entries()
     whose = {entry.id: entry.use.people for entry in entries}
     whose |= {entry.use.found: entry.use.people for entry in entries if entry.use.found}
     used = [record for record in records if status_of(record) != "refused"]
-    people = [whose.get(entry_of(one) or "") or whose.get(found_mark(one)) for one in used]
+    people = [whose.get(entry_of(one)) or whose.get(fingerprint(one)) for one in used]
     found: list[Spent] = []
     for name in dict.fromkeys(people):
         if name is not None and all(name not in one.data_sets for one in found):

@@ -4,14 +4,14 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from dpfp_ray.reports.bundle import Contents, portable_records, write_bundle
+from dpfp_ray.reports.bundle import Contents, write_bundle
 from dpfp_ray.reports.ledger import Paid, known_ledger, ledger_figure, spent_on
 from dpfp_ray.reports.page import Report, make_report, report_files, write_report
+from dpfp_ray.reports.portable import portable_record
 from dpfp_ray.results.store import load_records
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.training.dev_scores import Select
+from dpfp_ray.training.record import Record, Select
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def report(
     paid = Paid() if book is None else spent_on(book, records)
     rule = "" if select == "last" else f" --select {select}"
 
-    def made_of(shown: list[dict[str, Any]], command: str) -> Report:
+    def made_of(shown: list[Record], command: str) -> Report:
         # A single use is a point; the sentence above it says as much.
         many = [one for one in paid.sums[:1] if len(one.used) > 1]
         figures = [ledger_figure(one, book.total(), command) for one in many] if book else []
@@ -66,7 +66,7 @@ def report(
     zipped = None
     if bundle is not None:
         zipped = Path(bundle).expanduser()
-        shown = portable_records(records)
+        shown = [portable_record(record) for record in records]
         made = made_of(shown, "dpfp report . --output again" + rule)
         write_bundle(zipped, Contents(shown, report_files(made), select))
     return WrittenReport(index, files, made.headline, zipped)

@@ -14,7 +14,7 @@ from dpfp_ray.reports.formats import markdown_text
 from dpfp_ray.reports.portable import is_folder, needed_files, own_name
 from dpfp_ray.results.predict import CONFIDENCE, wilson
 from dpfp_ray.training.dev_scores import saved_epoch
-from dpfp_ray.training.load_model import plan_of
+from dpfp_ray.training.record import Record, plan_of
 
 REPOSITORY = "dpfp-ray"
 # Names on the hub, of what a plan calls otherwise.
@@ -48,9 +48,7 @@ GUESSES = {
 }
 
 
-def model_card(
-    record: Mapping[str, Any], name: str = "", *, paid: str = "", adapter: bool = False
-) -> str:
+def model_card(record: Record, name: str = "", *, paid: str = "", adapter: bool = False) -> str:
     """The card; its first line after the front matter says what ε is worth.
 
     `paid` is what the privacy ledger says of all uses of the training records.
@@ -103,7 +101,7 @@ def _plainly(facts: Mapping[str, Any]) -> str:
     )
 
 
-def front_matter(record: Mapping[str, Any], plan: Plan, title: str) -> str:
+def front_matter(record: Record, plan: Plan, title: str) -> str:
     """What the hub indexes; numbers are those of the weights in the folder."""
     import yaml
 
@@ -139,13 +137,13 @@ def base_model(plan: Plan) -> str | None:
     return name or (None if is_folder(plan.model) else plan.model)
 
 
-def _saved(record: Mapping[str, Any]) -> tuple[str, float]:
+def _saved(record: Record) -> tuple[str, float]:
     """The dev set and accuracy of the epoch whose weights are saved."""
     split, score = next(iter(saved_epoch(record)["dev"].items()))
     return split, float(score["accuracy"])
 
 
-def _task(record: Mapping[str, Any], plan: Plan) -> str:
+def _task(record: Record, plan: Plan) -> str:
     labels = ", ".join(f"`{label}`" for label in record["labels"])
     source = own_name(plan.train_file) if plan.train_file else DATA.get(plan.task, plan.task)
     trained = TRAINED.get(plan.scope, f"the head and the last layers ({plan.scope})")
@@ -197,7 +195,7 @@ classify("a text")
 ```"""
 
 
-def _scores(record: Mapping[str, Any]) -> str:
+def _scores(record: Record) -> str:
     lines = [
         "## Scores",
         "",
@@ -207,7 +205,7 @@ def _scores(record: Mapping[str, Any]) -> str:
         "| dev set | rows | accuracy | interval |",
         "| --- | ---: | ---: | --- |",
     ]
-    if record.get("select") == "best":
+    if record["select"] == "best":
         lines[2] += " These weights are of the epoch that did best on these very rows: it flatters."
     for name, score in saved_epoch(record)["dev"].items():
         rows = int(record["dev_records"][name])
@@ -255,11 +253,11 @@ def _audit(audit: Mapping[str, Any] | None) -> str:
     return f"{audit['verdict']}: it leaks at least ε = {number(audit['epsilon'])}, at {sure:g}%"
 
 
-def _reproduce(record: Mapping[str, Any], plan: Plan) -> str:
+def _reproduce(record: Record, plan: Plan) -> str:
     versions = ", ".join(
         f"{name} {record['environment'][name]}"
         for name in ("dpfp_ray", "torch", "transformers", "python")
-        if name in record.get("environment", {})
+        if name in record["environment"]
     )
     return f"""## How to reproduce it
 

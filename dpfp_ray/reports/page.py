@@ -41,7 +41,7 @@ from dpfp_ray.results.contests import Contest, contests_of
 from dpfp_ray.results.runs import Run, read_runs
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.whole_files import to_json
-from dpfp_ray.training.dev_scores import Select
+from dpfp_ray.training.record import Record, Select
 
 MANIFEST = "report.json"
 TEMPLATES = Path(__file__).parent
@@ -76,7 +76,7 @@ class Report:
 
 
 def make_report(
-    records: Sequence[Mapping[str, Any]],
+    records: Sequence[Record],
     command: str,
     title: str | None = None,
     select: Select = "last",

@@ -13,14 +13,14 @@ from typing import Any
 
 from dpfp_ray.data.labels import GLUE
 from dpfp_ray.models.download import known_models
-from dpfp_ray.results.rows import section
 from dpfp_ray.system.errors import UserError
+from dpfp_ray.training.record import Record, make_record
 
 FILE_FIELDS = ("data_dir", "train_file", "dev_file")
 # Sections that are facts and measurements throughout, and parts of those that are not.
 WHOLE = (
     *("schema", "plan_hash", "finished", "labels", "dev_records", "metrics", "history", "select"),
-    *("statement", "cost", "environment", "audit", "columns"),
+    *("statement", "cost", "environment", "audit", "columns", "predictions"),
 )
 PARTS = {
     "trial": ("id", "sweep", "group", "seed_index", "status", "seconds"),
@@ -62,24 +62,19 @@ def own_name(path: Any) -> str:
     return str(path).replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
 
 
-def portable_record(record: Mapping[str, Any]) -> dict[str, Any]:
+def portable_record(record: Record) -> Record:
     """The record with what is named above, its plan without folders."""
-    kept = {name: record[name] for name in WHOLE if name in record}
-    for name, parts in PARTS.items():
-        if name in record:
-            found = section(record, name)
-            kept[name] = {part: found[part] for part in parts if part in found}
-    plan = section(record, "plan")
-    kept |= {"plan": portable_plan(plan), "files": needed_files(plan)}
-    if "predictions" in record:
-        kept["predictions"] = record["predictions"]
-    return kept
+    whole: dict[str, Any] = {name: record[name] for name in WHOLE}  # type: ignore[literal-required]
+    for section, names in PARTS.items():
+        facts: Mapping[str, Any] = record[section]  # type: ignore[literal-required]
+        whole[section] = {name: facts[name] for name in names if name in facts}
+    return make_record(**whole, plan=portable_plan(record["plan"]))
 
 
-def without_labels(record: Mapping[str, Any]) -> dict[str, Any]:
+def without_labels(record: Record) -> Record:
     """Predictions come with the right answers: only those of public dev sets leave."""
-    public = section(record, "plan").get("task") in PUBLIC_DEV
-    return {key: value for key, value in record.items() if public or key != "predictions"}
+    public = record["plan"].get("task") in PUBLIC_DEV
+    return record if public else {**record, "predictions": []}
 
 
 def refuse_secrets(files: Mapping[str, bytes]) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 from dpfp_ray.reports.cost_tables import runs_table
 from dpfp_ray.reports.formats import Column, Row, Table, number
-from dpfp_ray.results.rows import scalar
 from dpfp_ray.results.runs import Run
 
 # What people who watch trials look for; the other columns of the report's table follow.
@@ -21,8 +20,8 @@ def progress_table(runs: Sequence[Run]) -> Table:
     places += [at for at, title in enumerate(titles) if title not in FIRST]
     rows = []
     for run, row in zip(runs, table.rows, strict=True):
-        last = run.history[-1].get("epoch") if run.history else None
-        epoch, epochs = scalar(last, float), run.row["epochs"]
+        history, epochs = run.record["history"], run.row["epochs"]
+        epoch = history[-1]["epoch"] if history else None
         done = min(1.0, epoch / epochs) if epoch and epochs else None
         spent = run.row.get(f"epsilon_{run.row['accountant']}") if run.private else None
         entries = [*row.entries, number(done, ".0%"), number(spent, ".3f", run.mark)]
@@ -34,7 +33,7 @@ def progress_table(runs: Sequence[Run]) -> Table:
 
 def epochs_table(run: Run) -> Table:
     """One run epoch by epoch, as its record has it: scores, and ε spent by then."""
-    epochs = [dict(flat_numbers(entry)) for entry in run.history]
+    epochs = [dict(flat_numbers(entry)) for entry in run.record["history"]]
     titles = dict.fromkeys(title for epoch in epochs for title in epoch)
     marks = {title: run.mark if "epsilon" in title else "" for title in titles}
     rows = [Row([number(epoch.get(t), ".4g", marks[t]) for t in titles]) for epoch in epochs]
@@ -46,5 +45,5 @@ def flat_numbers(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
     for name, value in facts.items():
         if isinstance(value, Mapping):
             yield from flat_numbers(value, f"{prefix}{name} ")
-        elif (figure := scalar(value, float)) is not None:
-            yield f"{prefix}{name}", figure
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}{name}", float(value)

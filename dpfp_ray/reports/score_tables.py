@@ -130,18 +130,15 @@ def scores_table(cells: Sequence[Cell], contests: Sequence[Contest]) -> Table:
 
 def recall_text(cell: Cell) -> str | None:
     """Mean recall of each class, by its label: private training fails on small classes first."""
-    found = [run.metrics.get("recall") for run in cell.runs]
-    known = [one for one in found if isinstance(one, list)]
-    if not known or len({len(one) for one in known}) != 1:
+    recalls = [run.metrics.get("recall") or [] for run in cell.runs]
+    labels = cell.first.record["labels"]
+    if any(len(recall) != len(labels) for recall in recalls):
         return None
-    labels = cell.first.record.get("labels")
-    names = labels if isinstance(labels, list) and len(labels) == len(known[0]) else None
     shown = []
-    for at in range(len(known[0])):
-        values = [one[at] for one in known if isinstance(one[at], int | float)]
-        share = f"{100 * mean(values):.1f}" if values else "—"
-        shown.append(f"{names[at] if names else at}: {share}")
-    return ", ".join(shown)
+    for at, label in enumerate(labels):
+        values = [recall[at] for recall in recalls if recall[at] is not None]
+        shown.append(f"{label}: {100 * mean(values):.1f}" if values else f"{label}: —")
+    return ", ".join(shown) or None
 
 
 def pairs_table(contests: Sequence[Contest]) -> Table:

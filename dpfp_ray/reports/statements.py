@@ -1,17 +1,16 @@
 """The privacy statement of a finished run: in the forms that others ask for, and for a report."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dpfp_ray.privacy import statement_forms
 from dpfp_ray.privacy.statement_text import render
-from dpfp_ray.results.rows import scalar, section
 from dpfp_ray.results.runs import Run
 from dpfp_ray.system.errors import UserError, unknown
-from dpfp_ray.system.whole_files import read_json, to_json
-from dpfp_ray.training.load_model import plan_of, record_of
-from dpfp_ray.training.run_folder import RESULT
+from dpfp_ray.system.whole_files import to_json
+from dpfp_ray.training.load_model import record_of
+from dpfp_ray.training.record import Record, plan_of
+from dpfp_ray.training.run_folder import read_result
 
 AUDIT_SHARES = ("method", "mode", "scope", "task", "epsilon", "accountant", "adjacency")
 
@@ -42,23 +41,21 @@ def statement(
     return f"{statement_forms.first_line(facts)}\n\n{render(facts)}"
 
 
-def record_with_audit(run: Any, audit: str | Path | None) -> dict[str, Any]:
+def record_with_audit(run: Any, audit: str | Path | None) -> Record:
     """The run's record; its statement has what an audit of the same method measured."""
     record = record_of(run)
-    if not isinstance(record.get("statement"), dict):
-        raise UserError(f"{run} was made before results had statements; run again")
     if audit is None:
         return record
-    found = read_json(Path(audit).expanduser() / RESULT)
-    if "audit" not in found:
+    audited = read_result(Path(audit).expanduser())
+    if not audited["audit"]:
         raise UserError(f"{audit} holds no audit; give the --output of dpfp audit")
     for name in AUDIT_SHARES:
-        ours, theirs = record["plan"].get(name), found["plan"].get(name)
+        ours, theirs = record["plan"].get(name), audited["plan"].get(name)
         if ours != theirs:
             raise UserError(
                 f"{audit} audits another plan: its {name} is {theirs}, the run's is {ours}"
             )
-    return record | {"statement": record["statement"] | {"audit": found["audit"]}}
+    return {**record, "statement": record["statement"] | {"audit": audited["audit"]}}
 
 
 def as_yaml(entry: dict[str, Any]) -> str:
@@ -78,15 +75,13 @@ def as_yaml(entry: dict[str, Any]) -> str:
 
 
 def statement_text(run: Run) -> str | None:
-    """The statement as its own module words it; its bare facts if that fails. Records of failed or
-    older runs have none."""
-    facts = run.record.get("statement")
-    if not isinstance(facts, Mapping):
-        return None
+    """The statement as its own module words it; its bare facts if that fails. Runs that failed
+    have none."""
+    facts = run.record["statement"]
     try:
-        return render(facts)
+        return render(facts) if facts else None
     except Exception:  # a statement of another version must not cost the whole report
-        return to_json(dict(facts), indent=2)
+        return to_json(facts, indent=2)
 
 
 def unamplified_epsilon(run: Run) -> float | None:
@@ -105,5 +100,5 @@ def tuning_epsilon(run: Run) -> float | None:
 
 
 def _number(run: Run, part: str, name: str) -> float | None:
-    found: float | None = scalar(section(run.part("statement"), part).get(name), float)
-    return found
+    value = run.record["statement"].get(part, {}).get(name)
+    return None if value is None else float(value)  # JSON has an infinite ε as "inf"

@@ -153,7 +153,7 @@ def cells_of(runs: Iterable[Run]) -> list[Cell]:
         scored = [run for run in members if run.scored]
         # Candidates of a tuning, and runs with an audit's canaries in their data, only stand in.
         compared = [run for run in scored if not run.tuning]
-        clean = [run for run in compared if not run.part("audit")]
+        clean = [run for run in compared if not run.record["audit"]]
         settings: dict[str, list[Run]] = {}
         for run in clean or compared or scored:
             settings.setdefault(run.setting, []).append(run)
@@ -161,7 +161,7 @@ def cells_of(runs: Iterable[Run]) -> list[Cell]:
             continue
         best = max(settings.values(), key=lambda same: mean(run.row["accuracy"] for run in same))
         top = {id(run) for run in best}
-        tried = len({run.setting for run in scored if id(run) in top or not run.part("audit")})
+        tried = len({run.setting for run in scored if id(run) in top or not run.record["audit"]})
         picked = len(settings) > 1 or all(run.tuning for run in best)
         tuning: Tuning = "" if tried == 1 else "picked" if picked else "retrained"
         best = once_each(best)
@@ -173,12 +173,12 @@ def cells_of(runs: Iterable[Run]) -> list[Cell]:
 
 def once_each(runs: Sequence[Run]) -> list[Run]:
     """Without copies: a seed that was run again with the same outcome says nothing new."""
-    found: dict[Any, Run] = {}
+    distinct: dict[Any, Run] = {}
     for run in runs:
-        seed = run.row["seed_index"]
-        scores = repr([(epoch.get("train_loss"), epoch.get("dev")) for epoch in run.history])
-        found.setdefault((seed, scores) if seed is not None and run.history else id(run), run)
-    return list(found.values())
+        seed, history = run.row["seed_index"], run.record["history"]
+        scores = repr([(epoch["train_loss"], epoch["dev"]) for epoch in history])
+        distinct.setdefault((seed, scores) if seed is not None and history else id(run), run)
+    return list(distinct.values())
 
 
 def budgets_of(cells: Iterable[Cell]) -> list[Budget]:

@@ -29,8 +29,9 @@ from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.terminal import counted
 from dpfp_ray.training.dev_scores import measure
-from dpfp_ray.training.load_model import load_model, plan_of, record_of
+from dpfp_ray.training.load_model import load_model, record_of
 from dpfp_ray.training.machine import use_threads
+from dpfp_ray.training.record import plan_of
 
 CONFIDENCE = 0.95
 Interval = tuple[float, float]

@@ -8,7 +8,8 @@ from typing import Any
 
 from dpfp_ray.plan.method_spec import LORA_FIELDS, find_spec
 from dpfp_ray.plan.plan import FIELDS, TYPES, kinds_of
-from dpfp_ray.training.dev_scores import RULES, Select, quote
+from dpfp_ray.training.dev_scores import quote
+from dpfp_ray.training.record import Record, Select, record_id
 
 Row = dict[str, Any]
 
@@ -52,37 +53,46 @@ SPLIT = "accuracy_"
 LONGEST_LIST = 1000  # class names in one cell
 
 
-def flatten(record: Mapping[str, Any], select: Select = "last") -> Row:
+def flatten(record: Record, select: Select = "last") -> Row:
     """One flat row for people: every column is there, what is not known is None."""
-    plan, privacy, cost = (section(record, name) for name in ("plan", "privacy", "cost"))
-    trial, audit = section(record, "trial"), section(record, "audit")
-    metrics = quoted_metrics(record, select)
-    spent = section(privacy, "epsilon")
-    ended = "finished" if record.get("finished") else "stopped" if "finished" in record else None
-    facts = {
+    plan, privacy, trial = record["plan"], record["privacy"], record["trial"]
+    audit, metrics = record["audit"], quote(record["history"], select)
+    ended = "finished" if record["finished"] else "stopped"
+    facts: dict[str, Any] = {
         **_used_fields(plan),
-        **{name: privacy.get(name) for name in _FROM_PRIVACY},
-        **{name: cost.get(name) for name in _FROM_COST},
-        **{name: metrics.get(name) for name in _FROM_METRICS},
-        **{name: trial.get(name) for name in _FROM_TRIAL},
-        **{f"epsilon_{name}": spent.get(name) for name in ("gdp", "rdp", "pld")},
-        "id": trial.get("id") or record.get("plan_hash"),
+        **privacy,
+        **record["cost"],
+        **metrics,
+        **{name: trial.get(name) for name in ("sweep", "node", "seed_index", "error")},
+        **{f"epsilon_{name}": value for name, value in privacy.get("epsilon", {}).items()},
+        "epsilon": plan.get("epsilon"),
+        "id": record_id(record),
         "status": trial.get("status") or ended,
-        "accuracy": metrics.get("accuracy"),
         "delta": privacy.get("delta", plan.get("delta")),
-        "records": plan.get("records"),
-        "plan_hash": record.get("plan_hash"),
-        "unit": ("person" if plan.get("user_column") else "record") if plan else None,
+        "plan_hash": record["plan_hash"],
+        "unit": "person" if plan.get("user_column") else "record",
         "audit_epsilon": audit.get("epsilon"),
         "verdict": audit.get("verdict"),
     }
     row: Row = {}
     for name, kind in COLUMNS.items():
-        row[name] = scalar(facts.get(name), kind)
+        row[name] = _cell(facts.get(name), kind)
         if name == "accuracy":
-            splits = sorted(str(key) for key in metrics if str(key).startswith(SPLIT))
-            row |= {split: scalar(metrics[split], float) for split in splits}
+            row |= {key: metrics[key] for key in sorted(metrics) if key.startswith(SPLIT)}
     return row
+
+
+def _cell(value: Any, kind: type) -> Any:
+    """`value` as it stands in a column of this type."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value)) if len(value) < LONGEST_LIST else None
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return float(value) if kind is float and value is not None else value
 
 
 def _used_fields(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,23 +108,6 @@ def _used_fields(plan: Mapping[str, Any]) -> dict[str, Any]:
         if facts.get(name):
             facts[name] = str(facts[name]).replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
     return facts
-
-
-_FROM_PRIVACY = ("guarantee", "sigma", "noise_multiplier", "noise_coordinates", "steps")
-_FROM_COST = ("examples_per_second", "peak_memory_bytes", "prepare_seconds", "train_seconds")
-_FROM_METRICS = ("f1", "matthews", "calibration_error", "majority_accuracy")
-_FROM_TRIAL = ("sweep", "node", "seed_index", "error")
-
-
-def quoted_metrics(record: Mapping[str, Any], select: Select = "last") -> Mapping[str, Any]:
-    """The scores by one rule, whatever rule the version that wrote the record had."""
-    metrics = section(record, "metrics")
-    if metrics.get("rule", RULES["last"]) == RULES[select]:
-        return metrics
-    try:
-        return quote(record["history"], select)
-    except (KeyError, TypeError, ValueError, AttributeError, StopIteration):
-        return metrics  # a history that cannot be read: the record's own choice
 
 
 def columns(rows: Sequence[Row]) -> list[str]:
@@ -153,32 +146,3 @@ def to_parquet(rows: Sequence[Row], names: Sequence[str]) -> bytes:
     texts = [{**row, **{n: None if row[n] is None else str(row[n]) for n in mixed}} for row in rows]
     pq.write_table(pa.Table.from_pylist(texts, schema=schema), sink)
     return bytes(sink.getvalue().to_pybytes())
-
-
-def section(record: Any, name: str) -> Mapping[str, Any]:
-    """A part of a record; records of failed trials lack some, broken ones hold nonsense there."""
-    part = record.get(name) if isinstance(record, Mapping) else None
-    return part if isinstance(part, Mapping) else {}
-
-
-def scalar(value: Any, kind: type) -> Any:
-    """`value` as its column's type, else None. JSON files hold an infinite ε as "inf"."""
-    if isinstance(value, list | tuple):
-        value = ",".join(map(str, value)) if kind is str and len(value) < LONGEST_LIST else None
-    if isinstance(value, bool):
-        value = ("yes" if value else "no") if kind is str else None
-    if value is None or isinstance(value, Mapping):
-        return None
-    if kind is object:
-        kind = str if isinstance(value, str) else float
-    if kind is str:
-        return str(value).encode("utf-8", "replace").decode()
-    try:
-        number = float(value)
-        if math.isnan(number) or (kind is int and not abs(number) < 2**63):
-            return None
-        if kind is int:
-            return int(number) if number == int(number) else None
-        return number
-    except (TypeError, ValueError, OverflowError):
-        return None

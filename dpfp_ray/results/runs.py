@@ -7,11 +7,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpfp_ray.plan.method_spec import FIRST_MODE, METHODS, is_private
-from dpfp_ray.results.rows import flatten, quoted_metrics, section
+from dpfp_ray.results.rows import SPLIT, flatten
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training import LEAST_SECONDS
-from dpfp_ray.training.dev_scores import Select
+from dpfp_ray.training.dev_scores import quote
 from dpfp_ray.training.predictions import DevPredictions
+from dpfp_ray.training.record import Record, Select
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,29 +63,20 @@ class Budget(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One record; `row` holds its flat facts, where what is missing or nonsense is None.
+    """One record; `row` holds its flat facts, None where one is missing.
 
     `select` is the rule by which its epoch was chosen. `apart` is what its task's name must say
     beside what other runs of the same name were run on.
     """
 
-    record: Mapping[str, Any]
+    record: Record
     row: Mapping[str, Any]
     select: Select = "last"
     apart: str = ""
 
-    def part(self, name: str) -> Mapping[str, Any]:
-        return section(self.record, name)
-
-    @property
-    def history(self) -> list[Mapping[str, Any]]:
-        """What the record says of each epoch."""
-        found = self.record.get("history")
-        return [e for e in found if isinstance(e, Mapping)] if isinstance(found, list) else []
-
     @cached_property
     def method(self) -> str:
-        return label(self.part("plan"))
+        return label(self.record["plan"])
 
     @property
     def task(self) -> str:
@@ -94,7 +86,7 @@ class Run:
     @cached_property
     def named_task(self) -> str:
         """The task; a subset, a file of one's own or another unit is another task."""
-        plan, name = self.part("plan"), str(self.row["task"] or "unknown")
+        plan, name = self.record["plan"], str(self.row["task"] or "unknown")
         shown = TASK_NAMES.get(name, name)
         if plan.get("train_file"):
             shown += f": {str(plan['train_file']).replace(chr(92), '/').rsplit('/', 1)[-1]}"
@@ -115,15 +107,15 @@ class Run:
     @property
     def dev_rows(self) -> str | None:
         """How many dev rows there are, and of which file: other rows are another comparison."""
-        counts = [n for n in self.part("dev_records").values() if isinstance(n, int)]
+        counts = list(self.record["dev_records"].values())
         if not counts:
             return None
-        file = str(self.part("plan").get("dev_file") or "").replace("\\", "/").rsplit("/", 1)[-1]
+        file = str(self.record["plan"].get("dev_file") or "").replace("\\", "/").rsplit("/", 1)[-1]
         return f"{counts[0]:,} rows" + (f" of {file}" if file else "")
 
     @property
     def whole_task(self) -> bool:
-        plan = self.part("plan")
+        plan = self.record["plan"]
         return plan.get("max_train") is None and plan.get("max_dev") is None
 
     @property
@@ -143,7 +135,7 @@ class Run:
     @property
     def tuning(self) -> bool:
         """Was it a candidate of `compare --tune`, and not part of the comparison itself?"""
-        return self.part("trial").get("group") == "tune"
+        return self.record["trial"].get("group") == "tune"
 
     @property
     def refuted(self) -> bool:
@@ -169,23 +161,19 @@ class Run:
 
     @cached_property
     def metrics(self) -> Mapping[str, Any]:
-        return quoted_metrics(self.record, self.select)
+        return quote(self.record["history"], self.select)
 
     @cached_property
     def predictions(self) -> dict[str, DevPredictions]:
         """Answers behind the quoted score, by dev set; empty for records that kept none."""
-        kept = self.record.get("predictions")
-        for entry in kept if isinstance(kept, list) else ():
-            if section({"entry": entry}, "entry").get("epoch") == self.metrics.get("epoch"):
+        for kept in self.record["predictions"]:
+            if kept["epoch"] == self.metrics.get("epoch"):
                 try:
-                    found = {
-                        str(name): DevPredictions.from_json(facts)
-                        for name, facts in section(entry, "dev").items()
-                    }
-                    for one in found.values():
-                        one.answers(), one.truth()  # what cannot be unpacked is not kept either
-                    return found
-                except (UserError, TypeError):
+                    answers = {n: DevPredictions(**facts) for n, facts in kept["dev"].items()}
+                    for one_set in answers.values():
+                        one_set.answers(), one_set.truth()
+                    return answers
+                except UserError:  # answers that cannot be unpacked count as none
                     return {}
         return {}
 
@@ -207,13 +195,8 @@ class Run:
     @property
     def splits(self) -> dict[str, float]:
         """Accuracy for each dev set, in the task's own order."""
-        order = [str(name) for name in self.part("dev_records")]
-        known = {
-            name.removeprefix("accuracy_"): value
-            for name, value in self.row.items()
-            if name.startswith("accuracy_") and finite(value)
-        }
-        return {name: known[name] for name in order if name in known}
+        names = self.record["dev_records"]
+        return {name: self.row[SPLIT + name] for name in names if SPLIT + name in self.row}
 
 
 def correct_answers(runs: Sequence[Run]) -> "NDArray[np.bool_] | None":
@@ -235,7 +218,7 @@ def finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def read_runs(records: Iterable[Mapping[str, Any]], select: Select = "last") -> list[Run]:
+def read_runs(records: Iterable[Record], select: Select = "last") -> list[Run]:
     """Runs in a fixed order, so that the same records always give the same report.
 
     Runs of one task's name on different numbers of records, or of dev rows, are different tasks.

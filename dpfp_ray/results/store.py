@@ -8,16 +8,14 @@ A store is a folder or a URI (s3://, gs://, file://). Below a folder, the result
 """
 
 import hashlib
-import json
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpfp_ray.results.query import filter_rows, select_columns, sort_rows
 from dpfp_ray.results.rows import (
@@ -25,8 +23,6 @@ from dpfp_ray.results.rows import (
     Row,
     columns,
     flatten,
-    scalar,
-    section,
     to_csv,
     to_parquet,
 )
@@ -34,12 +30,11 @@ from dpfp_ray.results.rows import columns as columns_of
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.storage import Files, Found, open_files
 from dpfp_ray.system.whole_files import to_json
+from dpfp_ray.training.record import Record, read_record, record_id
 
 if TYPE_CHECKING:
     import pandas
 
-
-Record = dict[str, Any]
 
 READERS = 32  # small objects on a far store are all waiting, no work
 NAMED = 5  # files that a warning lists
@@ -59,8 +54,10 @@ class Store:
     def exists(self) -> bool:
         return self.files.exists()
 
-    def put(self, record: Mapping[str, Any]) -> None:
+    def put(self, record: Record) -> None:
         """Write `record`; from then on it is what everyone reads under its id."""
+        if not record_id(record):
+            raise ValueError("a record needs trial.id or plan_hash")
         # A lone surrogate (from an odd path in an error) becomes \udcXX, which is valid JSON.
         content = (to_json(dict(record)) + "\n").encode("utf-8", "backslashreplace")
         self.files.write(f"records/{file_name(record_id(record))}.json", content)
@@ -85,10 +82,9 @@ class Store:
     def get(self, identity: str) -> Record | None:
         """The record that `put` last wrote under this id here."""
         try:
-            record = json.loads(self.files.read_name(f"records/{file_name(identity)}.json"))
+            return read_record(self.files.read_name(f"records/{file_name(identity)}.json"))
         except (OSError, ValueError):
             return None
-        return dict(record)
 
     def rows(self) -> list[Row]:
         return [flatten(record) for record in self.records()]
@@ -109,11 +105,9 @@ class Store:
 
     def _read(self, file: Found) -> Record | None:
         try:
-            record = json.loads(self.files.read(file.path))
-            record_id(record)
-        except (OSError, ValueError, RecursionError):
+            return read_record(self.files.read(file.path))
+        except (OSError, ValueError):
             return None
-        return dict(record)
 
 
 def load_records(*locations: str | Path) -> list[Record]:
@@ -130,15 +124,6 @@ def load_records(*locations: str | Path) -> list[Record]:
             raise UserError(f"{store.name} holds no records; give the --output of a run or sweep")
         loaded |= {to_json(record): record for record in records}
     return list(loaded.values())
-
-
-def record_id(record: Any) -> str:
-    """The trial's id, or the plan's hash for a run outside any sweep."""
-    plan_hash = record.get("plan_hash") if isinstance(record, Mapping) else None
-    identity = section(record, "trial").get("id") or plan_hash
-    if not identity:
-        raise ValueError("a record needs trial.id or plan_hash")
-    return str(identity)
 
 
 def file_name(identity: str) -> str:
@@ -160,39 +145,33 @@ def distinct(found: Iterable[tuple[Record, Found]]) -> list[Record]:
     trials: dict[str, tuple[Record, Found]] = {}
     loose: dict[str, Record] = {}
     for record, file in found:
-        if not section(record, "trial").get("id"):
-            loose[_fingerprint(record)] = record
+        if not record["trial"].get("id"):
+            loose[_copy_mark(record)] = record
             continue
         known = trials.get(record_id(record))
         if known is None or _freshness(record, file) > _freshness(*known):
             trials[record_id(record)] = (record, file)
     kept = [record for record, _ in trials.values()]
-    copies = {_fingerprint(record) for record in kept} if loose else set()
-    loose = {print_: record for print_, record in loose.items() if print_ not in copies}
+    copies = {_copy_mark(record) for record in kept} if loose else set()
+    loose = {mark: record for mark, record in loose.items() if mark not in copies}
     runs = Counter(record_id(record) for record in loose.values())
-    for print_, record in loose.items():
+    for mark, record in loose.items():
         identity = record_id(record)
         if runs[identity] > 1 or identity in trials:
-            record["trial"] = {**section(record, "trial"), "id": f"{identity}-{print_[:6]}"}
+            record["trial"] = {**record["trial"], "id": f"{identity}-{mark[:6]}"}
         kept.append(record)
     return kept
 
 
-def _fingerprint(record: Record) -> str:
+def _copy_mark(record: Record) -> str:
     """What was run and measured, without who asked for it; timings make it unique to a run."""
-    facts = [record.get(name) for name in ("plan_hash", "metrics", "history", "cost")]
+    facts = [record["plan_hash"], record["history"], record["cost"]]
     return hashlib.blake2b(to_json(facts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _freshness(record: Record, file: Found) -> tuple[float, bool, float]:
-    trial = section(record, "trial")
-    started, seconds = trial.get("started_at"), scalar(trial.get("seconds"), float) or 0.0
-    if isinstance(started, str):
-        try:
-            started = datetime.fromisoformat(started).timestamp()
-        except ValueError:
-            started = None
-    began = scalar(started, float)
+    trial = record["trial"]
+    began, seconds = trial.get("started_at"), trial.get("seconds") or 0.0
     return (
         file.modified if began is None else began + seconds,
         trial.get("status") != "running",

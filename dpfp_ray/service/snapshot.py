@@ -5,6 +5,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -20,6 +21,7 @@ from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.runs import Run, read_runs
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.storage import Found
+from dpfp_ray.training.record import Record
 
 # Object stores give times in whole seconds: a file this young may change and keep its time.
 YOUNG, UNSETTLED = 3.0, -1.0
@@ -77,7 +79,7 @@ class Snapshot:
         left_out = {
             (run.key, run.setting)
             for run in self.runs
-            if id(run) not in kept and run.scored and not run.tuning and not run.part("audit")
+            if id(run) not in kept and run.scored and not run.tuning and not run.record["audit"]
         }
 
         def doubt(cell: Cell) -> str:
@@ -92,10 +94,10 @@ class CachedStore(store.Store):
 
     def __init__(self, location: str) -> None:
         super().__init__(location)
-        self.saved: dict[str, tuple[float, store.Record]] = {}  # by path, with its time
+        self.saved: dict[str, tuple[float, Record]] = {}  # by path, with its time
         self.changes = 0
 
-    def records(self) -> list[store.Record]:
+    def records(self) -> list[Record]:
         self._present: set[str] = set()
         records = super().records()
         for path in set(self.saved) - self._present:
@@ -103,21 +105,21 @@ class CachedStore(store.Store):
             self.changes += 1
         return records
 
-    def _read(self, file: Found) -> store.Record | None:
+    def _read(self, file: Found) -> Record | None:
         self._present.add(file.path)
         time_read, saved = self.saved.get(file.path, (UNSETTLED, None))
         if saved is None or time_read != file.modified:
             record = super()._read(file)
             if record is None:
                 # A record that is half written does not replace a whole one.
-                return None if saved is None else dict(saved)
+                return None if saved is None else copy(saved)
             if record != saved:
                 self.changes += 1
-            running = rows.section(record, "trial").get("status") == "running"
+            running = record["trial"].get("status") == "running"
             young = time.time() - file.modified < YOUNG or running  # a clock may be wrong
             self.saved[file.path] = (UNSETTLED if young else file.modified), record
             saved = record
-        return dict(saved)  # the store renames records that share an id
+        return copy(saved)  # the store renames records that share an id
 
 
 class Background:

@@ -23,9 +23,8 @@ from dpfp_ray.system.terminal import stderr
 from dpfp_ray.training.checkpoints import Saver, save_state
 from dpfp_ray.training.loop import Step
 from dpfp_ray.training.machine import use_threads
+from dpfp_ray.training.record import Record
 from dpfp_ray.training.run_folder import make_folder
-
-Record = dict[str, Any]
 
 
 def audits_of(trials: Iterable[Trial]) -> dict[str, Trial]:
@@ -42,7 +41,7 @@ def audits_left(trials: Iterable[Trial], storage: str) -> list[Trial]:
     """Those audits that have no record in the store."""
     store = Store(storage)
     audits = audits_of(trials).items()
-    return [audit for name, audit in audits if not (store.get(name) or {}).get("audit")]
+    return [audit for name, audit in audits if store.get(name) is None]
 
 
 def audit_trials(
@@ -58,7 +57,8 @@ def audit_trials(
     storage, options, store = runner.storage, runner.options, Store(runner.storage)
     audits = audits_of(trials)
     left = {audit_id(audit): audit for audit in audits_left(audits.values(), storage)}
-    found = {name: store.get(name) or {} for name in audits if name not in left}
+    done_before = {name: store.get(name) for name in audits if name not in left}
+    found = {name: record for name, record in done_before.items() if record is not None}
     if left:
         with settings(), connected(options.address):
             import ray
@@ -120,7 +120,7 @@ def say(record: Record) -> None:
     )
 
 
-def with_outcomes(rows: list[Record], audits: Iterable[Record]) -> list[Record]:
+def with_outcomes(rows: list[dict[str, Any]], audits: Iterable[Record]) -> list[dict[str, Any]]:
     """The rows of a comparison, each with the bound and the outcome of its method's audit."""
     known = {(label(a["plan"]), a["plan"]["epsilon"]): a["audit"] for a in audits}
     for row in rows:
@@ -138,9 +138,10 @@ def write_outcomes(store: Store, audits: Iterable[Record]) -> None:
     """Into the statement of every run of an audited plan."""
     known = {audit["plan_hash"]: audit["audit"] for audit in audits}
     for record in store.records():
-        audit = known.get(record.get("plan_hash"))
-        if audit is not None and "statement" in record and "audit" not in record:
-            store.put({**record, "statement": {**record["statement"], "audit": audit}})
+        audit = known.get(record["plan_hash"])
+        if audit is not None and record["statement"] and not record["audit"]:
+            record["statement"]["audit"] = audit
+            store.put(record)
 
 
 def audit_folder(storage: str, name: str) -> str | None:

@@ -20,14 +20,12 @@ from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.trial import SETTLED, Trial
 from dpfp_ray.training.charged import (
     enter_past,
-    entry_of,
-    recorded_plan,
     register,
-    status_of,
     steps_done,
     use_for,
 )
 from dpfp_ray.training.prepare import Inputs, Prepared
+from dpfp_ray.training.record import entry_of, plan_of, status_of
 from dpfp_ray.training.run_folder import data_mark
 
 AUDIT = "audit"  # the group of trials that are audits
@@ -86,7 +84,7 @@ class Charges:
         """
         known = {entry.id: entry for entry in self.ledger.entries()}
         for record in Store(self.storage).records():
-            trial = record.get("trial", {})
+            trial = record["trial"]
             if trial.get("status") not in SETTLED or trial["status"] == "refused":
                 continue
             # A record speaks for the run that made it, which may be another driver's.
@@ -98,7 +96,7 @@ class Charges:
                 if entry.done is None or done > entry.done:
                     self.ledger.end(entry.id, done, status_of(record))
             else:
-                people = self._people.get(_data_key(recorded_plan(record)))
+                people = self._people.get(_data_key(plan_of(record)))
                 if people is not None:
                     enter_past(self.ledger, record, people, set(known))
         self._look()

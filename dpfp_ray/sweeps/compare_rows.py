@@ -1,14 +1,13 @@
 """Methods side by side: from the records of a comparison to one row for each (method, ε)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from statistics import mean, stdev
 from typing import Any
 
 from dpfp_ray.results.cells import Cell, by_key, cells_of
 from dpfp_ray.results.contests import Contest, contests_of
-from dpfp_ray.results.rows import scalar
 from dpfp_ray.results.runs import Key, read_runs
-from dpfp_ray.training.dev_scores import Select
+from dpfp_ray.training.record import Record, Select
 
 Row = dict[str, Any]
 # Columns of flat rows that the table shows: by each accountant, and averaged over seeds.
@@ -20,16 +19,14 @@ MEASURED = (
 )
 
 
-def with_candidates(
-    shown: list[dict[str, Any]], records: Iterable[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def with_candidates(shown: list[Record], records: Iterable[Record]) -> list[Record]:
     """The records of a comparison and those that its settings were chosen by."""
     chosen = {id(record) for record in shown}
     tried = [r for r in records if r["trial"].get("group") == "tune" and id(r) not in chosen]
     return [*shown, *tried]
 
 
-def summarise(records: Iterable[Mapping[str, Any]], select: Select = "last") -> list[Row]:
+def summarise(records: Iterable[Record], select: Select = "last") -> list[Row]:
     """One row for each (method, ε): mean ± sd over seeds, everything relative to non-private.
 
     `pairs` are the row's paired tests against the others at its ε, `standing` is what follows.
@@ -98,7 +95,7 @@ def place(key: Key) -> tuple[bool, float, str]:
 
 
 def _averages(cell: Cell) -> Row:
-    seconds = [scalar(run.part("trial").get("seconds"), float) for run in cell.runs]
+    seconds = [run.record["trial"].get("seconds") for run in cell.runs]
     known = [value for value in seconds if value is not None]
     spent = {name: cell.first.row[name] for name in SPENT}
     rates = cell.rates

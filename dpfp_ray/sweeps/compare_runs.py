@@ -212,8 +212,8 @@ def tuned_cells(cells: list[Values], runner: Runner, samples: int) -> list[Value
     store = Store(runner.storage)
 
     def score(trial: Trial) -> float:
-        record = store.get(trial.id) or {}
-        return float(record.get("metrics", {}).get("accuracy", -1.0))
+        record = store.get(trial.id)
+        return -1.0 if record is None else float(record["metrics"].get("accuracy", -1.0))
 
     return [max(tried, key=lambda one: score(one[1]))[0] for tried in candidates]
 

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from dpfp_ray.privacy.statement_text import one_line
 from dpfp_ray.results.runs import read_runs
 from dpfp_ray.sweeps.compare_rows import Row, place
 from dpfp_ray.system.terminal import page_width, print_prose, print_table, stdout, that_fit
 from dpfp_ray.training.dev_scores import RULES
+from dpfp_ray.training.record import Record
 
 HEADINGS = (
     "method", "ε", "accuracy", "95% interval", "standing", "gap", "ε gdp", "ε rdp", "ε pld", "σ",
@@ -175,7 +175,7 @@ def table_lines(rows: list[Row]) -> list[list[str]]:
     return [*(entries(row) for row in rows), *([majority] if majority else [])]
 
 
-def print_comparison(rows: list[Row], records: list[dict[str, Any]], *, wide: bool = False) -> None:
+def print_comparison(rows: list[Row], records: list[Record], *, wide: bool = False) -> None:
     """The table, what its marks mean, and each method's privacy in a line or two."""
     from rich.table import Table
 
@@ -202,11 +202,11 @@ def print_comparison(rows: list[Row], records: list[dict[str, Any]], *, wide: bo
         print_prose(f"  {line}")
 
 
-def privacy_lines(records: list[dict[str, Any]]) -> list[str]:
+def privacy_lines(records: list[Record]) -> list[str]:
     """One line for each (method, ε): its statement in short."""
     lines = {}
     for run in sorted(read_runs(records), key=lambda run: place(run.key)):
-        if "statement" in run.record:
+        if run.record["statement"]:
             budget = "" if run.key.epsilon is None else f" at ε = {run.key.epsilon:g}"
             lines[f"{run.method}{budget}"] = one_line(run.record["statement"])
     return [f"{name}: {line}" for name, line in lines.items()]

@@ -15,7 +15,7 @@ from dpfp_ray.plan.plan import DATA_FIELDS, FIELDS
 from dpfp_ray.plan.values import field_name, make_plan
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.ledger_sum import Spent
-from dpfp_ray.results.store import Record, Store
+from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.audits import (
     audit_trials,
     audits_left,
@@ -40,8 +40,8 @@ from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.state import resolve_storage
 from dpfp_ray.sweeps.sweep_trials import InputsOnce
 from dpfp_ray.system.errors import UserError, unknown
-from dpfp_ray.training.dev_scores import Select
 from dpfp_ray.training.prepare import load_inputs
+from dpfp_ray.training.record import Record, Select
 
 if TYPE_CHECKING:
     import pandas

@@ -15,7 +15,7 @@ from dpfp_ray.privacy.selection import check_search, parse_selection
 from dpfp_ray.privacy.statement_text import brief
 from dpfp_ray.results.query import sort_rows
 from dpfp_ray.results.rows import Row, flatten
-from dpfp_ray.results.store import Record, Store, as_frame
+from dpfp_ray.results.store import Store, as_frame
 from dpfp_ray.sweeps.resources import RayChoices, ray_options
 from dpfp_ray.sweeps.row_work import hands_of
 from dpfp_ray.sweeps.runner import Runner
@@ -28,6 +28,7 @@ from dpfp_ray.sweeps.sweep_trials import InputsOnce, run_sweep
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.signals import Interrupted, signal_of
 from dpfp_ray.training.prepare import load_inputs
+from dpfp_ray.training.record import Record
 
 if TYPE_CHECKING:
     import pandas
@@ -60,8 +61,8 @@ class FinishedSweep:
     @property
     def statement(self) -> str:
         """What may be said about the best trial's privacy."""
-        facts = (self.best or {}).get("statement")
-        return "" if facts is None else brief(facts)
+        best = self.best
+        return brief(best["statement"]) if best and best["statement"] else ""
 
     def to_pandas(self) -> "pandas.DataFrame":
         return as_frame(self.rows)

@@ -29,7 +29,7 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.sampling import derived_seed, keyed_generator
 from dpfp_ray.privacy.selection import Selection, draw_trials
-from dpfp_ray.results.store import Record, Store
+from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.resources import RayOptions
 from dpfp_ray.sweeps.runner import Runner
 from dpfp_ray.sweeps.search_space import SearchSpace
@@ -43,8 +43,9 @@ from dpfp_ray.system.signals import Interrupted, signal_of
 from dpfp_ray.system.storage import SEALED, below, open_files
 from dpfp_ray.system.terminal import stderr
 from dpfp_ray.system.whole_files import PRIVATE_FOLDER, private_folder
-from dpfp_ray.training.charged import recorded_plan, register
+from dpfp_ray.training.charged import register
 from dpfp_ray.training.prepare import Inputs
+from dpfp_ray.training.record import Record, make_record, plan_of
 from dpfp_ray.training.run_folder import data_mark
 
 # Of a winner's record: what its own run made, and nothing of where and when.
@@ -121,7 +122,7 @@ def _run_selection(
                 winner = best_record(Store(sealed), trials, seed)
                 finished = {"selection": str(chosen), "winner": None}
                 if winner is not None:
-                    whose = register(ledger, inputs_of(recorded_plan(winner)))
+                    whose = register(ledger, inputs_of(plan_of(winner)))
                     paid_by = next(one.id for one in entries if one.use.people == whose)
                     store.put(shown(winner, chosen, charge, paid_by))
                     finished["winner"] = winner["trial"]["id"]
@@ -229,17 +230,16 @@ def shown(record: Record, chosen: Selection, charge: SelectionCost, entry: str =
     """A winner's record as readers may have it; `selection` says what a ledger charges for it, and
     `entry` where one did: for the whole selection."""
     trial = {name: record["trial"].get(name) for name in TRIAL_FACTS} | {"ledger_entry": entry}
-    public = {**record, "trial": {**trial, "selection": str(chosen)}}
-    public["selection"] = {"kind": str(chosen), "part": asdict(charge.ledger_part)}
-    if "cost" in record:
-        public["cost"] = {
-            name: value if name in COST_FACTS else None for name, value in record["cost"].items()
-        }
-    if "history" in record:
-        public["history"] = [{**epoch, "train_seconds": None} for epoch in record["history"]]
-    if "statement" in record:
+    public: dict[str, Any] = {
+        **record,
+        "trial": {**trial, "selection": str(chosen)},
+        "selection": {"kind": str(chosen), "part": asdict(charge.ledger_part)},
+        "cost": {name: record["cost"].get(name) for name in COST_FACTS if name in record["cost"]},
+        "history": [{**epoch, "train_seconds": None} for epoch in record["history"]],
+    }
+    if record["statement"]:
         public["statement"] = {**record["statement"], "tuning": charge.statement()}
-    return public
+    return make_record(**public)
 
 
 # --- files --------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from dpfp_ray.training.prepare import (
     possible_representations,
     prepare,
 )
+from dpfp_ray.training.record import Record, make_record
 
 if TYPE_CHECKING:
     from ray.tune.schedulers import TrialScheduler
@@ -150,12 +151,12 @@ def make_scheduler(space: SearchSpace, storage: str) -> "TrialScheduler | None":
     metric, mode = space.metrics[0]
     scheduler = ASHAScheduler(time_attr="epoch", metric=metric, mode=mode, max_t=NO_EPOCH_LIMIT)
     for record in Store(storage).records():
-        if record.get("trial", {}).get("status") in SETTLED and record.get("history"):
+        if record["trial"].get("status") in SETTLED and record["history"]:
             replay(scheduler, record)
     return scheduler
 
 
-def replay(scheduler: "TrialScheduler", record: dict[str, Any]) -> None:
+def replay(scheduler: "TrialScheduler", record: Record) -> None:
     """Report a finished trial's epochs to `scheduler` again."""
     from dpfp_ray.sweeps.trial_process import trial_metrics
 
@@ -175,5 +176,4 @@ def refuse(space: SearchSpace, storage: str, chosen: dict[str, Any], error: Exce
     values = space.plan_values(chosen)
     mark = blake2b(repr([space.name, sorted(values.items())]).encode(), digest_size=6).hexdigest()
     trial = {"id": f"refused-{mark}", "sweep": space.name, "status": "refused", "error": str(error)}
-    record = {"plan": values, "plan_hash": "", "finished": False, "trial": trial}
-    Store(storage).put(record)
+    Store(storage).put(make_record(plan=values, trial=trial))

@@ -27,6 +27,7 @@ from dpfp_ray.privacy.ledger_sum import Spent
 from dpfp_ray.privacy.statement import guarantee
 from dpfp_ray.sweeps.trial import SETTLED, Trial
 from dpfp_ray.training.loop import State
+from dpfp_ray.training.record import Record
 
 TRIAL_TAGS = ("sweep", "trial", "method", "task", "epsilon_budget", "guarantee")
 COUNT_TAGS = ("sweep", "method", "status")
@@ -66,7 +67,7 @@ class TrialGauges:
         self.guarantees = {name: guarantee(trial.plan, name) for name in ACCOUNTANTS}
         self.sigma = trial.noise_multiplier * trial.plan.C if trial.plan.private else None
 
-    def report(self, record: Mapping[str, Any]) -> None:
+    def report(self, record: Record) -> None:
         """Show a result's record as it stands after an epoch."""
         last = record["history"][-1]
         self._show(
@@ -132,7 +133,7 @@ class TrialCounts(Callback):
         self.before = Counter(
             (method_tag(record["plan"]), record["trial"]["status"])
             for record in before
-            if record.get("trial", {}).get("status") in SETTLED
+            if record["trial"].get("status") in SETTLED
         )
         self.shown_at = -math.inf
 

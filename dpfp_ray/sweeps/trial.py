@@ -9,6 +9,7 @@ from dpfp_ray.privacy.sampling import derived_seed
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.state import SweepState
 from dpfp_ray.system.errors import UserError
+from dpfp_ray.training.record import Record, make_record
 
 # States of a record that need not be run again.
 SETTLED = ("finished", "stopped", "refused", "failed")
@@ -61,7 +62,7 @@ class Trial:
 
 def settle(
     storage: str, trial: Trial, status: str, reason: str, facts: dict[str, Any] | None = None
-) -> dict[str, Any]:
+) -> Record:
     """Give a trial that has no result its last record, unless it has one by now.
 
     The epochs that it did before, and what they spent, stay on record.
@@ -69,16 +70,13 @@ def settle(
     store = Store(storage)
     start = {"id": trial.id, "seed_index": trial.seed_index, "group": trial.group}
     entry = {"ledger_entry": trial.entry} if trial.entry else {}
-    record = store.get(trial.id) or {
-        "plan": trial.plan.to_dict(),
-        "plan_hash": trial.plan.hash,
-        "finished": False,
-        "trial": {**start, **entry},
-    }
+    record = store.get(trial.id) or make_record(
+        plan=trial.plan.to_dict(), plan_hash=trial.plan.hash, trial={**start, **entry}
+    )
     if record["trial"].get("status") in SETTLED:
         return record
-    settled = {**record["trial"], **(facts or {}), "status": status, "error": reason}
-    record = {**record, "trial": settled}
+    settled: Any = {**record["trial"], **(facts or {}), "status": status, "error": reason}
+    record["trial"] = settled
     store.put(record)
     SweepState(storage).drop_trial(trial.id)
     return record
@@ -96,7 +94,7 @@ def drawn_before_failure(storage: str, trial: Trial) -> dict[str, int]:
 
 def unfinished(trials: list[Trial], storage: str) -> list[Trial]:
     """Those of `trials` that have no final record yet."""
-    facts = [record.get("trial", {}) for record in Store(storage).records()]
+    facts = [record["trial"] for record in Store(storage).records()]
     settled = {trial["id"] for trial in facts if trial.get("status") in SETTLED}
     return [trial for trial in trials if trial.id not in settled]
 
@@ -105,8 +103,9 @@ def mark_interrupted(storage: str) -> None:
     """Nothing runs any more: trials that ran are "interrupted" until the same command continues."""
     store = Store(storage)
     for record in store.records():
-        if record.get("trial", {}).get("status") == "running":
-            store.put({**record, "trial": {**record["trial"], "status": "interrupted"}})
+        if record["trial"].get("status") == "running":
+            record["trial"]["status"] = "interrupted"
+            store.put(record)
 
 
 def has_restarts_left(trial: Any) -> bool:

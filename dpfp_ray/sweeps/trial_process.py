@@ -27,9 +27,8 @@ from dpfp_ray.training.checkpoints import Saver, ask_for_room
 from dpfp_ray.training.loop import Drawing, Epoch, Finished, State, Step
 from dpfp_ray.training.machine import Comm, SoloComm, use_threads
 from dpfp_ray.training.prepare import Prepared, Run, build_model, default_device
+from dpfp_ray.training.record import Record
 from dpfp_ray.training.train import result_record, run_events
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -114,14 +113,15 @@ def run_worker(
         states.save_trial(trial.id, state, seed)
         gauges.save(state)
 
-    def publish(record: Record, status: str) -> None:
-        if not first:
+    def publish(record: Record | None, status: str) -> None:
+        if not first or record is None:
             return report({})
         seconds = facts["seconds"] + time.monotonic() - began
-        kept = {**record, "trial": {**trial_facts, "status": status, "seconds": seconds}}
-        Store(sweep.storage).put(kept)
-        gauges.report(kept)
-        report(trial_metrics(kept))
+        trial: Any = {**trial_facts, "status": status, "seconds": seconds}
+        record["trial"] = trial
+        Store(sweep.storage).put(record)
+        gauges.report(record)
+        report(trial_metrics(record))
 
     if first and states.files.local:
         ask_for_room(Path(states.files.name), model, trial.plan, weights=False)
@@ -138,7 +138,7 @@ def run_worker(
                 if first and saver.due:
                     saver.save_now(event.checkpoint)
             elif isinstance(event, Epoch) and event.record["step"] < steps:
-                publish(result_record(run, event.progress, model) if first else {}, "running")
+                publish(result_record(run, event.progress, model) if first else None, "running")
             elif isinstance(event, Finished):
                 record = event.record  # follows the last epoch at once
     except Exception:
@@ -157,14 +157,15 @@ def settle_failed(trial: Trial, sweep: Sweep, error: Exception, facts: dict[str,
     return settle(sweep.storage, trial, "failed", error_reason(error), facts)
 
 
-def settled_record(trial: Trial, sweep: Sweep) -> dict[str, Any] | None:
+def settled_record(trial: Trial, sweep: Sweep) -> Record | None:
     record = Store(sweep.storage).get(trial.id)
     return record if record and record["trial"].get("status") in SETTLED else None
 
 
 def start_facts(trial: Trial, sweep: Sweep) -> dict[str, Any]:
     """Who, where and when; a trial that goes on keeps its first start and the time it has used."""
-    before = (Store(sweep.storage).get(trial.id) or {}).get("trial", {})
+    saved = Store(sweep.storage).get(trial.id)
+    before = saved["trial"] if saved else {}
     return {
         "id": trial.id,
         "sweep": sweep.name,
@@ -184,13 +185,13 @@ def node_and_process() -> dict[str, Any]:
     return {"node": f"{ray.util.get_node_ip_address()}/{node[:8]}", "pid": os.getpid()}
 
 
-def trial_metrics(record: dict[str, Any]) -> dict[str, Any]:
+def trial_metrics(record: Record) -> dict[str, Any]:
     """What searchers, schedulers, trackers and the live table see of a trial."""
     trial = record["trial"]
-    metrics = {"status": trial["status"], "error": trial.get("error")}
+    metrics: dict[str, Any] = {"status": trial["status"], "error": trial.get("error")}
     if trial.get("warning"):
         metrics["warning"] = trial["warning"]
-    if not record.get("history"):
+    if not record["history"]:
         return metrics
     last = record["history"][-1]
     spent = last["epsilon"].get(record["plan"]["accountant"])

@@ -4,29 +4,23 @@ A run that fails is charged for the steps that it drew, the one that failed incl
 failed before its first draw. A run that is stopped costs what it planned, until it is continued.
 """
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from dpfp_ray.data import AllTexts
 from dpfp_ray.methods.parts.one_release import release_id
 from dpfp_ray.models.download import encoder_identity
 from dpfp_ray.models.own_encoder import CUSTOM
 from dpfp_ray.models.representations import RepresentationTable
-from dpfp_ray.plan.plan import Plan
-from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_cost import part_from_json
 from dpfp_ray.privacy.ledger_entries import Use, use_of
 from dpfp_ray.training.loop import Drawing, Event, Step
 from dpfp_ray.training.prepare import Inputs, Prepared, Run
+from dpfp_ray.training.record import Record, entry_of, fingerprint, plan_of, status_of
 from dpfp_ray.training.run_folder import data_mark
-
-Record = Mapping[str, Any]
 
 
 class Charge:
@@ -122,49 +116,27 @@ def use_for(
     )
 
 
-def entry_of(record: Record) -> str | None:
-    """The ledger's entry that paid for a result."""
-    entry = record.get("ledger_entry") or record.get("trial", {}).get("ledger_entry")
-    return str(entry) if entry else None
-
-
-def found_mark(record: Record) -> str:
-    """The same for the same result, whichever ledger it is entered in."""
-    trial = record.get("trial", {}).get("id")
-    facts = json.dumps([record.get("privacy", {}), record.get("history"), trial])
-    return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
-
-
 def enter_past(ledger: Ledger, record: Record, people: str, paid: set[str] | None = None) -> None:
     """Enter a result that another ledger paid for, or none: these people have paid for it."""
     paid = {entry.id for entry in ledger.entries()} if paid is None else paid
     if entry_of(record) in paid:
         return
-    plan, privacy, mark = recorded_plan(record), record.get("privacy", {}), found_mark(record)
+    plan, privacy, mark = plan_of(record), record["privacy"], fingerprint(record)
     use = use_of(
         plan,
         privacy.get("noise_multiplier") or noise_multiplier(plan),
         people=people,
         run=f"found {mark}",
-        purpose="audit" if "audit" in record else "trial" if "trial" in record else "train",
-        release=None if "audit" in record else privacy.get("release_id"),
-        loss_shown=any(epoch.get("train_loss") is not None for epoch in record.get("history", [])),
+        purpose="audit" if record["audit"] else "trial" if record["trial"] else "train",
+        release=None if record["audit"] else privacy.get("release_id"),
+        loss_shown=any(epoch["train_loss"] is not None for epoch in record["history"]),
     )
     use = replace(use, found=mark)
-    if chosen := record.get("selection"):  # the winner of a selection stands for the whole of it
+    if chosen := record["selection"]:  # the winner of a selection stands for the whole of it
         use = replace(use, steps=1, parts=(part_from_json(chosen["part"]),), release=None)
         ledger.enter_past(use, 1)
         return
     ledger.enter_past(use, steps_done(record, use.steps), status_of(record))
-
-
-def recorded_plan(record: Record) -> Plan:
-    return make_plan({key: value for key, value in record["plan"].items() if value is not None})
-
-
-def status_of(record: Record) -> str:
-    status = record.get("trial", {}).get("status", "finished")
-    return str(status) if status in ("failed", "stopped", "refused") else "finished"
 
 
 def steps_done(record: Record, planned: int) -> int:
@@ -172,8 +144,8 @@ def steps_done(record: Record, planned: int) -> int:
 
     The record of a failed trial ends with its last epoch; `steps_drawn` says how far it got.
     """
-    reported = record.get("privacy", {}).get("steps")
+    reported = record["privacy"].get("steps")
     if status_of(record) == "failed":
-        drawn = record.get("trial", {}).get("steps_drawn")
-        return planned if drawn is None else max(int(drawn), int(reported or 0))
-    return planned if reported is None else int(reported)
+        drawn = record["trial"].get("steps_drawn")
+        return planned if drawn is None else max(drawn, reported or 0)
+    return planned if reported is None else reported

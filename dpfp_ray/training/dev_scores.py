@@ -8,14 +8,14 @@ Formulas are scikit-learn's. Private training fails on small classes first, henc
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dpfp_ray.training.predictions import DevPredictions, majority_class, one_class_runs, unpack
+from dpfp_ray.training.record import Record, Select
 
-Select = Literal["last", "best"]
 RULES: dict[Select, str] = {"last": "last epoch", "best": "best epoch on dev"}
 CALIBRATION_BINS = 15
 ANSWERS = "predicted"  # an epoch's packed answers; moved out of the history into `predictions`
@@ -23,7 +23,7 @@ ANSWERS = "predicted"  # an epoch's packed answers; moved out of the history int
 Epoch = Mapping[str, Any]  # an entry of the history
 
 
-def quote(history: Sequence[Epoch], select: Select = "last") -> dict[str, Any]:
+def quote(history: Sequence[Any], select: Select = "last") -> dict[str, Any]:
     """The scores to quote: those of the task's first dev set, and every dev set's accuracy."""
     if not history:
         return {}
@@ -44,10 +44,10 @@ def best_epoch(history: Sequence[Epoch]) -> Epoch:
     return max(history, key=lambda entry: float(next(iter(entry["dev"].values()))["accuracy"]))
 
 
-def saved_epoch(record: Mapping[str, Any]) -> Epoch:
-    """The epoch whose weights a run has saved; records say so where it is not the last."""
-    history: Sequence[Epoch] = record["history"]
-    return best_epoch(history) if record.get("select") == "best" else history[-1]
+def saved_epoch(record: Record) -> Epoch:
+    """The epoch whose weights a run has saved."""
+    history: Sequence[Any] = record["history"]
+    return best_epoch(history) if record["select"] == "best" else history[-1]
 
 
 def kept_predictions(

@@ -15,11 +15,10 @@ from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.models.representations import HeadClassifier
 from dpfp_ray.models.scopes import Lora, merge_lora, weights_to_keep
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.plan.values import make_plan
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.system.whole_files import read_json
 from dpfp_ray.training.checkpoints import RESUME
-from dpfp_ray.training.run_folder import RESULT, WEIGHTS, read_weights
+from dpfp_ray.training.record import Record, plan_of
+from dpfp_ray.training.run_folder import RESULT, WEIGHTS, read_result, read_weights
 
 
 def load_model(run: Any, *, encoder: Any = None, tokenizer: Any = None) -> Predictor:
@@ -46,12 +45,13 @@ def folder_of(run: Any) -> Path:
     return Path(folder).expanduser()
 
 
-def record_of(run: Any) -> dict[str, Any]:
+def record_of(run: Any) -> Record:
     """Of what `train` gave, or of the folder that it wrote."""
-    return dict(getattr(run, "record", None) or read_run(run))
+    record: Record | None = getattr(run, "record", None)
+    return record or read_run(run)
 
 
-def read_run(folder: str | Path) -> dict[str, Any]:
+def read_run(folder: str | Path) -> Record:
     """The record of the finished run in `folder`; anything else is refused in a line."""
     path = folder_of(folder)
     if not (path / RESULT).is_file():
@@ -64,32 +64,25 @@ def read_run(folder: str | Path) -> dict[str, Any]:
             )
         what = f"no {RESULT}" if path.is_dir() else "there is no such folder"
         raise UserError(f"{path}: {what}; give the --output of a finished dpfp train")
-    record = read_json(path / RESULT)
-    if not isinstance(record, dict) or not isinstance(record.get("plan"), dict):
-        raise UserError(f"{path / RESULT} is no result of dpfp train; give another folder")
-    if "audit" in record:
+    record = read_result(path)
+    if record["audit"]:
         raise UserError(
             f"{path} holds an audit: its model learnt canaries and was not kept; give the folder "
             f"of a run"
         )
-    if not record.get("finished"):
+    if not record["finished"]:
         raise UserError(f"{path} holds an unfinished run; the same dpfp train command ends it")
     return record
 
 
-def plan_of(record: Mapping[str, Any]) -> Plan:
-    """The plan that a record was made by, as it was bound to its data."""
-    return make_plan({key: value for key, value in record["plan"].items() if value is not None})
-
-
-def weights_of(folder: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
+def weights_of(folder: Path, record: Record) -> dict[str, Tensor]:
     """What training changed, by name."""
     if not (folder / WEIGHTS).is_file():
         raise UserError(
             f"{folder} has no {WEIGHTS}; restore it from a backup, or run again with "
             f"--overwrite, without --no-weights"
         )
-    return read_weights(folder / WEIGHTS, record.get("plan_hash"))
+    return read_weights(folder / WEIGHTS, record["plan_hash"])
 
 
 def predictor(

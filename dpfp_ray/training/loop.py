@@ -35,6 +35,7 @@ from dpfp_ray.training.dev_scores import ANSWERS, best_epoch, measure
 from dpfp_ray.training.machine import Comm, keep_freed_memory, share
 from dpfp_ray.training.predictions import pack
 from dpfp_ray.training.prepare import Data, Run
+from dpfp_ray.training.record import Record
 from dpfp_ray.training.step import (
     LEAST_RATE,
     PROBE_ROWS,
@@ -103,7 +104,7 @@ class Step:
 class Finished:
     """The last event, with the result's record; the model has its final weights."""
 
-    record: dict[str, Any]
+    record: Record
 
 
 Event = Drawing | Released | Epoch | Step | Finished

@@ -8,7 +8,7 @@ without the data. Dev rows are public (docs/privacy.md): nothing here is about a
 import base64
 import binascii
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -90,15 +90,6 @@ class DevPredictions:
         if answers.shape != truth.shape:
             raise ValueError(f"{len(answers)} predictions for {len(truth)} labels")
         return cls(len(truth), classes, fingerprint, pack(answers, classes), pack(truth, classes))
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "DevPredictions":
-        names = ("fingerprint", "predicted", "labels")
-        try:
-            sizes = int(record["rows"]), int(record["classes"])
-            return cls(*sizes, *(str(record[name]) for name in names))
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"dev predictions of a record lack {error}; run it again") from None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -31,6 +31,7 @@ from dpfp_ray.system.lease import held_unless
 from dpfp_ray.system.whole_files import private_folder, read_json, whole_path, write_json
 from dpfp_ray.training.checkpoints import SMALL, forget_state, refuse_changed_files
 from dpfp_ray.training.prepare import Data
+from dpfp_ray.training.record import Record, checked_record
 
 WEIGHTS = "weights.safetensors"
 
@@ -121,21 +122,31 @@ def discard(folder: Path) -> None:
     forget_state(folder)
 
 
-def finished_result(folder: Path, plan: Plan, *, with_audit: bool = False) -> dict[str, Any] | None:
+def read_result(folder: Path) -> Record:
+    """The record in `folder`, whole; a UserError if it is none."""
+    try:
+        return checked_record(read_json(folder / RESULT))
+    except ValueError as error:
+        raise UserError(
+            f"{folder / RESULT} is no result of dpfp train ({error}); give another folder"
+        ) from None
+
+
+def finished_result(folder: Path, plan: Plan, *, with_audit: bool = False) -> Record | None:
     """The result in `folder` if this very plan was finished there, on data as they are now."""
     if not (folder / RESULT).exists():
         return None
-    record = read_json(folder / RESULT)
-    if "audit" in record and not with_audit:
+    record = read_result(folder)
+    if record["audit"] and not with_audit:
         raise UserError(f"{folder} holds an audit; use another --output, or --overwrite")
-    if record.get("plan_hash") != plan.hash:
+    if record["plan_hash"] != plan.hash:
         raise UserError(
-            f"{folder} holds the result of another plan ({record.get('plan_hash')}, this is "
+            f"{folder} holds the result of another plan ({record['plan_hash']}, this is "
             f"{plan.hash}); use another --output, or --overwrite"
         )
     refuse_changed_files(plan, folder / RESULT)
     forget_state(folder)  # still there if the run was killed right after its result
-    return dict(record)
+    return record
 
 
 def data_mark(data: Data, own: OwnEncoder | None, seed: int) -> str:
@@ -162,9 +173,7 @@ def data_mark(data: Data, own: OwnEncoder | None, seed: int) -> str:
     return digest.hexdigest()
 
 
-def write_result(
-    folder: Path, record: dict[str, Any], model: Classifier | None, plan: Plan
-) -> None:
+def write_result(folder: Path, record: Record, model: Classifier | None, plan: Plan) -> None:
     """Result and weights into `folder`; the resume file, and the seed in it, go."""
     if model is not None:
         kept = weights_to_keep(model)

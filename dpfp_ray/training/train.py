@@ -31,13 +31,12 @@ from dpfp_ray.system.errors import UserError
 from dpfp_ray.training import LEAST_SECONDS, checkpoints, machine, run_folder
 from dpfp_ray.training.charged import charged, enter_past, register
 from dpfp_ray.training.console import Keeper, choose_display
-from dpfp_ray.training.dev_scores import Select, kept_predictions, quote, without_answers
+from dpfp_ray.training.dev_scores import kept_predictions, quote, without_answers
 from dpfp_ray.training.load_model import predictor_of, weights_of
 from dpfp_ray.training.loop import Event, Finished, Progress, State, make_release, train_steps
 from dpfp_ray.training.machine import Comm, SoloComm
 from dpfp_ray.training.prepare import Run, build_model, load_inputs, prepare
-
-SCHEMA = 1
+from dpfp_ray.training.record import Record, Select, make_record
 
 
 def run_events(run: Run, model: Classifier, comm: Comm | None = None) -> Iterator[Event]:
@@ -63,28 +62,27 @@ def run_events(run: Run, model: Classifier, comm: Comm | None = None) -> Iterato
     yield Finished(record)
 
 
-def result_record(run: Run, progress: Progress, model: Classifier) -> dict[str, Any]:
+def result_record(run: Run, progress: Progress, model: Classifier) -> Record:
     """Everything a reader of the result may know, finished or so far; the seed is not among it."""
     prepared, plan, select = run.prepared, run.plan, run.select
     device = next(model.parameters()).device
-    return {
-        "schema": SCHEMA,
-        "plan": plan.to_dict(),
-        "plan_hash": plan.hash,
-        "finished": progress.step == plan.steps,
-        "labels": list(prepared.inputs.label_names),
-        **({"columns": dict(prepared.inputs.columns)} if prepared.inputs.columns else {}),
-        "dev_records": {name: len(table) for name, table in prepared.data.dev.items()},
-        **({} if select == "last" else {"select": select}),  # whose weights are saved
-        "metrics": quote(progress.history, select),
-        "history": without_answers(progress.history),
-        "predictions": kept_predictions(
+    return make_record(
+        plan=plan.to_dict(),
+        plan_hash=plan.hash,
+        finished=progress.step == plan.steps,
+        labels=list(prepared.inputs.label_names),
+        columns=dict(prepared.inputs.columns),
+        dev_records={name: len(table) for name, table in prepared.data.dev.items()},
+        select=select,
+        metrics=quote(progress.history, select),
+        history=without_answers(progress.history),
+        predictions=kept_predictions(
             progress.history,
             {name: table.labels for name, table in prepared.data.dev.items()},
             prepared.inputs.fingerprints,
             len(prepared.inputs.label_names),
         ),
-        "privacy": {
+        privacy={
             "guarantee": guarantee(plan),
             "epsilon": progress.history[-1]["epsilon"] if progress.history else {},
             "delta": plan.delta,
@@ -95,14 +93,14 @@ def result_record(run: Run, progress: Progress, model: Classifier) -> dict[str, 
             "draws": progress.step * plan.M,
             "noise_coordinates": progress.noise_coordinates,
         },
-        "statement": statement(
+        statement=statement(
             plan,
             prepared.noise_multiplier,
             steps=progress.step,
             seed_known=run.seed_known,
             loss_shown=any(entry["train_loss"] is not None for entry in progress.history),
         ),
-        "cost": {
+        cost={
             "prepare_seconds": prepared.inputs.seconds + prepared.build_seconds,
             "train_seconds": progress.train_seconds,
             "eval_seconds": progress.eval_seconds,
@@ -111,7 +109,7 @@ def result_record(run: Run, progress: Progress, model: Classifier) -> dict[str, 
             "parameters": count_parameters(model),
             "trainable_parameters": count_parameters(model, trainable_only=True),
         },
-        "environment": {
+        environment={
             "device": str(device),
             "threads": torch.get_num_threads(),
             "python": platform.python_version(),
@@ -119,7 +117,7 @@ def result_record(run: Run, progress: Progress, model: Classifier) -> dict[str, 
             "transformers": version("transformers"),
             "dpfp_ray": version("dpfp-ray"),
         },
-    }
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -130,7 +128,7 @@ class TrainedRun:
     model; None if the result was found finished in `folder`, which `load_model` reads.
     """
 
-    record: dict[str, Any]
+    record: Record
     folder: Path | None = None
     model: Predictor | None = field(default=None, compare=False)
 
@@ -146,25 +144,24 @@ class TrainedRun:
     @property
     def epsilon(self) -> float | None:
         """What was spent, by the accountant that the noise was calibrated by."""
-        spent = self.record["privacy"]["epsilon"].get(self.plan["accountant"])
-        return None if spent is None else float(spent)  # JSON has an infinite ε as "inf"
+        return self.record["privacy"]["epsilon"].get(self.plan["accountant"])
 
     @property
     def examples_per_second(self) -> float | None:
         """None if the training was too short to tell."""
         cost = self.record["cost"]
-        short = cost["train_seconds"] < LEAST_SECONDS
-        return None if short else float(cost["examples_per_second"])
+        short = (cost["train_seconds"] or 0.0) < LEAST_SECONDS
+        return None if short else cost["examples_per_second"]
 
     @property
     def guarantee(self) -> str:
         """proved, nominal or none."""
-        return str(self.record["privacy"]["guarantee"])
+        return self.record["privacy"]["guarantee"]
 
     @property
     def statement(self) -> str:
-        """What may be said about the run's privacy, in a few lines; "" in records without it."""
-        return brief(self.record["statement"]) if "statement" in self.record else ""
+        """What may be said about the run's privacy, in a few lines."""
+        return brief(self.record["statement"])
 
     def __repr__(self) -> str:
         mode = "" if self.plan["mode"] == "paper" else f" {self.plan['mode']}"
@@ -283,7 +280,8 @@ def train(
                 shown.show(event)
                 keeper.follow(event)
                 if isinstance(event, Finished):
-                    record = {**event.record, "ledger_entry": charge.entry_id}
+                    record = event.record
+                    record["ledger_entry"] = charge.entry_id
         if folder is not None:
             run_folder.write_result(folder, record, model if weights else None, plan)
         answers = predictor_of(plan, prepared.inputs.label_names, model, own)
@@ -311,7 +309,7 @@ def settle_seed(given: int | None, begun: State | None, folder: Path | None) -> 
 
 def refuse_other_epoch(saved: Mapping[str, Any], select: Select, folder: Path | None) -> None:
     """Weights of another epoch than the one asked for are another result."""
-    there = saved.get("select", "last")
+    there = saved.get("select", "last")  # a state of one release has none
     if there != select:
         raise UserError(
             f"{folder} holds a run with --select {there}, this is {select}; use another --output, "

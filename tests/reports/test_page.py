@@ -1,15 +1,16 @@
 """The page: whole, self-contained, deterministic, and deaf to what names try to tell it."""
 
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dpfp_ray.reports.page import MANIFEST, Report, make_report, render, write_report
 from dpfp_ray.system.errors import UserError
+from dpfp_ray.training.record import make_record
 from tests.support import samples
 
 pytestmark = pytest.mark.slow
@@ -118,26 +119,17 @@ def test_the_same_records_give_the_same_page_and_figures() -> None:
     assert render(one) == render(two)
 
 
-def test_broken_records_do_not_break_the_report(tmp_path: Path) -> None:
-    broken: list[dict[str, Any]] = [
-        {"plan_hash": "a"},
-        {"plan_hash": "b", "plan": None, "privacy": [], "trial": "x", "metrics": 3},
-        {"plan_hash": "c", "finished": True, "metrics": {"accuracy": 0.5}, "plan": {}},
-        {
-            "plan_hash": "d",
-            "finished": True,
-            "metrics": {"accuracy": 0.6},
-            "plan": {"method": "new"},
-        },
-    ]
+def test_odd_records_do_not_break_the_report(tmp_path: Path) -> None:
+    nothing = make_record(plan_hash="a")
+    unknown = make_record(plan_hash="b", finished=True, plan={"method": "new"})
     strange = samples.sample("s")
-    strange["privacy"]["epsilon"] = {"gdp": "inf", "rdp": None, "pld": "nan"}
-    strange["cost"] = {"train_seconds": -1, "peak_memory_bytes": "many"}
+    strange["privacy"]["epsilon"] = {"gdp": math.inf, "rdp": None, "pld": math.nan}
+    strange["cost"] = {"train_seconds": -1.0}
     strange["statement"] = {"version": 99}
-    strange["audit"] = {"epsilon": None, "verdict": "refuted"}
-    plan = samples.sample("u")["plan"] | {"epsilon": "inf"}
-    report = make_report([*broken, strange, samples.sample("t") | {"plan": plan}], "x")
-    write_report(report, tmp_path)
+    strange["audit"] = {"verdict": "refuted"}
+    infinite = samples.sample("t")
+    infinite["plan"]["epsilon"] = math.inf
+    write_report(make_report([nothing, unknown, strange, infinite], "x"), tmp_path)
     assert (tmp_path / "index.html").exists()
 
 

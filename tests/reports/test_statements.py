@@ -29,5 +29,3 @@ def test_a_statement_of_another_version_is_shown_as_it_is() -> None:
 def test_records_without_a_statement_have_none() -> None:
     (run,) = read_runs([sample("a")])
     assert statements.statement_text(run) is None
-    (run,) = read_runs([sample("a") | {"statement": ["x"]}])
-    assert statements.statement_text(run) is None

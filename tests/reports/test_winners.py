@@ -65,7 +65,7 @@ def test_one_seed_names_no_winner_however_large_the_lead() -> None:
 def test_records_without_predictions_are_shown_and_not_tested() -> None:
     records = three((0.9, 0.95, 0.70))
     for record in records:
-        del record["predictions"]
+        record["predictions"] = []
     found = judged(records)
     card = Card(found[0])
     assert card.title == "No winner: not tested"

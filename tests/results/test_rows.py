@@ -90,7 +90,7 @@ def test_of_a_path_only_the_last_part_is_shown() -> None:
 
 def test_columns_have_a_fixed_order_with_the_splits_after_accuracy() -> None:
     first, second = make_record("a"), make_record("b")
-    second["metrics"]["accuracy_mismatched"] = 0.5
+    second["history"][-1]["dev"]["mismatched"] = {"accuracy": 0.5}
     both = [flatten(first), flatten(second)]
     names = rows.columns(both)
     at = names.index("accuracy")
@@ -107,23 +107,6 @@ def test_columns_have_a_fixed_order_with_the_splits_after_accuracy() -> None:
 def test_fields_that_a_method_does_not_use_are_unknown() -> None:
     row = flatten(make_record(method="non_private"))
     assert (row["mode"], row["accountant"], row["epsilon"]) == (None, None, None)
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        {"plan_hash": "x"},
-        {"trial": {"id": "t", "status": "failed", "error": "boom"}},
-        {"plan_hash": "x", "plan": None, "privacy": [], "metrics": "no", "cost": 3, "trial": 1},
-        {"plan_hash": "x", "plan": {"batch_size": "many", "clip": {}, "epochs": [1]}},
-        {"plan_hash": "x", "plan": {"batch_size": 10**40, "clip": "nan", "epsilon": True}},
-    ],
-)
-def test_partial_and_odd_records_become_rows(record: dict[str, Any]) -> None:
-    row = flatten(record)
-    assert list(row) == list(rows.COLUMNS)
-    numbers = [row[name] for name, kind in rows.COLUMNS.items() if kind is not str]
-    assert set(numbers) == {None}
 
 
 def test_a_stopped_run_says_so() -> None:

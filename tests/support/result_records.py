@@ -3,17 +3,17 @@
 from typing import Any
 
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.training import record as training
 
 
 def make_record(
     trial: str | None = None, *, accuracy: float = 0.8, seconds: float = 10.0, **fields: Any
-) -> dict[str, Any]:
+) -> Any:
     """The shape of `run.result_record`, with a trial if an id is given."""
     plan = Plan(**fields).bind(records=10_000, representation="mean")
     epsilon = {"gdp": 1.0, "rdp": 3.9, "pld": 3.0} if plan.private else {}
     guarantee = {"non_private": "none", "dpfp": "nominal"}.get(plan.method, "proved")
-    record: dict[str, Any] = {
-        "schema": 1,
+    facts: dict[str, Any] = {
         "plan": plan.to_dict(),
         "plan_hash": plan.hash,
         "finished": True,
@@ -59,7 +59,7 @@ def make_record(
         "environment": {"device": "cpu", "threads": 1},
     }
     if trial is not None:
-        record["trial"] = {
+        facts["trial"] = {
             "id": trial,
             "sweep": "s",
             "seed_index": 0,
@@ -69,4 +69,4 @@ def make_record(
             "started_at": 1_000.0,
             "seconds": seconds,
         }
-    return record
+    return training.make_record(**facts)

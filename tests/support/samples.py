@@ -11,6 +11,7 @@ import numpy as np
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.training.dev_scores import measure
 from dpfp_ray.training.predictions import DevPredictions
+from dpfp_ray.training.record import make_record
 
 HOSTILE = "<script>alert(1)</script>\"'|$x^2$ \\input{/etc/passwd} =1+1 %_#&~ [r](javascript:0)"
 ROWS = 1_000  # dev rows: accuracies are whole thousandths
@@ -36,7 +37,7 @@ def sample(
     status: str = "finished",
     one_class: bool = False,
     **fields: Any,
-) -> dict[str, Any]:
+) -> Any:
     """A finished trial as `trial_process` leaves it, with values that look alive."""
     task = fields.get("task", "demo")
     chance = random.Random(f"{identity} {seed}")
@@ -63,7 +64,7 @@ def sample(
     epochs = len(plan.epoch_ends())
     scores = [accuracy - 0.12 * math.exp(-1.2 * e) + chance.gauss(0, 0.002) for e in range(epochs)]
     scores[-1] = accuracy
-    history = [
+    history: list[Any] = [
         {
             "epoch": e + 1,
             "step": plan.epoch_ends()[e],
@@ -78,58 +79,60 @@ def sample(
     ]
     guarantee = {"non_private": "none", "dpfp": "nominal"}.get(plan.method, "proved")
     sigma = {"dpfp": 0.4, "dpsgd": 0.77, "rgp": 0.9}.get(plan.method, 0.0)
-    return {
-        "schema": 1,
-        "plan": plan.to_dict(),
-        "plan_hash": plan.hash,
-        "finished": status == "finished",
-        "labels": ["negative", "positive"],
-        "dev_records": dict.fromkeys(splits, ROWS),
-        "metrics": {
-            "accuracy": accuracy,
-            "accuracy_last": accuracy,
-            "epoch": epochs,
-            "rule": "last epoch",
-            **{f"accuracy_{s}": accuracy + 0.003 * i for i, s in enumerate(splits)},
-            **details,
-        },
-        "history": history,
-        "predictions": [{"epoch": epochs, "dev": dict.fromkeys(splits, kept.as_json())}],
-        "privacy": {
-            "guarantee": guarantee,
-            "epsilon": spent,
-            "delta": plan.delta,
-            "noise_multiplier": sigma,
-            "sigma": sigma * plan.C,
-            "p": plan.p,
-            "steps": plan.steps,
-            "draws": plan.draws,
-            "noise_coordinates": {"dpfp": 384, "dpsgd": 22_700_000, "rgp": 60_000}.get(
-                plan.method, 0
-            ),
-        },
-        "cost": {
-            "prepare_seconds": 41.0,
-            "train_seconds": seconds,
-            "eval_seconds": 2.0,
-            "examples_per_second": plan.D * (plan.epochs or 1) / seconds,
-            "peak_memory_bytes": int(memory * 2**20 * chance.uniform(0.99, 1.01)),
-            "parameters": 22_700_000,
-            "trainable_parameters": 22_700_000,
-        },
-        "environment": {"device": "cpu", "threads": 1},
-        "trial": {
-            "id": f"{identity}-{seed}",
-            "sweep": sweep,
-            "group": "",
-            "seed_index": seed,
-            "status": status,
-            "error": None,
-            "node": "10.0.0.1",
-            "started_at": 1_000.0 + seed,
-            "seconds": seconds + 5,
-        },
-    }
+    history[-1]["dev"] = {name: {**dev, **details} for name, dev in history[-1]["dev"].items()}
+    return make_record(
+        **{
+            "plan": plan.to_dict(),
+            "plan_hash": plan.hash,
+            "finished": status == "finished",
+            "labels": ["negative", "positive"],
+            "dev_records": dict.fromkeys(splits, ROWS),
+            "metrics": {
+                "accuracy": accuracy,
+                "accuracy_last": accuracy,
+                "epoch": epochs,
+                "rule": "last epoch",
+                **{f"accuracy_{s}": accuracy + 0.003 * i for i, s in enumerate(splits)},
+                **details,
+            },
+            "history": history,
+            "predictions": [{"epoch": epochs, "dev": dict.fromkeys(splits, kept.as_json())}],
+            "privacy": {
+                "guarantee": guarantee,
+                "epsilon": spent,
+                "delta": plan.delta,
+                "noise_multiplier": sigma,
+                "sigma": sigma * plan.C,
+                "p": plan.p,
+                "steps": plan.steps,
+                "draws": plan.draws,
+                "noise_coordinates": {"dpfp": 384, "dpsgd": 22_700_000, "rgp": 60_000}.get(
+                    plan.method, 0
+                ),
+            },
+            "cost": {
+                "prepare_seconds": 41.0,
+                "train_seconds": seconds,
+                "eval_seconds": 2.0,
+                "examples_per_second": plan.D * (plan.epochs or 1) / seconds,
+                "peak_memory_bytes": int(memory * 2**20 * chance.uniform(0.99, 1.01)),
+                "parameters": 22_700_000,
+                "trainable_parameters": 22_700_000,
+            },
+            "environment": {"device": "cpu", "threads": 1},
+            "trial": {
+                "id": f"{identity}-{seed}",
+                "sweep": sweep,
+                "group": "",
+                "seed_index": seed,
+                "status": status,
+                "error": None,
+                "node": "10.0.0.1",
+                "started_at": 1_000.0 + seed,
+                "seconds": seconds + 5,
+            },
+        }
+    )
 
 
 def answers(who: str, accuracy: float, one_class: bool = False) -> DevPredictions:
@@ -150,7 +153,7 @@ def comparison(
     budgets: tuple[float, ...] = (3.0, 8.0),
     seeds: int = 3,
     **fields: Any,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Any]:
     """What `dpfp compare` leaves: the paper's methods, with shorter training than real."""
     for task in tasks:
         for method in PAPER_METHODS:
@@ -163,7 +166,7 @@ def comparison(
                     yield sample(name, seed=seed, **values)
 
 
-def grid_sweep() -> Iterator[dict[str, Any]]:
+def grid_sweep() -> Iterator[Any]:
     """The paper's three figures as small sweeps; one trial failed, one was refused, one stopped."""
     rates = (1e-6, 5e-6, 1e-5, 5e-5, 1e-4)
     for b, batch in enumerate((16, 32, 64, 128, 256)):
@@ -194,35 +197,24 @@ def grid_sweep() -> Iterator[dict[str, Any]]:
             yield sample(
                 name, sweep="figure-micro", seed=seed, accuracy=score, task="sst2", **fields
             )
-    yield {
-        "plan": {"task": "sst2", "method": "dpfp", "epsilon": 3.0, "batch_size": 8},
-        "plan_hash": "",
-        "finished": False,
-        "trial": {
-            "id": "refused-1",
-            "sweep": "figure-batch",
-            "status": "refused",
-            "error": "micro_batches M = 32 is more than batch_size B = 8",
-        },
-    }
+    error = "micro_batches M = 32 is more than batch_size B = 8"
+    yield failed("refused-1", "figure-batch", error, status="refused", batch_size=8)
     yield sample("stopped", sweep="figure-batch", status="stopped", task="sst2", method="dpfp")
 
 
-def failed(name: str, sweep: str, error: str) -> dict[str, Any]:
-    return {
-        "plan": {"task": "sst2", "method": "dpfp", "epsilon": 3.0},
-        "plan_hash": "",
-        "finished": False,
-        "trial": {"id": name, "sweep": sweep, "status": "failed", "error": error},
-    }
+def failed(name: str, sweep: str, error: str, status: str = "failed", **fields: Any) -> Any:
+    return make_record(
+        plan={"task": "sst2", "method": "dpfp", "epsilon": 3.0, **fields},
+        trial={"id": name, "sweep": sweep, "status": status, "error": error},
+    )
 
 
-def audited(record: dict[str, Any], bound: float, verdict: str) -> dict[str, Any]:
+def audited(record: Any, bound: float, verdict: str) -> Any:
     changed = copy.deepcopy(record)
     changed["trial"]["id"] += "-audit"
     changed["audit"] = {
         "epsilon": bound,
-        "stated": changed["plan"]["epsilon"],
+        "stated_epsilon": changed["plan"]["epsilon"],
         "verdict": verdict,
         "canaries": 300,
         "guesses": 128,
@@ -233,7 +225,7 @@ def audited(record: dict[str, Any], bound: float, verdict: str) -> dict[str, Any
     return changed
 
 
-def with_statement(record: dict[str, Any]) -> dict[str, Any]:
+def with_statement(record: Any) -> Any:
     changed = copy.deepcopy(record)
     changed["statement"] = {
         "guarantee": changed["privacy"]["guarantee"],
@@ -246,7 +238,7 @@ def with_statement(record: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def everything_small() -> list[dict[str, Any]]:
+def everything_small() -> list[Any]:
     """A bit of all that a report may meet."""
     records = [with_statement(r) for r in comparison(budgets=(3.0, 8.0), seeds=2)]
     records += grid_sweep()
@@ -256,7 +248,7 @@ def everything_small() -> list[dict[str, Any]]:
     return records
 
 
-def everything() -> list[dict[str, Any]]:
+def everything() -> list[Any]:
     """The same, and a model that the paper ran, on the paper's tasks."""
     tasks = ("mnli", "qqp", "qnli", "sst2")
     return [
@@ -265,7 +257,7 @@ def everything() -> list[dict[str, Any]]:
     ]
 
 
-def hostile() -> list[dict[str, Any]]:
+def hostile() -> list[Any]:
     """Names, labels, errors, statements and splits that try to break out of where they stand."""
     records = []
     for record in comparison(seeds=1, budgets=(3.0, 8.0)):
@@ -274,7 +266,10 @@ def hostile() -> list[dict[str, Any]]:
         record["trial"]["error"] = HOSTILE + "\udcff\u202e\x00\x1b[31m"
         record["labels"] = [HOSTILE, "</script>"]
         record["dev_records"] = {HOSTILE: 100}
-        record["metrics"][f"accuracy_{HOSTILE}"] = record["metrics"]["accuracy"]
+        for epoch in record["history"]:
+            epoch["dev"] = {HOSTILE: next(iter(epoch["dev"].values()))}
+        for kept in record["predictions"]:
+            kept["dev"] = {HOSTILE: next(iter(kept["dev"].values()))}
         record["statement"] = {"unit": HOSTILE, "</pre><script>alert(2)</script>": HOSTILE}
         record["environment"]["device"] = HOSTILE
         records.append(record)

@@ -29,6 +29,7 @@ from dpfp_ray.training.loop import (
 )
 from dpfp_ray.training.machine import Comm, SoloComm
 from dpfp_ray.training.prepare import Data, Inputs, Prepared, Run, build_model
+from dpfp_ray.training.record import Record
 from dpfp_ray.training.train import run_events
 from tests.support.tiny_models import build_tiny
 
@@ -193,7 +194,7 @@ def run_with(
     seed: int,
     model: Classifier | None = None,
     **options: Any,
-) -> tuple[dict[str, Any], Classifier]:
+) -> tuple[Record, Classifier]:
     """A run to its end: the result's record, and the model; `listener` hears all events."""
     run = Run(prepared, seed, **options)
     model = model or build_model(run.prepared, seed)
@@ -203,9 +204,7 @@ def run_with(
     return event.record, model
 
 
-def audit_with(
-    audit: Audit, listener: Listener | None = None, *, seed: int
-) -> tuple[dict[str, Any], Any]:
+def audit_with(audit: Audit, listener: Listener | None = None, *, seed: int) -> tuple[Record, Any]:
     """An audit to its end: the record, and the canaries' scores."""
     for event in audit_events(audit, Run(audit.prepared, seed, seed_known=True)):
         (listener or Listener()).hear(event)

@@ -286,7 +286,7 @@ def test_a_non_private_run_quotes_its_last_epoch_too(
 def test_the_answers_behind_the_quoted_score_are_kept(finished: dict[str, Any]) -> None:
     kept = finished["predictions"][0]
     assert kept["epoch"] == finished["metrics"]["epoch"]
-    answers = DevPredictions.from_json(kept["dev"]["dev"])
+    answers = DevPredictions(**kept["dev"]["dev"])
     assert answers.rows == finished["dev_records"]["dev"]
     assert (answers.classes, len(answers.fingerprint)) == (2, 16)
     assert (answers.answers() == answers.truth()).mean() == finished["metrics"]["accuracy"]
@@ -392,7 +392,9 @@ def test_changed_data_are_not_taken_for_the_old(
 def test_an_audit_is_not_taken_for_a_run(
     world: Path, finished: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / run_folder.RESULT).write_text(json.dumps({**finished, "audit": {}}))
+    (tmp_path / run_folder.RESULT).write_text(
+        json.dumps({**finished, "audit": {"verdict": "refuted"}})
+    )
     assert main(arguments(world, tmp_path)) == 2
     assert "holds an audit" in capsys.readouterr().err
 
