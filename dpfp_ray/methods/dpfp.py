@@ -17,8 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dpfp_ray.methods.parts.base import Method, Rows
-from dpfp_ray.plan.defaults import Defaults
-from dpfp_ray.plan.method_spec import SCOPES, MethodSpec, Nominal
+from dpfp_ray.plan.method_spec import SCOPES, Defaults, MethodSpec, Nominal
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -38,12 +38,14 @@ from dpfp_ray.privacy.ledger_cost import Total
 from dpfp_ray.privacy.ledger_entries import (
     ENDS,
     Entry,
+    Spent,
     Use,
     entry_from_json,
     opening_to_json,
+    refusal,
+    sum_up,
 )
 from dpfp_ray.privacy.ledger_files import OnceWritten, Place, default_place
-from dpfp_ray.privacy.ledger_sum import Spent, refusal, sum_up
 from dpfp_ray.privacy.people import ENTRIES, KnownPeople, People
 from dpfp_ray.system.errors import UserError, unknown
 

@@ -28,7 +28,7 @@ from dpfp_ray.reports.bundle import FORMAT, INDEX
 from dpfp_ray.reports.portable import FILE_FIELDS, is_folder, own_name
 from dpfp_ray.results.rows import quoted_metrics
 from dpfp_ray.system.errors import UserError, unknown
-from dpfp_ray.system.foreign_files import parse_yaml, read_limited
+from dpfp_ray.system.whole_files import parse_yaml, read_limited
 from dpfp_ray.training.dev_scores import Select
 from dpfp_ray.training.train import train
 

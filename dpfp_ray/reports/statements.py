@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfp_ray.privacy import statement_forms
-from dpfp_ray.privacy.statement_text import render
+from dpfp_ray.privacy.statement import render
 from dpfp_ray.results.rows import scalar, section
 from dpfp_ray.results.runs import Run
 from dpfp_ray.system.errors import UserError, unknown

@@ -7,8 +7,7 @@ import numpy as np
 import pandas
 import pytest
 
-from dpfp_ray.data.memory import in_memory
-from dpfp_ray.data.tasks import load_task
+from dpfp_ray.data.tasks import in_memory, load_task
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.system.errors import UserError
 

@@ -12,9 +12,8 @@ import pandas
 import pytest
 
 from dpfp_ray.data import Task, texts
-from dpfp_ray.data.memory import in_memory
-from dpfp_ray.data.streams import files_of
-from dpfp_ray.data.tasks import load_task
+from dpfp_ray.data.readers import files_of
+from dpfp_ray.data.tasks import in_memory, load_task
 from dpfp_ray.data.tokens import tokenise
 from dpfp_ray.models.pretrained import load_tokenizer
 from dpfp_ray.plan.plan import Plan

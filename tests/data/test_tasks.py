@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpfp_ray.data import Task, public_order
-from dpfp_ray.data.labels import GLUE
+from dpfp_ray.data.columns import GLUE
 from dpfp_ray.data.tasks import load_task, task_from_hub, task_names
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.system.errors import UserError

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from dpfp_ray.data import Split
-from dpfp_ray.data.pair_tokens import PairTable, tokenise_sides
-from dpfp_ray.data.tokens import TokenTable, tokenise
+from dpfp_ray.data.tokens import PairTable, TokenTable, tokenise, tokenise_sides
 from dpfp_ray.models import row_store
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer, resolve_representation
 from dpfp_ray.models.representations import public_centre, represent

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dpfp_ray.plan.defaults import SST2_RECORDS, Defaults
-from dpfp_ray.plan.method_spec import METHODS, find_spec, scopes_of
+from dpfp_ray.plan.method_spec import METHODS, SST2_RECORDS, Defaults, find_spec, scopes_of
 
 
 def defaults_for(method: str, scope: str = "all") -> Defaults:

@@ -9,8 +9,7 @@ import pytest
 from dp_accounting import rdp
 from scipy import integrate, stats
 
-from dpfp_ray.plan.fields import ACCOUNTANTS
-from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.accounting import (
     Mechanism,

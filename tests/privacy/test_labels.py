@@ -3,9 +3,8 @@ import pytest
 
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting
-from dpfp_ray.privacy.accounting import gdp_delta, gdp_epsilon
+from dpfp_ray.privacy.accounting import gdp_delta, gdp_epsilon, joint_delta, joint_epsilon, joint_mu
 from dpfp_ray.privacy.calibration import noise_multiplier
-from dpfp_ray.privacy.labels import joint_delta, joint_epsilon, joint_mu
 
 
 def naive_delta(eps: float, mu: float, label_epsilon: float, classes: int) -> float:

@@ -23,9 +23,8 @@ from dpfp_ray.privacy.ledger_cost import (
     filter_epsilon,
     filters_from,
 )
-from dpfp_ray.privacy.ledger_entries import Entry, Use, entry_from_json, use_of
+from dpfp_ray.privacy.ledger_entries import Entry, Use, entry_from_json, rounded_up, use_of
 from dpfp_ray.privacy.ledger_files import default_place
-from dpfp_ray.privacy.ledger_sum import rounded_up
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.remote_files import RemoteFiles
 

@@ -12,8 +12,7 @@ from dp_accounting import rdp
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 
 from dpfp_ray.privacy import pld
-from dpfp_ray.privacy.accounting import gdp_delta, gdp_epsilon, renyi_epsilon
-from dpfp_ray.privacy.labels import joint_epsilon
+from dpfp_ray.privacy.accounting import gdp_delta, gdp_epsilon, joint_epsilon, renyi_epsilon
 from dpfp_ray.privacy.ledger_cost import (
     Counts,
     Filters,

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 from torch import Tensor
 
-from dpfp_ray.privacy.noise import BLOCK, TAIL, Noise, add_noise
+from dpfp_ray.privacy.sampling import BLOCK, TAIL, Noise, add_noise
 
 
 def noised(
@@ -106,7 +106,7 @@ def test_the_smallest_words_get_finer_numbers() -> None:
 
 
 def test_finer_numbers_are_normal_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpfp_ray.privacy.noise.TAIL", 2**31)  # half of all
+    monkeypatch.setattr("dpfp_ray.privacy.sampling.TAIL", 2**31)  # half of all
     (sample,) = noised((BLOCK,))
     assert stats.kstest(sample.numpy(), "norm").pvalue > 0.01
 

@@ -2,11 +2,9 @@
 
 import pytest
 
-from dpfp_ray.plan.fields import ACCOUNTANTS
-from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
 from dpfp_ray.privacy import accounting
-from dpfp_ray.privacy.calibration import noise_multiplier
-from dpfp_ray.privacy.spending import Spending
+from dpfp_ray.privacy.calibration import Spending, noise_multiplier
 
 
 def make_plan(**changes: object) -> Plan:

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from dpfp_ray.system.signals import Interrupted, ignoring_signals, signal_of, stopped_by_signals
+from dpfp_ray.system.terminal import Interrupted, ignoring_signals, signal_of, stopped_by_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
