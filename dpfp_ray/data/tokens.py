@@ -15,13 +15,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dpfp_ray.data import Split, content_hash, grouped
-from dpfp_ray.data.texts import FlatArray
 from dpfp_ray.system.cache import cache_dir
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.terminal import counted
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 # Part of every key: raise it when the meaning of the stored arrays changes.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 DTYPES = {"input_ids": np.int32, "token_type_ids": np.int8}
 LENGTHS = "lengths"
 CHUNK = 2_000
@@ -281,23 +280,25 @@ def _store(
 
     lengths = [np.zeros(1, np.int64)]
     with whole_folder(entry, whole, PRIVATE) as built:
-        writers: dict[str, FlatArray] = {}
+        columns: dict[str, BinaryIO] = {}
         with ExitStack() as open_files:
             for part in parts:
                 lengths.append(part[LENGTHS])
-                for name, flat in part.items():
-                    if name == LENGTHS:
-                        continue
-                    if name not in writers:
-                        writers[name] = FlatArray(built / f"{name}.npy", flat.dtype)
-                        open_files.enter_context(writers[name])
-                    writers[name].add(flat)
-        np.save(built / "offsets.npy", np.cumsum(np.concatenate(lengths)))
-        np.save(built / "labels.npy", np.ascontiguousarray(labels, dtype=np.int64))
+                for name in [name for name in part if name != LENGTHS]:
+                    if name not in columns:
+                        columns[name] = open_files.enter_context((built / name).open("xb"))
+                    columns[name].write(part[name].data)
+        np.cumsum(np.concatenate(lengths)).tofile(built / "offsets")
+        np.ascontiguousarray(labels, dtype=np.int64).tofile(built / "labels")
         # In this order they are loaded again, and go into keys of what is made from them.
-        names = (*writers, "offsets", "labels")
-        checksums = {n: _checksum(np.load(built / f"{n}.npy", mmap_mode="r")) for n in names}
+        names = (*columns, "offsets", "labels")
+        checksums = {name: _checksum(_mapped(built / name)) for name in names}
         (built / "checksums.json").write_text(json.dumps(checksums))
+
+
+def _mapped(path: Path) -> npt.NDArray[Any]:
+    """As a plain array on the mapped memory: np.memmap is slower to index."""
+    return np.asarray(np.memmap(path, DTYPES.get(path.name, np.int64), "r"))
 
 
 def _load(entry: Path, pad_token_id: int) -> TokenTable | None:
@@ -306,8 +307,7 @@ def _load(entry: Path, pad_token_id: int) -> TokenTable | None:
     try:
         checksums = json.loads((entry / "checksums.json").read_text())
         for name, checksum in checksums.items():
-            # As a plain array on the mapped memory: np.memmap is slower to index.
-            arrays[name] = np.asarray(np.load(entry / f"{name}.npy", mmap_mode="r"))
+            arrays[name] = _mapped(entry / name)
             if _checksum(arrays[name]) != checksum:
                 return None
         offsets, labels = arrays.pop("offsets"), arrays.pop("labels")

@@ -11,7 +11,6 @@ are grouped. Half precision would take half of the disk and round by up to 2â»Â
 An encoder that starts in the middle: what its first layers gave before is put in their place.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -40,7 +39,7 @@ from dpfp_ray.models.scopes import first_trained_layer
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.system.cache import cache_dir
 from dpfp_ray.system.terminal import counted_rows
-from dpfp_ray.system.whole_files import PRIVATE, private_folder
+from dpfp_ray.system.whole_files import PRIVATE, locked, private_folder
 
 _NAME = "hidden_states"  # what encoders call a layer's input where they pass it by name
 Batch = Mapping[str, Tensor]
@@ -227,7 +226,8 @@ def _load_or_make(
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             make(Path(scratch) / "below")
             return np.asarray(np.memmap(Path(scratch) / "below", kind, "r", shape=shape))
-    with _one_at_a_time(folder):
+    # Trials that need the same outputs wait for the first of them to make these.
+    with locked(folder / ".lock"):
         if not (entry.exists() and entry.stat().st_size == size):
             _make_room(folder, size, plan.cache_gb)
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -309,15 +309,6 @@ def _mapped(path: Path, shape: tuple[int, int], kind: np.dtype[Any]) -> Iterator
         mapped = np.memmap(file, kind, "r+", shape=shape)
         yield mapped
         mapped.flush()
-
-
-@contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Trials that need the same layers' outputs wait for the first of them to make these."""
-    with os.fdopen(os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, PRIVATE), "w") as lock:
-        with suppress(OSError):  # a file system without locks: at worst the same is made twice
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _make_room(folder: Path, size: int, limit_gb: float) -> None:

@@ -11,6 +11,7 @@ Files that somebody else may have written, read within limits of time and memory
 A few hundred bytes of YAML can unfold to billions of values, and `/dev/zero` has no end.
 """
 
+import fcntl
 import hashlib
 import json
 import math
@@ -150,6 +151,17 @@ def whole_folder(
                     os.rename(path, Path(scratch) / "replaced")
                 with suppress(OSError):
                     os.rename(built, path)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process of this machine at a time, where the file system has locks; a dead one's ends."""
+    private_folder(path.parent)
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE), "w") as file:
+        os.fchmod(file.fileno(), PRIVATE)
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def write_text(path: Path, text: str, mode: int = PUBLIC) -> None:

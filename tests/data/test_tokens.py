@@ -169,7 +169,7 @@ def test_key_knows_where_a_text_ends(cache: Path) -> None:
 
 
 def damage(entry: Path, how: str) -> None:
-    ids = entry / "input_ids.npy"
+    ids = entry / "input_ids"
     if how == "missing array":
         ids.unlink()
     elif how == "cut short":

@@ -26,7 +26,7 @@ from dpfp_ray.privacy.ledger_cost import (
 from dpfp_ray.privacy.ledger_entries import Entry, Use, entry_from_json, rounded_up, use_of
 from dpfp_ray.privacy.ledger_files import default_place
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.system.remote_files import RemoteFiles
+from dpfp_ray.system.storage import RemoteFiles
 
 TEXTS = [f"record number {i}" for i in range(1000)]
 D, DELTA = len(TEXTS), 1 / (2 * len(TEXTS))

@@ -14,7 +14,7 @@ from dpfp_ray.data.texts import normal
 from dpfp_ray.privacy.ledger_files import OnceWritten
 from dpfp_ray.privacy.people import People, fingerprints
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.system.remote_files import RemoteFiles
+from dpfp_ray.system.storage import RemoteFiles
 
 TEXTS = [f"record number {i}, a film that pleased viewer {i * i}" for i in range(200)]
 
