@@ -93,7 +93,6 @@ SPEC = MethodSpec(
     method="dpfp",
     label="DP-FP",
     order=3,
-    style=("#D55E00", "o", "-"),
     guarantee="nominal",
     adjacencies=("zero_out", "replace_one"),
     steps=DpFp,

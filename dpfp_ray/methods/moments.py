@@ -188,7 +188,6 @@ SPEC = MethodSpec(
     mode="moments",
     label="DP-FP (moments)",
     order=5,
-    style=("#E69F00", "v", "-."),
     guarantee="proved",
     adjacencies=("add_remove",),  # sums over records, not rows
     scopes=("head",),

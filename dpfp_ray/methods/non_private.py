@@ -28,7 +28,6 @@ SPEC = MethodSpec(
     method="non_private",
     label="Non-DP",
     order=0,
-    style=("#000000", "x", "--"),
     guarantee="none",
     bounds_persons=True,
     adjacencies=("none",),

@@ -132,7 +132,6 @@ SPEC = MethodSpec(
     method="objpert",
     label="ObjPert",
     order=7,
-    head_style=("#882255", "8", "-"),
     guarantee="proved",
     adjacencies=("add_remove",),
     scopes=("head",),

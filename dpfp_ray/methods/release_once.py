@@ -216,7 +216,6 @@ SPEC = MethodSpec(
     mode="release_once",
     label="DP-FP (release once)",
     order=4,
-    style=("#CC79A7", "D", "-."),
     guarantee="proved",
     adjacencies=("zero_out", "replace_one"),
     scopes=("head",),

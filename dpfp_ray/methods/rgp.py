@@ -172,7 +172,6 @@ SPEC = MethodSpec(
     method="rgp",
     label="RGP",
     order=2,
-    style=("#009E73", "^", "-"),
     noise_generator="AES in counter mode",
     guarantee="proved",
     adjacencies=("add_remove",),

@@ -172,10 +172,6 @@ class MethodSpec:
     noise_generator: str = "Philox"  # numpy's, `privacy/sampling.py`
     nominal: Mapping[str, Nominal] = field(default_factory=dict)  # by scope
 
-    # Colour, marker and dashes in figures, of the method and of its head-only variant; None: spare.
-    style: tuple[str, str, str] | None = None
-    head_style: tuple[str, str, str] | None = None
-
     # White-box audits: the score (`auditing/scores.py`) for canaries that have a row of the word
     # embeddings to themselves. None: such rows are not trained, or nothing is known to be better
     # than how far all weights moved along a canary's gradient.
