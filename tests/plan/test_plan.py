@@ -163,6 +163,7 @@ def test_a_plan_that_does_not_fit_the_data_is_refused(
         ({"method": "non_private", "epsilon": 3}, "non_private spends no budget"),
         ({"method": "non_private", "delta": 1e-5}, "non_private spends no budget"),
         ({"task": "custom"}, "task custom needs train_file"),
+        ({"cache_gb": -1}, "cache_gb is -1.0; give a number of gigabytes"),
         ({"B": 300, "M": 2, "records": 100}, "p = B/(M D) = 1.5 is above 1 with B = 300, M = 2"),
         *(({"batch_size": value}, "; give a whole number") for value in NO_WHOLE_NUMBERS),
         *(({"epsilon": value}, "; give a number") for value in ("much", "", True, [3], 10**400)),
