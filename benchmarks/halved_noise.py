@@ -54,7 +54,7 @@ PLACES = (
     ),
     Place(
         "noise on gradients",
-        "privacy/noise.py",
+        "privacy/sampling.py",
         "radius *= np.float32(self.std)",
         "self.std",
         "self.std / 2",

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from dpfp_ray.data.packing import ROW, arrange
+from dpfp_ray.data.batches import ROW, arrange
 from dpfp_ray.methods.parts.base import Rows
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy import calibration, pld
-from dpfp_ray.privacy.noise import add_noise
+from dpfp_ray.privacy.sampling import add_noise
 from dpfp_ray.training.prepare import load_inputs
 from dpfp_ray.training.step import take
 from speed.bars import Bar, number_bar, ratio_bar

@@ -18,7 +18,7 @@ from PIL import Image
 from dpfp_ray import Plan, calibrate
 from dpfp_ray.plan.values import read_plan_file
 from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.privacy.ledger_sum import Spent
+from dpfp_ray.privacy.ledger_entries import Spent
 from dpfp_ray.reports.plots import cell_label, method_label
 from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.contests import contests_of

@@ -28,18 +28,15 @@ from dpfp_ray.auditing.canaries import (
 )
 from dpfp_ray.auditing.outcome import AUDIT, SEEDS, audit_outcome, keep, read_begun, warning_of
 from dpfp_ray.data import Table, Task
-from dpfp_ray.data.memory import in_memory
-from dpfp_ray.data.pair_tokens import PairTable
-from dpfp_ray.data.tasks import load_task
-from dpfp_ray.data.tokens import TokenTable
+from dpfp_ray.data.tasks import in_memory, load_task
+from dpfp_ray.data.tokens import PairTable, TokenTable
 from dpfp_ray.models.pretrained import load_tokenizer
 from dpfp_ray.models.representations import RepresentationTable, represent
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.sampling import fresh_seed, keyed_generator
 from dpfp_ray.system.errors import UserError, unknown
-from dpfp_ray.system.signals import Interrupted
-from dpfp_ray.system.terminal import waiting
+from dpfp_ray.system.terminal import Interrupted, waiting
 from dpfp_ray.training import run_folder
 from dpfp_ray.training.charged import charged, enter_past, register
 from dpfp_ray.training.checkpoints import ask_for_room, load_state, save_seconds

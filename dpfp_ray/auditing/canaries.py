@@ -23,9 +23,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from dpfp_ray.data import Split, Table, Task, public_order
-from dpfp_ray.data.pair_tokens import tokenise_sides
 from dpfp_ray.data.split import count_units, number_persons
-from dpfp_ray.data.tokens import TokenTable, tokenise
+from dpfp_ray.data.tokens import TokenTable, tokenise, tokenise_sides
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.privacy.sampling import keyed_generator

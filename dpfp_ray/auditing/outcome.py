@@ -32,8 +32,8 @@ from dpfp_ray.auditing.canaries import Bools
 from dpfp_ray.auditing.scores import Floats
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting, pld
+from dpfp_ray.privacy.accounting import joint_mu
 from dpfp_ray.privacy.calibration import noise_multiplier
-from dpfp_ray.privacy.labels import joint_mu
 from dpfp_ray.privacy.statement import guarantee
 from dpfp_ray.system.cache import cached_number, explained
 from dpfp_ray.system.errors import UserError

@@ -9,8 +9,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from dpfp_ray.cli.options import add_flag
-from dpfp_ray.plan.fields import ACCOUNTANTS
-from dpfp_ray.plan.plan import FIELDS
+from dpfp_ray.plan.plan import ACCOUNTANTS, FIELDS
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.system.whole_files import to_json
 

@@ -10,7 +10,7 @@ from dpfp_ray.plan.values import ALIASES, by_method, field_name, make_plan, read
 from dpfp_ray.system.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from dpfp_ray.privacy.ledger_sum import Spent
+    from dpfp_ray.privacy.ledger_entries import Spent
     from dpfp_ray.sweeps.selection_cost import SelectionCost
 
 GROUPS = {

@@ -8,8 +8,6 @@ two, and do not report SST-2 scores of a model that was trained on the demo.
 
 import hashlib
 import io
-import subprocess
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -17,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dpfp_ray.system.cache import cache_dir
+from dpfp_ray.system.cache import cache_dir, pip_download, sha256_of
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.system.terminal import waiting
 from dpfp_ray.system.whole_files import PRIVATE, private_folder, whole_file
 
 REQUIREMENT = "vaderSentiment==3.3.2"
@@ -71,19 +68,14 @@ def demo_archive() -> Path:
     an interrupted download leaves nothing behind that could be taken for the file.
     """
     archive = cache_dir() / "demo" / SDIST
-    if _sha256(archive) == SHA256:
+    if sha256_of(archive) == SHA256:
         return archive
+    fix = f"connect to a package index, or put {SDIST} into {archive.parent}"
     try:
         private_folder(archive.parent)
         with tempfile.TemporaryDirectory(prefix="dpfp-demo-") as folder:
-            print(f"demo data: downloading {REQUIREMENT} from PyPI, once", file=sys.stderr)
-            fetched = _download(Path(folder))
-            found = _sha256(fetched)
-            if found != SHA256:
-                raise UserError(
-                    f"demo data: {SDIST} has sha256 {found or '(no file)'}, expected {SHA256}; "
-                    f"check the package index that pip uses"
-                )
+            source = ("--no-binary", "vaderSentiment")
+            fetched = pip_download(REQUIREMENT, SHA256, Path(folder), "demo data", *source, fix=fix)
             with whole_file(archive, PRIVATE) as file:
                 file.write(fetched.read_bytes())
     except OSError as error:
@@ -92,36 +84,6 @@ def demo_archive() -> Path:
             f"set DPFP_CACHE to a folder with room"
         ) from error
     return archive
-
-
-def _download(folder: Path) -> Path:
-    """By pip, because it knows the machine's index, proxy and certificates.
-
-    pip runs the package's setup.py for its metadata, even for a download. `--require-hashes` makes
-    it check the file before that, so no unchecked code runs either.
-    """
-    wanted = folder / "requirements.txt"
-    wanted.write_text(f"{REQUIREMENT} --hash=sha256:{SHA256}\n")
-    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
-    command += ["--quiet", "--no-deps", "--no-binary", "vaderSentiment", "--require-hashes"]
-    command += ["--dest", str(folder), "--requirement", str(wanted)]
-    with waiting("demo data: downloading"):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        said = next((line for line in lines if line.startswith("ERROR")), (lines or ["?"])[-1])
-        raise UserError(
-            f"demo data: pip could not download {REQUIREMENT} ({said[:200]}); connect to a "
-            f"package index, or put {SDIST} into {cache_dir() / 'demo'}"
-        )
-    return folder / SDIST
-
-
-def _sha256(path: Path) -> str | None:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except FileNotFoundError:
-        return None
 
 
 def _member(archive: Path) -> bytes:

@@ -14,8 +14,6 @@ import unicodedata
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
@@ -223,43 +221,3 @@ def group(keys: Numbers) -> tuple[Ints, Ints]:
 def distinct(words: Iterable[str]) -> tuple[Ints, Ints]:
     """As `group`, for words; by hashes of 128 bits, which nobody can make collide."""
     return group(hashes(words, 16))
-
-
-class FlatArray:
-    """What is added is appended; the header, with the length, is written again at the end.
-
-    numpy leaves room in it for any number of rows.
-    """
-
-    def __init__(self, path: Path, kind: np.dtype[Any]) -> None:
-        self.path, self.kind, self.count = path, kind, 0
-
-    def __enter__(self) -> "FlatArray":
-        self._file = self.path.open("xb")
-        self._header = self._write_header()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with self._file:
-            if kind is None:
-                self._file.seek(0)
-                if self._write_header() != self._header:
-                    raise OSError(f"{self.path}: the header of {self.count} numbers is too long")
-
-    def _write_header(self) -> int:
-        facts = {
-            "descr": np.lib.format.dtype_to_descr(self.kind),
-            "fortran_order": False,
-            "shape": (self.count,),
-        }
-        np.lib.format.write_array_header_1_0(self._file, facts)
-        return self._file.tell()
-
-    def add(self, values: npt.NDArray[Any]) -> None:
-        self._file.write(np.ascontiguousarray(values, self.kind).data)
-        self.count += len(values)

@@ -3,6 +3,8 @@ that is keyed by content.
 
 Rows are padded only when a batch is made, to that batch's longest row: most sentences are far
 shorter than `max_length`, and the encoder's cost is the padded size.
+
+Tokens of sentence pairs whose two texts are encoded one by one, not as one joint text.
 """
 
 import hashlib
@@ -13,13 +15,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dpfp_ray.data import Split, content_hash, grouped
-from dpfp_ray.data.texts import FlatArray
 from dpfp_ray.system.cache import cache_dir
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.terminal import counted
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 # Part of every key: raise it when the meaning of the stored arrays changes.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 DTYPES = {"input_ids": np.int32, "token_type_ids": np.int8}
 LENGTHS = "lengths"
 CHUNK = 2_000
@@ -279,23 +280,25 @@ def _store(
 
     lengths = [np.zeros(1, np.int64)]
     with whole_folder(entry, whole, PRIVATE) as built:
-        writers: dict[str, FlatArray] = {}
+        columns: dict[str, BinaryIO] = {}
         with ExitStack() as open_files:
             for part in parts:
                 lengths.append(part[LENGTHS])
-                for name, flat in part.items():
-                    if name == LENGTHS:
-                        continue
-                    if name not in writers:
-                        writers[name] = FlatArray(built / f"{name}.npy", flat.dtype)
-                        open_files.enter_context(writers[name])
-                    writers[name].add(flat)
-        np.save(built / "offsets.npy", np.cumsum(np.concatenate(lengths)))
-        np.save(built / "labels.npy", np.ascontiguousarray(labels, dtype=np.int64))
+                for name in [name for name in part if name != LENGTHS]:
+                    if name not in columns:
+                        columns[name] = open_files.enter_context((built / name).open("xb"))
+                    columns[name].write(part[name].data)
+        np.cumsum(np.concatenate(lengths)).tofile(built / "offsets")
+        np.ascontiguousarray(labels, dtype=np.int64).tofile(built / "labels")
         # In this order they are loaded again, and go into keys of what is made from them.
-        names = (*writers, "offsets", "labels")
-        checksums = {n: _checksum(np.load(built / f"{n}.npy", mmap_mode="r")) for n in names}
+        names = (*columns, "offsets", "labels")
+        checksums = {name: _checksum(_mapped(built / name)) for name in names}
         (built / "checksums.json").write_text(json.dumps(checksums))
+
+
+def _mapped(path: Path) -> npt.NDArray[Any]:
+    """As a plain array on the mapped memory: np.memmap is slower to index."""
+    return np.asarray(np.memmap(path, DTYPES.get(path.name, np.int64), "r"))
 
 
 def _load(entry: Path, pad_token_id: int) -> TokenTable | None:
@@ -304,11 +307,60 @@ def _load(entry: Path, pad_token_id: int) -> TokenTable | None:
     try:
         checksums = json.loads((entry / "checksums.json").read_text())
         for name, checksum in checksums.items():
-            # As a plain array on the mapped memory: np.memmap is slower to index.
-            arrays[name] = np.asarray(np.load(entry / f"{name}.npy", mmap_mode="r"))
+            arrays[name] = _mapped(entry / name)
             if _checksum(arrays[name]) != checksum:
                 return None
         offsets, labels = arrays.pop("offsets"), arrays.pop("labels")
         return TokenTable(arrays, offsets, labels, pad_token_id)
     except Exception:  # damaged bytes make numpy's and json's readers fail in many ways
         return None
+
+
+@dataclass(frozen=True, eq=False)
+class PairTable:
+    """Row i is the pair of row i of `first` and of `second`, which hold the same labels."""
+
+    first: TokenTable
+    second: TokenTable
+    persons: npt.NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64]:
+        return self.first.labels
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        return np.maximum(self.first.lengths, self.second.lengths)
+
+    def collate(self, rows: npt.NDArray[Any]) -> "dict[str, torch.Tensor]":
+        second = {f"pair_{name}": value for name, value in self.second.collate(rows).items()}
+        return self.first.collate(rows) | second
+
+    def content(self) -> str:
+        both = f"{self.first.content()} {self.second.content()}"
+        if self.persons is not None:
+            both += f" {content_hash({'persons': self.persons})}"
+        return hashlib.blake2b(both.encode(), digest_size=16).hexdigest()
+
+
+def tokenise_sides(
+    split: Split,
+    tokenizer: Any,
+    max_length: int,
+    name: str = "",
+    work: Tokenise = tokenise_here,
+    *,
+    keep: bool = True,
+) -> PairTable:
+    """Each text of each pair by itself, at most `max_length`; without `keep` nothing is cached."""
+    if split.pairs is None:
+        raise UserError("representation pair needs two texts a record; give pair_column, or mean")
+    first, second = (Split(texts, None, split.labels) for texts in (split.texts, split.pairs))
+    if not keep:
+        one, other = (tokenise_once(side, tokenizer, max_length) for side in (first, second))
+    else:
+        one, other = (tokenise(side, tokenizer, max_length, name, work) for side in (first, second))
+    return PairTable(one, other)

@@ -17,8 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dpfp_ray.methods.parts.base import Method, Rows
-from dpfp_ray.plan.defaults import Defaults
-from dpfp_ray.plan.method_spec import SCOPES, MethodSpec, Nominal
+from dpfp_ray.plan.method_spec import SCOPES, Defaults, MethodSpec, Nominal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,7 +93,6 @@ SPEC = MethodSpec(
     method="dpfp",
     label="DP-FP",
     order=3,
-    style=("#D55E00", "o", "-"),
     guarantee="nominal",
     adjacencies=("zero_out", "replace_one"),
     steps=DpFp,

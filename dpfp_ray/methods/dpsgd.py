@@ -13,8 +13,7 @@ import math
 from typing import TYPE_CHECKING
 
 from dpfp_ray.methods.parts.base import Method, Rows, noise_of_minimum
-from dpfp_ray.plan.defaults import SST2_RECORDS, Defaults
-from dpfp_ray.plan.method_spec import SCOPES, MethodSpec
+from dpfp_ray.plan.method_spec import SCOPES, SST2_RECORDS, Defaults, MethodSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +27,7 @@ HOOKS_BYTES = 2 * 2**30  # per-example gradients in memory at once
 
 class DpSgd(Method):
     def __init__(self, plan: Plan, model: Classifier, sigma: float, seed: int) -> None:
-        from dpfp_ray.data.packing import LONGEST
+        from dpfp_ray.data.batches import LONGEST
         from dpfp_ray.methods.parts.unsplittable import freeze_unsplittable, splits_packed
         from dpfp_ray.models.representations import HeadClassifier
 
@@ -80,7 +79,7 @@ class DpSgd(Method):
         import torch
 
         from dpfp_ray.methods.parts.per_example import gradient
-        from dpfp_ray.privacy.noise import add_noise
+        from dpfp_ray.privacy.sampling import add_noise
 
         if self.clipping is not None:
             self.clipping.remove()
@@ -99,8 +98,6 @@ SPEC = MethodSpec(
     method="dpsgd",
     label="DP-SGD",
     order=1,
-    style=("#0072B2", "s", "-"),
-    head_style=("#56B4E9", "P", ":"),
     noise_generator="AES in counter mode",
     guarantee="proved",
     adjacencies=("add_remove",),

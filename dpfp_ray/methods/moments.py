@@ -41,8 +41,7 @@ from dpfp_ray.methods.parts.one_release import (
     bounded_rows,
     release_id,
 )
-from dpfp_ray.plan.defaults import closed_form
-from dpfp_ray.plan.method_spec import MethodSpec, OneRelease
+from dpfp_ray.plan.method_spec import MethodSpec, OneRelease, closed_form
 from dpfp_ray.privacy.sampling import keyed_generator
 
 if TYPE_CHECKING:
@@ -189,7 +188,6 @@ SPEC = MethodSpec(
     mode="moments",
     label="DP-FP (moments)",
     order=5,
-    style=("#E69F00", "v", "-."),
     guarantee="proved",
     adjacencies=("add_remove",),  # sums over records, not rows
     scopes=("head",),

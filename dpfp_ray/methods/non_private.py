@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dpfp_ray.methods.parts.base import Method, Rows
-from dpfp_ray.plan.defaults import Defaults
-from dpfp_ray.plan.method_spec import SCOPES, MethodSpec
+from dpfp_ray.plan.method_spec import SCOPES, Defaults, MethodSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +28,6 @@ SPEC = MethodSpec(
     method="non_private",
     label="Non-DP",
     order=0,
-    style=("#000000", "x", "--"),
     guarantee="none",
     bounds_persons=True,
     adjacencies=("none",),

@@ -25,8 +25,7 @@ from dpfp_ray.methods.parts.one_release import (
     release_id,
     rows_of_person,
 )
-from dpfp_ray.plan.defaults import closed_form
-from dpfp_ray.plan.method_spec import MethodSpec, OneRelease, OwnProfile
+from dpfp_ray.plan.method_spec import MethodSpec, OneRelease, OwnProfile, closed_form
 from dpfp_ray.privacy.sampling import keyed_generator
 
 if TYPE_CHECKING:
@@ -133,7 +132,6 @@ SPEC = MethodSpec(
     method="objpert",
     label="ObjPert",
     order=7,
-    head_style=("#882255", "8", "-"),
     guarantee="proved",
     adjacencies=("add_remove",),
     scopes=("head",),

@@ -4,7 +4,7 @@ z_i = u_i + N(0, σ² I_k) with ‖u_i‖ ≤ 1, for every record. A record touc
 moves it by at most 1 if its text is replaced by nothing (zero-out: u = 0), by at most 2 if it is
 replaced by another (replace-one). So the list of all rows is exactly 1/σ-GDP (2/σ), with no
 assumption on sampling, and already in the local model: a record's owner could add the noise.
-Labels are public, unless `label_epsilon` randomises them, each on its own (`privacy/labels.py`).
+Labels are public, unless `label_epsilon` randomises them, each on its own (`accounting.py`).
 
 A person with m rows releases all of them with N(0, m σ² I_k) each: together they move by at most
 √(m · 1/(mσ²)) = 1/σ in units of their noise, as one row does. Each of their labels is randomised
@@ -39,8 +39,7 @@ from dpfp_ray.methods.parts.one_release import (
     release_id,
     rows_of_person,
 )
-from dpfp_ray.plan.defaults import closed_form
-from dpfp_ray.plan.method_spec import MethodSpec, OneRelease
+from dpfp_ray.plan.method_spec import MethodSpec, OneRelease, closed_form
 from dpfp_ray.privacy.sampling import keyed_generator
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def noisy_rows(
 
     Not written to disk, because it need not be: the same arguments give the same numbers.
     """
-    from dpfp_ray.privacy.labels import randomise
+    from dpfp_ray.privacy.accounting import randomise
 
     name = release_id(plan, noise_multiplier, table, seed)
     std = np.nextafter(np.float32(noise_multiplier), np.float32(np.inf))  # rounded up, never down
@@ -112,7 +111,7 @@ def summarise(
     sum over records that say c is (q − r) S_c + r S with S over all classes; solved for S_c, and
     likewise for the counts. Without randomisation q = 1 and r = 0.
     """
-    from dpfp_ray.privacy.labels import keep_probability
+    from dpfp_ray.privacy.accounting import keep_probability
 
     if sizes is not None:
         return summarise_persons(rows, noise_multiplier, label_epsilon, width, classes, sizes)
@@ -151,7 +150,7 @@ def summarise_persons(
     Weighted, the noise of a row has the variance σ²/m in a sum, the mean σ² on the diagonal of the
     second moment, and the variance σ⁴ + σ² (u_i² + u_j²)/m off it.
     """
-    from dpfp_ray.privacy.labels import keep_probability
+    from dpfp_ray.privacy.accounting import keep_probability
 
     share, variance, number = 1 / sizes, noise_multiplier**2, len(sizes)
     kept = None if label_epsilon is None else keep_probability(label_epsilon / sizes, classes)
@@ -217,7 +216,6 @@ SPEC = MethodSpec(
     mode="release_once",
     label="DP-FP (release once)",
     order=4,
-    style=("#CC79A7", "D", "-."),
     guarantee="proved",
     adjacencies=("zero_out", "replace_one"),
     scopes=("head",),

@@ -37,8 +37,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dpfp_ray.methods.parts.base import Method, Rows
-from dpfp_ray.plan.defaults import Defaults
-from dpfp_ray.plan.method_spec import MethodSpec
+from dpfp_ray.plan.method_spec import Defaults, MethodSpec
 from dpfp_ray.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ class Rgp(Method):
         return [self.sums]
 
     def finish(self, step: int) -> None:
-        from dpfp_ray.privacy.noise import add_noise
+        from dpfp_ray.privacy.sampling import add_noise
 
         add_noise([self.sums], self.sigma, self.seed, step)
         self.sums /= self.plan.B
@@ -150,7 +149,7 @@ class Rgp(Method):
         Weights ask for no gradient meanwhile, so autograd computes none of their size; outputs ask
         for one instead. A layer used several times (ALBERT) adds up its uses.
         """
-        from dpfp_ray.data.packing import spans
+        from dpfp_ray.data.batches import spans
         from dpfp_ray.methods.parts.carriers import tap
 
         tokens = None if rows.packed_row is None else spans(rows.packed_row)
@@ -173,7 +172,6 @@ SPEC = MethodSpec(
     method="rgp",
     label="RGP",
     order=2,
-    style=("#009E73", "^", "-"),
     noise_generator="AES in counter mode",
     guarantee="proved",
     adjacencies=("add_remove",),

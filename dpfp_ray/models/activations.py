@@ -7,17 +7,19 @@ Like representations, the files hold private data in another form: their owner a
 Numbers are kept as they are computed, in fp32 (in bf16 where the plan says that the encoder runs in
 it): a run with the cache is the run without it, but for the rounding that also depends on how rows
 are grouped. Half precision would take half of the disk and round by up to 2⁻¹¹.
+
+An encoder that starts in the middle: what its first layers gave before is put in their place.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, ModuleList
 
 from dpfp_ray.data import Table
 from dpfp_ray.data.batches import PART_COST, split_rows
@@ -34,11 +36,95 @@ from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.own_encoder import CUSTOM
 from dpfp_ray.models.row_store import INFERENCE_ROWS
 from dpfp_ray.models.scopes import first_trained_layer
-from dpfp_ray.models.shortcut import Shortcut
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.system.cache import cache_dir
 from dpfp_ray.system.terminal import counted_rows
-from dpfp_ray.system.whole_files import PRIVATE, private_folder
+from dpfp_ray.system.whole_files import PRIVATE, locked, private_folder
+
+_NAME = "hidden_states"  # what encoders call a layer's input where they pass it by name
+Batch = Mapping[str, Tensor]
+
+
+class Shortcut:
+    """Passes over `layers[:first]`.
+
+    All else of the encoder's own `forward` runs as it is (masks, positions, what comes after), so
+    no architecture needs a version of its own here. Whether one allows it is found by trying.
+    """
+
+    def __init__(self, layers: ModuleList, first: int) -> None:
+        self.skipped, self.entry = list(layers)[:first], layers[first]
+        # How many things a layer gives, the hidden states first; 0: the hidden states by themselves
+        self.outputs = [0] * first
+
+    @contextmanager
+    def given(self, below: Tensor) -> Iterator[None]:
+        """In here the encoder takes `below` for what the skipped layers give."""
+
+        def enter(_: Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            return ((below, *args[1:]), named) if args else (args, {**named, _NAME: below})
+
+        handle = self.entry.register_forward_pre_hook(enter, with_kwargs=True)
+        try:
+            for layer, outputs in zip(self.skipped, self.outputs, strict=True):
+                layer.forward = partial(_pass_on, outputs)
+            yield
+        finally:
+            handle.remove()
+            for layer in self.skipped:
+                layer.__dict__.pop("forward", None)  # that of its class is there again
+
+    def below(self, run: Callable[[], object]) -> Tensor | None:
+        """What the skipped layers hand over when `run` runs the encoder; the rest is not run."""
+        found: list[Any] = []
+
+        def stop(_: Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            found.append(args[0] if args else named.get(_NAME))
+            raise _Reached
+
+        handle = self.entry.register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            run()
+        except _Reached:
+            pass
+        finally:
+            handle.remove()
+        return found[0] if found and isinstance(found[0], Tensor) else None
+
+    @torch.no_grad()
+    def learn(self, represent: Callable[[Batch], Tensor], batch: Batch) -> bool:
+        """Look how the layers are used; whether `represent` gives the same by way of here."""
+        handles = [
+            layer.register_forward_hook(partial(self._look, number))
+            for number, layer in enumerate(self.skipped)
+        ]
+        try:
+            plain = represent(batch)
+        finally:
+            for handle in handles:
+                handle.remove()
+        below = self.below(lambda: represent(batch))
+        if below is None or below.ndim != 3 or below.shape[:2] != batch["input_ids"].shape:
+            return False
+        real = batch["attention_mask"].bool().unsqueeze(-1)
+        try:
+            with self.given(below.masked_fill(~real, 0)):  # nothing is kept of padding
+                return torch.allclose(represent(batch), plain, atol=1e-5)
+        except (TypeError, ValueError, AttributeError, RuntimeError, LookupError):
+            return False  # layers that hand on more than their hidden states
+
+    def _look(self, number: int, _: Module, __: object, output: Any) -> None:
+        self.outputs[number] = len(output) if isinstance(output, tuple) else 0
+
+
+class _Reached(Exception):
+    """Here it may end: the layers above have nothing to add."""
+
+
+def _pass_on(outputs: int, *args: Any, **named: Any) -> Any:
+    hidden = args[0] if args else named[_NAME]
+    return (hidden, *[None] * (outputs - 1)) if outputs else hidden
+
 
 # Part of every key: raise it when the meaning of the stored numbers changes.
 FORMAT_VERSION = 1
@@ -140,7 +226,8 @@ def _load_or_make(
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             make(Path(scratch) / "below")
             return np.asarray(np.memmap(Path(scratch) / "below", kind, "r", shape=shape))
-    with _one_at_a_time(folder):
+    # Trials that need the same outputs wait for the first of them to make these.
+    with locked(folder / ".lock"):
         if not (entry.exists() and entry.stat().st_size == size):
             _make_room(folder, size, plan.cache_gb)
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -222,15 +309,6 @@ def _mapped(path: Path, shape: tuple[int, int], kind: np.dtype[Any]) -> Iterator
         mapped = np.memmap(file, kind, "r+", shape=shape)
         yield mapped
         mapped.flush()
-
-
-@contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Trials that need the same layers' outputs wait for the first of them to make these."""
-    with os.fdopen(os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, PRIVATE), "w") as lock:
-        with suppress(OSError):  # a file system without locks: at worst the same is made twice
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _make_room(folder: Path, size: int, limit_gb: float) -> None:

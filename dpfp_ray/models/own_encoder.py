@@ -17,8 +17,7 @@ from torch.nn import Module
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from dpfp_ray.data.batches import PART_COST, split_rows
-from dpfp_ray.data.pair_tokens import PairTable
-from dpfp_ray.data.tokens import TokenTable
+from dpfp_ray.data.tokens import PairTable, TokenTable
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.representations import Floats, RepresentationTable
 from dpfp_ray.models.row_independence import set_dropout

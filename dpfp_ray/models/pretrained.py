@@ -117,7 +117,9 @@ def resolve_representation(model: str, representation: str) -> str:
         raise UserError(f"{refused} has no pooler; use {'mean' if causal else 'cls or mean'}")
     if representation != "auto":
         return representation
-    if trained_for := download.default_representation(model) or _declared_pooling(model):
+    if model in download.KNOWN_MODELS:
+        return "mean"
+    if trained_for := _declared_pooling(model):
         return trained_for
     if causal:
         return "mean"

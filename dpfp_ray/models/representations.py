@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.nn import Linear, Module
 
 from dpfp_ray.data import content_hash, grouped
-from dpfp_ray.data.pair_tokens import PairTable
-from dpfp_ray.data.tokens import TokenTable
+from dpfp_ray.data.tokens import PairTable, TokenTable
 from dpfp_ray.models.classifier import Classifier, initialise_head
 from dpfp_ray.models.download import encoder_identity
 from dpfp_ray.models.modeling_dpfp import chosen_layers, join, relation

@@ -138,9 +138,7 @@ def encoded_rows(
 
 def store_of(model: str, kind: str, precision: str) -> Path:
     """The folder of what an encoder said."""
-    facts = f"{FORMAT_VERSION} {encoder_identity(model)} {precision}"
-    if kind != MEANS:  # those were there first, and what is kept of them is still good
-        facts += f" {kind}"
+    facts = f"{FORMAT_VERSION} {encoder_identity(model)} {precision} {kind}"
     return cache_dir() / "encoded" / hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
 

@@ -24,8 +24,7 @@ from torch.nn import Linear, Module, ModuleList, Parameter
 from transformers.pytorch_utils import Conv1D
 
 from dpfp_ray.models.classifier import HEAD_STD, Classifier, initialise_head, trainable_parameters
-from dpfp_ray.plan.fields import LORA_ALPHA, LORA_RANK
-from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.plan import LORA_ALPHA, LORA_RANK, Plan
 from dpfp_ray.system.errors import UserError
 
 # What encoders call the layers that make queries and values, or those and keys in one.

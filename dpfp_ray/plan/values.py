@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dpfp_ray.plan.defaults import LEAST_BATCH, SST2_RECORDS
 from dpfp_ray.plan.method_spec import (
+    LEAST_BATCH,
     METHODS,
+    SST2_RECORDS,
     MethodSpec,
     all_specs,
     modes_of,
@@ -19,7 +20,7 @@ from dpfp_ray.plan.method_spec import (
 )
 from dpfp_ray.plan.plan import FIELDS, TYPES, Plan, kinds_of
 from dpfp_ray.system.errors import UserError, unknown
-from dpfp_ray.system.foreign_files import LARGEST_YAML, parse_yaml, read_limited
+from dpfp_ray.system.whole_files import LARGEST_YAML, parse_yaml, read_limited
 
 MOST_DIGITS = 30  # of a whole number that is taken as it stands
 ALIASES = {

@@ -21,10 +21,8 @@ once a total is set, and one from before leaves the guarantee at "none" for ever
 """
 
 import dataclasses
-import getpass
 import hashlib
 import math
-import os
 import secrets
 import socket
 from collections.abc import Sequence
@@ -38,14 +36,18 @@ from dpfp_ray.privacy.ledger_cost import Total
 from dpfp_ray.privacy.ledger_entries import (
     ENDS,
     Entry,
+    Spent,
     Use,
     entry_from_json,
     opening_to_json,
+    refusal,
+    sum_up,
 )
-from dpfp_ray.privacy.ledger_files import OnceWritten, Place, default_place
-from dpfp_ray.privacy.ledger_sum import Spent, refusal, sum_up
+from dpfp_ray.privacy.ledger_files import OnceWritten, default_place
 from dpfp_ray.privacy.people import ENTRIES, KnownPeople, People
 from dpfp_ray.system.errors import UserError, unknown
+from dpfp_ray.system.lease import user_name
+from dpfp_ray.system.storage import Files
 
 TOTALS = "totals"
 TOTAL_DELTA = 1e-6  # of a total without a δ: 1/(2D) for half a million people
@@ -62,7 +64,7 @@ class Ledger:
     >>> ledger.spent(people.id).epsilon
     """
 
-    def __init__(self, place: str | Path | Place | None = None, delta: float | None = None) -> None:
+    def __init__(self, place: str | Path | Files | None = None, delta: float | None = None) -> None:
         self.files = OnceWritten(default_place() if place is None else place)
         self.people = People(self.files)
         self.delta = delta
@@ -333,8 +335,4 @@ def _now() -> str:
 
 
 def _who() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # containers may run as a number without a name
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
+    return f"{user_name()}@{socket.gethostname()}"

@@ -3,6 +3,8 @@
 `Use` is what is about to be done, `Entry` is a use as the ledger holds it: when, by whom, and what
 is known of its end. Files hold plain JSON; an unknown kind of mechanism raises, because a part that
 is skipped would make the sum too small.
+
+What the entries of one group of people add up to, by which theorem, and what fits a total.
 """
 
 import dataclasses
@@ -10,18 +12,19 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy import accounting
+from dpfp_ray.privacy import accounting, ledger_cost
 from dpfp_ray.privacy.ledger_cost import (
     WIDE_ORDERS,
     Gaussian,
     Part,
     Pure,
     RdpCurve,
+    Total,
     count_parts,
     for_group,
     part_from_json,
@@ -253,3 +256,239 @@ def use_of(
         loss_shown=loss_shown and plan.private and not plan.one_release,
         unit=plan.unit,
     )
+
+
+# Above this ε the odds rise more than 20,000-fold.
+MEANINGLESS = 10.0
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one group of people has paid, at `delta` under zero-out; `how` says by which theorem."""
+
+    people: str
+    data_sets: tuple[str, ...]
+    epsilon: float  # ∞ if they were used without privacy
+    private_epsilon: float  # of the private uses alone
+    delta: float
+    guarantee: str
+    how: str
+    total: float | None
+    labels_protected: bool
+    entries: tuple[Entry, ...]
+    dev_rows: int = 0  # of their texts that were dev rows as well, counted as public
+    records_per_person: int = 1  # in uses whose unit is the record
+
+    @property
+    def units(self) -> dict[str, int]:
+        """How many uses protect records, and how many persons."""
+        return dict(Counter(entry.use.unit for entry in self.used if entry.use.parts))
+
+    @property
+    def holds_for(self) -> str:
+        """Whom the sum holds for; empty where that is one record, as it always was."""
+        records, persons = self.units.get("record", 0), self.units.get("person", 0)
+        if records and (persons or self.records_per_person > 1):
+            several = self.records_per_person != 1
+            own = f"{self.records_per_person} record{'s' * several}"
+            text = f"one person with {own} in each of the {records} uses that protect records"
+            return text if several else f"{text}; one with more there pays more"
+        return "one person" if persons else ""
+
+    @property
+    def used(self) -> list[Entry]:
+        """Entries that cost something."""
+        return [entry for entry in self.entries if entry.charged > 0]
+
+    @property
+    def shown(self) -> str:
+        """ε of the private uses for people: rounded up, † if any of them is nominal."""
+        nominal = any(entry.use.guarantee == "nominal" for entry in self.used)
+        return rounded_up(self.private_epsilon) + "†" * nominal
+
+    @property
+    def unprotected(self) -> list[str]:
+        """Methods of runs that leave labels unprotected."""
+        return sorted({e.use.method for e in self.used if not e.use.labels_protected})
+
+    def headline(self) -> str:
+        """The number, and what it means for one of the people in the data."""
+        used = self.used
+        audits = sum(entry.use.purpose == "audit" for entry in used)
+        count = f"{len(used)} use{'s' * (len(used) != 1)}"
+        count += f", {audits} of them audit{'s' * (audits != 1)}" if audits else ""
+        limit = "" if self.total is None else f" of a total of {self.total:g}"
+        text = f"everything done to these records ({count}) costs ε = {self.shown}{limit}"
+        return f"{text}: {self._meaning()}" if used else text
+
+    def _meaning(self) -> str:
+        if self.guarantee == "none":
+            return "some uses had no privacy at all, so nothing is promised"
+        if self.guarantee == "nominal":
+            return "a part of it is only claimed (†), so nothing is promised"
+        if self.private_epsilon > MEANINGLESS:
+            return "so large that it protects nobody"
+        odds = rounded_up(math.exp(self.private_epsilon))
+        who = "person" if self.units.get("person") else "record"
+        whose = who if self.labels_protected else f"{who}'s text"
+        odds_rise = f"the odds that a {whose} was in the data rise at most {odds}-fold, but for δ"
+        if self.total is not None or self.how.startswith("composition"):
+            return odds_rise
+        # A filter proves a total that was fixed beforehand; without one there is only this.
+        return f"had this been a total set beforehand, {odds_rise}"
+
+    def marks(self) -> str:
+        """What the number does not cover; empty if it covers everything."""
+        used = self.used
+        notes = []
+        for guarantee, words in (("nominal", "† nominal"), ("none", "without any privacy, ε = ∞")):
+            methods = sorted({e.use.method for e in used if e.use.guarantee == guarantee})
+            notes += [f"{words}: {', '.join(methods)}"] if methods else []
+        private = {entry.use.method for entry in used if entry.use.guarantee != "none"}
+        bare = [name for name in self.unprotected if name in private]
+        notes += [f"labels not protected by {', '.join(bare)}"] if bare else []
+        shown = sorted({entry.use.method for entry in used if entry.use.loss_shown})
+        notes += [f"not covered: the training loss of {', '.join(shown)}"] if shown else []
+        if self.dev_rows:
+            notes.append(f"not covered: {self.dev_rows:,} of their texts, which were dev rows, too")
+        return "; ".join(notes)
+
+    def basis(self) -> str:
+        """The theorem behind the number, and for whom it holds."""
+        text = f"at δ = {self.delta:.3g}, by {self.how}, under zero-out"
+        return f"{text}, for {self.holds_for}" if self.holds_for else text
+
+    def lines(self, basis: bool = False) -> list[str]:
+        """For people: the headline, the marks and, if asked for, the basis."""
+        texts = (self.headline(), self.marks(), self.basis() if basis else "")
+        return [text for text in texts if text]
+
+    def sentence(self) -> str:
+        """All of it in one line, for files."""
+        return "; ".join(self.lines(basis=True))
+
+    def to_json(self) -> dict[str, Any]:
+        facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return facts | {
+            "holds_for": self.holds_for or "one record",
+            "data_sets": list(self.data_sets),
+            "adjacency": "zero_out",
+            "labels_unprotected_by": self.unprotected,
+            "headline": self.headline(),
+            "text": self.sentence(),
+            "entries": [entry.to_json() for entry in self.entries],
+        }
+
+
+def rounded_up(epsilon: float) -> str:
+    """Three digits that are never less than `epsilon`; a millionth part is rounding error."""
+    if not 0 < epsilon < math.inf:
+        return f"{epsilon:g}"
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
+    return f"{math.ceil(epsilon / unit * (1 - 1e-6)) * unit:.3g}"
+
+
+def sum_up(
+    entries: Sequence[Entry],
+    people: str,
+    data_sets: Sequence[str],
+    total: Total | None,
+    delta: float | None,
+    records_per_person: int = 1,
+) -> Spent:
+    """All `entries` are of these people, oldest first; a total brings its own δ.
+
+    The sum is what they cost a person who has so many records in uses that protect records.
+    """
+    at = total.delta if total else delta or _smallest_delta(entries)
+    used = [entry for entry in entries if entry.charged > 0]
+    private = [e for e in entries if e.use.parts and e.status != "refused"]
+    epsilon, how = _sum(private, at, total, records_per_person)
+    worst = max((GUARANTEES.index(entry.use.guarantee) for entry in used), default=0)
+    return Spent(
+        people=people,
+        data_sets=tuple(data_sets),
+        epsilon=math.inf if GUARANTEES[worst] == "none" else epsilon,
+        private_epsilon=epsilon,
+        delta=at,
+        guarantee=GUARANTEES[worst],
+        how=how,
+        total=total.epsilon if total else None,
+        labels_protected=all(entry.use.labels_protected for entry in used),
+        entries=tuple(entries),
+        records_per_person=records_per_person,
+    )
+
+
+def _sum(
+    private: Sequence[Entry], delta: float, total: Total | None, records_per_person: int
+) -> tuple[float, str]:
+    """(ε, how) of private entries, by the filter unless their list was fixed beforehand."""
+    done = counted(private, records_per_person=records_per_person)
+    if total is not None:
+        return ledger_cost.filter_epsilon(done, delta, ledger_cost.filters_of(total))
+    if not private:
+        return 0.0, "nothing was released"
+    # What was chosen before any result: the first use, with the rest of its list.
+    first_list = private[0].use.fixed_list
+    first = [
+        e for e in private if e is private[0] or (first_list and e.use.fixed_list == first_list)
+    ]
+    filters = ledger_cost.filters_from([part for entry in first for part in entry.use.parts])
+    found = [ledger_cost.filter_epsilon(done, delta, filters)]
+    if _fixed_beforehand(private):
+        planned = counted(private, planned=True, records_per_person=records_per_person)
+        kind = "one use" if len({entry.same for entry in private}) == 1 else "a fixed list"
+        found.append((ledger_cost.composed_epsilon(planned, delta), f"composition of {kind}"))
+    return min(found)
+
+
+def _fixed_beforehand(entries: Sequence[Entry]) -> bool:
+    """Whether all are one use, or one list that was begun as a whole before any of it ended."""
+    first_opened: dict[Any, str] = {}
+    for entry in entries:  # oldest first, so that a resume does not count as a new beginning
+        first_opened.setdefault(entry.same, entry.opened_at)
+    if len(first_opened) == 1:
+        return True
+    lists = {entry.use.fixed_list for entry in entries}
+    first_end = min((entry.ended_at for entry in entries if entry.ended_at), default=None)
+    begun_as_one = first_end is None or max(first_opened.values()) <= first_end
+    return len(lists) == 1 and None not in lists and begun_as_one
+
+
+def refusal(group: Sequence[Entry], new: Collection[str], total: Total, name: str) -> str | None:
+    """Why the entries with ids `new`, of this group of people, do not fit the total of the ledger
+    `name`; None if they do."""
+    own = [entry for entry in group if entry.id in new]
+    bare = next((entry.use.method for entry in own if entry.use.guarantee == "none"), None)
+    if bare is not None:
+        return (
+            f"{bare} gives no privacy, and the ledger {name} has a total of ε = "
+            f"{total.epsilon:g}; use a private method, or another ledger for public data"
+        )
+    together, rest = counted(group), counted(e for e in group if e.id not in new)
+    if ledger_cost.would_fit(together, {}, total):
+        return None
+    before, after = (
+        rounded_up(ledger_cost.filter_epsilon(sum_, total.delta, ledger_cost.filters_of(total))[0])
+        for sum_ in (rest, together)
+    )
+    delta = _smallest_delta(own)  # the run's own δ: the user has stated its ε there
+    most = ledger_cost.what_fits(rest, counted(own), total, delta)
+    at_most = f"ε ≤ {math.floor(most * 100) / 100:g}"
+    asked = rounded_up(ledger_cost.composed_epsilon(counted(own), delta))
+    one = len(own) == 1
+    fits = f"at its own δ = {delta:.3g} it has ε = {asked}, and one of {at_most} fits"
+    if not one:
+        fits = f"at δ = {delta:.3g} together they have ε = {asked}, and runs of {at_most} fit"
+    return (
+        f"{f'this {own[0].use.purpose}' if one else f'these {len(own)} runs'} would bring what "
+        f"these people pay from ε = {before} to {after}, above the total of {total.epsilon:g} "
+        f"(δ = {total.delta:.3g}) of the ledger {name}; "
+        f"{fits if most > 0.005 else 'nothing more fits'}"
+    )
+
+
+def _smallest_delta(entries: Iterable[Entry]) -> float:
+    stated = [entry.use.delta or 1 / (2 * entry.use.records) for entry in entries]
+    return min(stated, default=1e-6)

@@ -8,27 +8,21 @@ choose the same.
 Every object carries a checksum, JSON as a field and other bytes at their end, so that a changed
 number is noticed and not summed. It covers the object's name too: a copy under another name is
 damage. It is no signature: the owner of the folder can make another one.
-
-Listing must show what was written before it: true of local folders, and of S3 (since December
-2020), Google Cloud Storage and Azure.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from dpfp_ray.system.cache import explained
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.system.remote_files import RemoteFiles
-from dpfp_ray.system.storage import LocalFiles, open_files, reachable
-from dpfp_ray.system.whole_files import PRIVATE, new_file
+from dpfp_ray.system.storage import Files, LocalFiles, open_files
+from dpfp_ray.system.whole_files import PRIVATE, locked
 
-Place = LocalFiles | RemoteFiles
-LISTINGS = 100  # tries
 DIGEST = 16  # bytes of a checksum
 CHECKSUM = "checksum"
 
@@ -55,38 +49,13 @@ def _canonical(facts: Mapping[str, Any]) -> bytes:
 class OnceWritten:
     """Named bytes below a path or URI."""
 
-    def __init__(self, place: str | Path | Place) -> None:
-        files = open_files(place) if isinstance(place, str | Path) else place
-        assert isinstance(files, LocalFiles | RemoteFiles)
-        self.files: Place = files
-        self.name = files.name
+    def __init__(self, place: str | Path | Files) -> None:
+        self.files = place if isinstance(place, Files) else open_files(place)
+        self.name = self.files.name
 
     def names(self, folder: str) -> list[str]:
         """The names in `folder`, sorted; scratch files are left out."""
-        if isinstance(self.files, LocalFiles):
-            try:
-                found = os.listdir(self.files.root / folder)
-            except FileNotFoundError:
-                found = []
-            except OSError as error:
-                raise self._trouble("read", folder, error) from None
-        else:
-            found = self._remote_names(self.files, folder)
-        return sorted(name for name in found if not name.startswith("."))
-
-    def _remote_names(self, files: RemoteFiles, folder: str) -> list[str]:
-        from pyarrow.fs import FileSelector, FileType
-
-        where = FileSelector(
-            f"{files.root}/{folder}" if files.root else folder, allow_not_found=True
-        )
-        for _ in range(LISTINGS):
-            # A missing folder is an empty listing; what else is not found is a scratch file that
-            # another writer has just renamed, which breaks listings of file systems with folders.
-            with reachable(self.name), suppress(FileNotFoundError):
-                infos = files.filesystem.get_file_info(where)
-                return [info.base_name for info in infos if info.type == FileType.File]
-        raise UserError(f"cannot list {folder} of the ledger {self.name}; try again")
+        return sorted(name for name in self.files.names(folder) if not name.startswith("."))
 
     def read(self, name: str) -> bytes:
         """The bytes that `write` was given."""
@@ -119,20 +88,12 @@ class OnceWritten:
         try:
             return self.files.read_name(name)
         except OSError as error:
-            raise self._trouble("read", name, error) from None
+            raise UserError(
+                f"cannot read {name} of the ledger {self.name}: {error.strerror}"
+            ) from None
 
     def _store(self, name: str, content: bytes) -> None:
-        if isinstance(self.files, LocalFiles):
-            path = self.files.root / name
-            try:
-                self._make_folder(path.parent)
-                # The same thing twice is fine.
-                made = new_file(path, content, PRIVATE) or path.read_bytes() == content
-            except OSError as error:
-                raise self._trouble("write", name, error) from None
-        else:
-            made = self.files.create(name, content)
-        if not made:
+        if not self.files.create(name, content, PRIVATE):
             raise UserError(f"cannot write {name} of the ledger {self.name}: File exists")
 
     @contextmanager
@@ -150,34 +111,8 @@ class OnceWritten:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One process of this machine at a time, on folders. Correctness never rests on it."""
-        if isinstance(self.files, RemoteFiles):
+        with ExitStack() as stack:
+            if isinstance(self.files, LocalFiles):
+                with explained(lock := self.files.root / "lock"):
+                    stack.enter_context(locked(lock))
             yield
-            return
-        try:
-            self._make_folder(self.files.root)
-            descriptor = os.open(self.files.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise self._trouble("write", "lock", error) from None
-        try:
-            os.fchmod(descriptor, 0o600)
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
-
-    def _make_folder(self, folder: Path) -> None:
-        """`folder`, owner-only from the ledger's own on down; folders above it are the user's."""
-        assert isinstance(self.files, LocalFiles)
-        root = self.files.root
-        root.parent.mkdir(parents=True, exist_ok=True)
-        own = [root, *(root / part for part in folder.relative_to(root).parents if part.name)]
-        for path in [*own, folder]:
-            try:
-                path.mkdir(mode=0o700)
-            except FileExistsError:
-                continue
-            path.chmod(0o700)
-
-    def _trouble(self, verb: str, name: str, error: OSError) -> UserError:
-        return UserError(f"cannot {verb} {name} of the ledger {self.name}: {error.strerror}")

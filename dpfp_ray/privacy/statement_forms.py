@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.statement_text import number, unit_word
+from dpfp_ray.privacy.statement import number, unit_word
 from dpfp_ray.system.errors import UserError
 
 FORMS = ("text", "json", "nist", "registry")

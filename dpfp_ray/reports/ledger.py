@@ -18,8 +18,7 @@ from dpfp_ray.data.tasks import load_task
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_cost import Gaussian, Total
-from dpfp_ray.privacy.ledger_entries import Entry
-from dpfp_ray.privacy.ledger_sum import Spent, sum_up
+from dpfp_ray.privacy.ledger_entries import Entry, Spent, sum_up
 from dpfp_ray.reports import formats
 from dpfp_ray.reports.formats import Column, Row, Table, number, text
 from dpfp_ray.reports.formats import Entry as Cell

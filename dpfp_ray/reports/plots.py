@@ -30,16 +30,28 @@ class Look(NamedTuple):
     dashes: str
 
 
+# Colour, marker and dashes of a method, or of its head-only variant.
+_STYLES = {
+    "non_private": ("#000000", "x", "--"),
+    "dpfp": ("#D55E00", "o", "-"),
+    "dpfp release_once": ("#CC79A7", "D", "-."),
+    "dpfp moments": ("#E69F00", "v", "-."),
+    "dpsgd": ("#0072B2", "s", "-"),
+    "dpsgd head": ("#56B4E9", "P", ":"),
+    "rgp": ("#009E73", "^", "-"),
+    "objpert head": ("#882255", "8", "-"),
+}
+
+
 @functools.cache
 def known_looks() -> dict[str, Look]:
-    """What the methods' specs say, by the names of `results.runs.label`."""
+    """Those of `_STYLES` whose method is there, by the names of `results.runs.label`."""
     looks = {}
     for spec in all_specs().values():
         name = spec.method if spec.mode == FIRST_MODE else f"{spec.method} {spec.mode}"
-        if spec.style:
-            looks[name] = Look(spec.label, *spec.style)
-        if spec.head_style:
-            looks[f"{name} head"] = Look(f"{spec.label} (head)", *spec.head_style)
+        for variant, label in ((name, spec.label), (f"{name} head", f"{spec.label} (head)")):
+            if variant in _STYLES:
+                looks[variant] = Look(label, *_STYLES[variant])
     return looks
 
 

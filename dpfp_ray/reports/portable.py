@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpfp_ray.data.labels import GLUE
+from dpfp_ray.data.columns import GLUE
 from dpfp_ray.models.download import known_models
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.record import Record, make_record

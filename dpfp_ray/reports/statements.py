@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfp_ray.privacy import statement_forms
-from dpfp_ray.privacy.statement_text import render
+from dpfp_ray.privacy.statement import render
 from dpfp_ray.results.runs import Run
 from dpfp_ray.system.errors import UserError, unknown
 from dpfp_ray.system.whole_files import to_json

@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binomtest
 
-from dpfp_ray.data.columns import open_split, read_asked
-from dpfp_ray.data.labels import GLUE
+from dpfp_ray.data.columns import GLUE, open_split, read_asked
 from dpfp_ray.data.readers import CSV, TSV
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.texts import pack
-from dpfp_ray.models.predictor import Predictor, Text
+from dpfp_ray.models.export import Predictor, Text
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.system.errors import UserError

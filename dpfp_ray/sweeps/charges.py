@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from dpfp_ray.plan.plan import DATA_FIELDS, Plan
 from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.privacy.ledger_entries import Use
-from dpfp_ray.privacy.ledger_sum import Spent
+from dpfp_ray.privacy.ledger_entries import Spent, Use
 from dpfp_ray.privacy.sampling import derived_seed
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.trial import SETTLED, Trial

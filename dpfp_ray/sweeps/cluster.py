@@ -17,9 +17,8 @@ from typing import Any
 from dpfp_ray.sweeps import access_tokens
 from dpfp_ray.sweeps.ray_watch import RayDied, RayWatch
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.system.signals import Interrupted, handling
 from dpfp_ray.system.storage import one_line
-from dpfp_ray.system.terminal import JOB
+from dpfp_ray.system.terminal import JOB, Interrupted, handling
 
 # Must be set before Ray is imported; for this process and every worker.
 SETTINGS = {

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from dpfp_ray.privacy.statement_text import one_line
+from dpfp_ray.privacy.statement import one_line
 from dpfp_ray.results.runs import read_runs
 from dpfp_ray.sweeps.compare_rows import Row, place
 from dpfp_ray.system.terminal import page_width, print_prose, print_table, stdout, that_fit

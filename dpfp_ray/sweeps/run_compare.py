@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.data import Task
-from dpfp_ray.data.memory import in_memory
+from dpfp_ray.data.tasks import in_memory
 from dpfp_ray.plan.method_spec import METHODS
 from dpfp_ray.plan.plan import DATA_FIELDS, FIELDS
 from dpfp_ray.plan.values import field_name, make_plan
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
-from dpfp_ray.privacy.ledger_sum import Spent
+from dpfp_ray.privacy.ledger_entries import Spent
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.audits import (
     audit_trials,

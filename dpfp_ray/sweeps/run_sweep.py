@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
-from dpfp_ray.privacy.ledger_sum import Spent
+from dpfp_ray.privacy.ledger_entries import Spent
 from dpfp_ray.privacy.selection import check_search, parse_selection
-from dpfp_ray.privacy.statement_text import brief
+from dpfp_ray.privacy.statement import brief
 from dpfp_ray.results.query import sort_rows
 from dpfp_ray.results.rows import Row, flatten
 from dpfp_ray.results.store import Store, as_frame
@@ -26,7 +26,7 @@ from dpfp_ray.sweeps.space_files import read_search_space
 from dpfp_ray.sweeps.state import resolve_storage
 from dpfp_ray.sweeps.sweep_trials import InputsOnce, run_sweep
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.system.signals import Interrupted, signal_of
+from dpfp_ray.system.terminal import Interrupted, signal_of
 from dpfp_ray.training.prepare import load_inputs
 from dpfp_ray.training.record import Record
 

@@ -20,9 +20,8 @@ from dpfp_ray.sweeps.state import SECRET, SweepState, check_seen_everywhere
 from dpfp_ray.sweeps.trial import RETRIES, Trial, mark_interrupted, unfinished
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.lease import held_unless
-from dpfp_ray.system.signals import ignoring_signals, stopped_by_signals
 from dpfp_ray.system.storage import open_files
-from dpfp_ray.system.terminal import stderr, waiting
+from dpfp_ray.system.terminal import ignoring_signals, stderr, stopped_by_signals, waiting
 from dpfp_ray.training.prepare import Inputs
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import fresh_seed, keyed_integer
 from dpfp_ray.results.store import file_name
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.system.remote_files import RemoteFiles
-from dpfp_ray.system.storage import open_files, previous
+from dpfp_ray.system.storage import RemoteFiles, open_files, previous
 from dpfp_ray.system.whole_files import (
     PRIVATE,
     is_copy,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from dpfp_ray.data.streams import files_of
+from dpfp_ray.data.readers import files_of
 from dpfp_ray.sweeps import access_tokens
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.storage import one_line

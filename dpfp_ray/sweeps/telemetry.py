@@ -20,10 +20,9 @@ import ray
 from ray.tune import Callback
 from ray.util.metrics import Gauge
 
-from dpfp_ray.plan.fields import ACCOUNTANTS
 from dpfp_ray.plan.method_spec import FIRST_MODE
-from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.ledger_sum import Spent
+from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
+from dpfp_ray.privacy.ledger_entries import Spent
 from dpfp_ray.privacy.statement import guarantee
 from dpfp_ray.sweeps.trial import SETTLED, Trial
 from dpfp_ray.training.loop import State

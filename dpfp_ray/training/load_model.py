@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dpfp_ray.models.classifier import Classifier
+from dpfp_ray.models.export import Predictor
 from dpfp_ray.models.own_encoder import CUSTOM, OwnEncoder
-from dpfp_ray.models.predictor import Predictor
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.models.representations import HeadClassifier
 from dpfp_ray.models.scopes import Lora, merge_lora, weights_to_keep

@@ -28,8 +28,8 @@ from dpfp_ray.methods.parts.one_release import bounded_rows, release_id
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.calibration import Spending
 from dpfp_ray.privacy.sampling import keyed_generator, make_sampler, run_seed
-from dpfp_ray.privacy.spending import Spending
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.dev_scores import ANSWERS, best_epoch, measure
 from dpfp_ray.training.machine import Comm, keep_freed_memory, share

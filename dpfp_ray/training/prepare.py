@@ -15,10 +15,16 @@ import numpy as np
 import torch
 
 from dpfp_ray.data import Split, Table, Task
-from dpfp_ray.data.pair_tokens import PairTable, tokenise_sides
 from dpfp_ray.data.split import count_units, number_persons
 from dpfp_ray.data.tasks import load_task
-from dpfp_ray.data.tokens import Tokenise, TokenTable, tokenise, tokenise_here
+from dpfp_ray.data.tokens import (
+    PairTable,
+    Tokenise,
+    TokenTable,
+    tokenise,
+    tokenise_here,
+    tokenise_sides,
+)
 from dpfp_ray.models import pretrained
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.own_encoder import CUSTOM, OwnEncoder

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dpfp_ray.data import Table
-from dpfp_ray.data.batches import PART_COST, split_rows
-from dpfp_ray.data.packing import packed
+from dpfp_ray.data.batches import PART_COST, packed, split_rows
 from dpfp_ray.data.split import Units
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.methods.parts.base import Method, Rows

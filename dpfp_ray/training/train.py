@@ -13,19 +13,18 @@ from typing import Any
 import torch
 
 from dpfp_ray.data import Task
-from dpfp_ray.data.memory import in_memory
+from dpfp_ray.data.tasks import in_memory
 from dpfp_ray.methods.parts.one_release import release_id
 from dpfp_ray.models.activations import with_activations
 from dpfp_ray.models.classifier import Classifier, count_parameters
+from dpfp_ray.models.export import Predictor
 from dpfp_ray.models.own_encoder import OwnEncoder
-from dpfp_ray.models.predictor import Predictor
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import from_data
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.sampling import fresh_seed
-from dpfp_ray.privacy.statement import guarantee, statement
-from dpfp_ray.privacy.statement_text import brief
+from dpfp_ray.privacy.statement import brief, guarantee, statement
 from dpfp_ray.system.cache import version
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training import LEAST_SECONDS, checkpoints, machine, run_folder

@@ -61,19 +61,5 @@ def test_a_free_part_for_every_length() -> None:
     assert [sorted(part.tolist()) for part in parts] == [[1, 4], [3], [0, 2]]
 
 
-def test_a_costly_part_keeps_all_rows_together() -> None:
-    assert len(split_rows(np.array([3, 50, 7, 128]), 100, part_cost=10**6)) == 1
-
-
 def test_no_rows_make_no_part() -> None:
     assert split_rows(np.array([], dtype=np.int64), 8) == []
-
-
-def test_one_row_makes_one_part() -> None:
-    assert [part.tolist() for part in split_rows(np.array([9]), 8)] == [[0]]
-
-
-def test_the_cut_is_a_function_of_the_lengths() -> None:
-    lengths = np.random.default_rng(1).integers(3, 9, 40)
-    once, again = split_rows(lengths, 16), split_rows(lengths, 16)
-    assert [part.tolist() for part in once] == [part.tolist() for part in again]

@@ -7,8 +7,7 @@ import numpy as np
 import pandas
 import pytest
 
-from dpfp_ray.data.memory import in_memory
-from dpfp_ray.data.tasks import load_task
+from dpfp_ray.data.tasks import in_memory, load_task
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.system.errors import UserError
 
@@ -87,11 +86,8 @@ def test_what_cannot_be_used_is_refused_in_the_words_of_a_call(
         in_memory(Plan(), data, **options)
 
 
-def test_data_and_a_file_together_are_refused() -> None:
-    with pytest.raises(UserError, match="both given"):
-        in_memory(Plan(train_file="mine.csv"), COLUMNS)
-
-
 def test_a_plan_of_data_in_memory_cannot_be_loaded_without_them() -> None:
     with pytest.raises(UserError, match="give them as data="):
         load_task(Plan(train_file="memory:data"))
+    with pytest.raises(UserError, match="both given"):
+        in_memory(Plan(train_file="mine.csv"), COLUMNS)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfp_ray.data.packing import PLACE, ROW, arrange, packed, spans, unpacked
+from dpfp_ray.data.batches import PLACE, ROW, arrange, packed, spans, unpacked
 from dpfp_ray.data.tokens import tokenise_once
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from tests.support.tiny_models import ENCODERS

@@ -11,12 +11,10 @@ import pytest
 
 from dpfp_ray.data import Split, Task
 from dpfp_ray.data.batches import split_rows
-from dpfp_ray.data.memory import in_memory
 from dpfp_ray.data.split import Units, at_most, by_size, hold_out, number_persons, places, subset
-from dpfp_ray.data.tasks import load_task
+from dpfp_ray.data.tasks import in_memory, load_task
 from dpfp_ray.data.tokens import TokenTable
-from dpfp_ray.plan.fields import MAX_PER_USER
-from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.plan import MAX_PER_USER, Plan
 from dpfp_ray.system.errors import UserError
 
 

@@ -12,9 +12,8 @@ import pandas
 import pytest
 
 from dpfp_ray.data import Task, texts
-from dpfp_ray.data.memory import in_memory
-from dpfp_ray.data.streams import files_of
-from dpfp_ray.data.tasks import load_task
+from dpfp_ray.data.readers import files_of
+from dpfp_ray.data.tasks import in_memory, load_task
 from dpfp_ray.data.tokens import tokenise
 from dpfp_ray.models.pretrained import load_tokenizer
 from dpfp_ray.plan.plan import Plan
@@ -142,16 +141,12 @@ def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path: Path) -> 
 def test_keys_that_a_shard_of_json_lines_leaves_out_are_missing(tmp_path: Path) -> None:
     (tmp_path / "a-1.jsonl").write_text('{"text": "one", "label": 0}\n{"text": "two", "label": 1}')
     (tmp_path / "a-2.jsonl").write_text('{"label": 1, "more": "x"}\n{"label": 0, "text": "three"}')
-    plan = Plan(train_file=str(tmp_path / "a-*.jsonl"), dev_file=str(tmp_path / "a-1.jsonl"))
+    files = {"train_file": str(tmp_path / "a-*.jsonl"), "dev_file": str(tmp_path / "a-1.jsonl")}
     with pytest.raises(UserError, match=r"a-2\.jsonl: line 1: no 'text'"):
-        load_task(plan)
+        load_task(Plan(**files))
     with pytest.warns(UserWarning, match=r"1 of 4 rows skipped; the first: .*a-2\.jsonl: line 1"):
-        skipped = load_task(Plan(**{**plan_files(plan), "bad_rows": "skip"}))
+        skipped = load_task(Plan(**files, bad_rows="skip"))
     assert skipped.train.texts == ["one", "two", "three"]
-
-
-def plan_files(plan: Plan) -> dict[str, Any]:
-    return {"train_file": plan.train_file, "dev_file": plan.dev_file}
 
 
 def test_columns_in_another_order_are_found_by_name(tmp_path: Path) -> None:

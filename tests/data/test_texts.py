@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpfp_ray.data import AllTexts, Split, texts
-from dpfp_ray.data.texts import FlatArray, distinct, group, hashes, pack, take
+from dpfp_ray.data.texts import distinct, group, hashes, pack, take
 
 WORDS = ["", "one", "zwei und mehr", "三", "half a pair \ud83d", "one", "end"]
 MANY = [f"text {number} " + "é" * (number % 7) for number in range(10_000)]
@@ -97,20 +97,3 @@ def test_what_people_are_known_by_is_counted_as_it_is_told() -> None:
     told = ["a", "b", "c", "d", "e", "f", "a", "c", "d", "f", "a long text"]
     assert list(both) == [*told, "person: ann", "person: bob", "person: ann"]
     assert len(both) == len(list(both))
-
-
-@pytest.mark.parametrize("count", [0, 1, 2_500])
-def test_an_array_written_in_pieces_is_the_whole_one(tmp_path: Path, count: int) -> None:
-    whole = np.arange(count, dtype=np.int32)
-    with FlatArray(tmp_path / "a.npy", whole.dtype) as file:
-        for start in range(0, count, 1_000):
-            file.add(whole[start : start + 1_000])
-    np.save(tmp_path / "b.npy", whole)
-    assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
-
-
-def test_people_are_known_by_both_texts_of_a_pair() -> None:
-    split = Split(["one", "two"], ["first", "second"], np.zeros(2, np.int64))
-    everything = split.all_texts()
-    assert sorted(everything) == ["first", "one", "second", "two"]
-    assert len(everything) == 4

@@ -34,7 +34,7 @@ def named_files(text: str) -> set[str]:
 
 
 def exists(path: str, page: Path) -> bool:
-    """From the top of the tree, from the package (`privacy/labels.py`) or from the page."""
+    """From the top of the tree, from the package (`privacy/accounting.py`) or from the page."""
     return any((start / path).exists() for start in (ROOT, ROOT / "dpfp_ray", page.parent))
 
 

@@ -27,8 +27,7 @@ from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.models.scopes import Lora
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting
-from dpfp_ray.privacy.noise import add_noise
-from dpfp_ray.privacy.sampling import ShuffleSampler
+from dpfp_ray.privacy.sampling import ShuffleSampler, add_noise
 from dpfp_ray.training.loop import State, evaluate
 from dpfp_ray.training.machine import SoloComm
 from dpfp_ray.training.prepare import Data

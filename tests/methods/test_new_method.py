@@ -14,7 +14,7 @@ import dpfp_ray.methods
 from dpfp_ray.auditing.audit import Settings, set_up
 from dpfp_ray.plan.method_spec import METHODS, all_specs, labels
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.statement_text import one_line, render
+from dpfp_ray.privacy.statement import one_line, render
 from dpfp_ray.sweeps.compare_runs import plan_cells, space_name, variant
 from dpfp_ray.sweeps.space_files import read_search_space
 from dpfp_ray.system.errors import UserError

@@ -14,8 +14,8 @@ from dpfp_ray.methods.parts.one_release import bounded, release_id
 from dpfp_ray.methods.parts.perturbed_minimum import Objective, with_bias
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.accounting import keep_probability
 from dpfp_ray.privacy.calibration import noise_multiplier
-from dpfp_ray.privacy.labels import keep_probability
 from dpfp_ray.privacy.objective_perturbation import (
     ObjectivePerturbation,
     calibrate,

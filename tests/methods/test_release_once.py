@@ -5,8 +5,8 @@ from dpfp_ray.methods import release_once
 from dpfp_ray.methods.parts.discriminant import discriminant
 from dpfp_ray.methods.parts.one_release import bounded_rows, release_id
 from dpfp_ray.models.representations import RepresentationTable
+from dpfp_ray.privacy.accounting import keep_probability, randomise
 from dpfp_ray.privacy.calibration import noise_multiplier
-from dpfp_ray.privacy.labels import keep_probability, randomise
 from tests.support.one_release import Floats, make_plan, make_table, measured_epsilon
 
 

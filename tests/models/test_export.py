@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from dpfp_ray import UserError, load_model
-from dpfp_ray.models.export import Change, export_adapter, export_model
-from dpfp_ray.models.predictor import Predictor
+from dpfp_ray.models.export import Change, Predictor, export_adapter, export_model
 from dpfp_ray.plan.method_spec import all_specs, scope_kind
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.training.load_model import plan_of, read_run, weights_of

@@ -1,6 +1,5 @@
 """One pass of the frozen encoder for each text, whichever vector of it is asked for."""
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,11 +8,9 @@ import pytest
 
 from dpfp_ray.data.tokens import TokenTable, tokenise
 from dpfp_ray.models import row_store
-from dpfp_ray.models.download import encoder_identity
 from dpfp_ray.models.pretrained import load_tokenizer
 from dpfp_ray.models.representations import represent
-from dpfp_ray.models.row_store import MEANS, Shard, Work, encode_here, store_of
-from dpfp_ray.system.cache import cache_dir
+from dpfp_ray.models.row_store import Shard, Work, encode_here, store_of
 from tests.support.tiny_runs import tiny_split, tiny_world
 
 VECTORS = ["mean", "cls", "pooler"]
@@ -61,17 +58,6 @@ def test_equal_texts_go_through_the_encoder_once(model: str, representation: str
 
 
 @pytest.mark.parametrize("representation", VECTORS)
-def test_a_known_text_in_another_table_is_not_encoded_again(
-    model: str, representation: str
-) -> None:
-    first = represent(tokens(model, list(range(12))), model, representation)
-    counted = Counted()
-    few = represent(tokens(model, [7, 2]), model, representation, encode=counted)
-    assert counted.rows == 0
-    np.testing.assert_array_equal(few.h, first.h[[7, 2]])
-
-
-@pytest.mark.parametrize("representation", VECTORS)
 def test_a_pass_that_was_killed_goes_on_after_its_last_shard(
     model: str, representation: str
 ) -> None:
@@ -96,10 +82,3 @@ def test_one_vector_is_kept_without_layers(model: str, representation: str) -> N
     (shard,) = row_store._kept_shards(store_of(model, representation, "fp32"))
     assert shard.last.shape == (3, 32)
     assert shard.layers.shape == (3, 0, 32)
-
-
-def test_the_store_of_means_is_where_it_always_was(model: str) -> None:
-    """What was kept before there were other kinds is found again."""
-    facts = f"1 {encoder_identity(model)} fp32"
-    name = hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
-    assert store_of(model, MEANS, "fp32") == cache_dir() / "encoded" / name

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dpfp_ray.plan.defaults import SST2_RECORDS, Defaults
-from dpfp_ray.plan.method_spec import METHODS, find_spec, scopes_of
+from dpfp_ray.plan.method_spec import METHODS, SST2_RECORDS, Defaults, find_spec, scopes_of
 
 
 def defaults_for(method: str, scope: str = "all") -> Defaults:
@@ -12,11 +11,17 @@ def defaults_for(method: str, scope: str = "all") -> Defaults:
     return spec.defaults_for(scope)
 
 
-@pytest.mark.parametrize(("records", "factor"), [(104_743, 1.55), (363_846, 5.4), (392_702, 5.8)])
-def test_dpsgd_keeps_its_sampling_rate_on_larger_sets(records: int, factor: float) -> None:
+@pytest.mark.parametrize(
+    ("records", "factor", "epochs"),
+    [(104_743, 1.55, 6), (363_846, 5.4, 15), (392_702, 5.8, 18)],
+)
+def test_dpsgd_keeps_its_sampling_rate_on_larger_sets_and_trains_longer(
+    records: int, factor: float, epochs: int
+) -> None:
     dpsgd = defaults_for("dpsgd")
     assert dpsgd.batch_size_at(records) == pytest.approx(1000 * factor, rel=0.02)
     assert dpsgd.batch_size_at(records) / records == pytest.approx(1000 / SST2_RECORDS, rel=1e-3)
+    assert dpsgd.epochs_at(records) == epochs
 
 
 @pytest.mark.parametrize(("records", "batch"), [(64, 32), (20, 20), (1, 1), (9_568, 142)])
@@ -42,11 +47,6 @@ def test_small_sets_get_a_batch_they_can_fill_and_no_fewer_epochs(
     defaults = defaults_for(method)
     assert 1 <= defaults.batch_size_at(records) <= records
     assert defaults.epochs_at(records) == defaults.epochs
-
-
-@pytest.mark.parametrize(("records", "epochs"), [(104_743, 6), (363_846, 15), (392_702, 18)])
-def test_dpsgd_trains_longer_on_larger_sets(records: int, epochs: int) -> None:
-    assert defaults_for("dpsgd").epochs_at(records) == epochs
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if "all" in scopes_of(name)])

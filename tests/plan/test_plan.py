@@ -16,15 +16,12 @@ from dpfp_ray.plan.values import make_plan, read_plan_file
 from dpfp_ray.system.errors import UserError
 
 SST2 = 67_349
-
-
-def refuse(values: dict[str, Any], words: str) -> None:
-    """`values` make no plan, and the one-line reason contains `words`."""
-    with pytest.raises(UserError) as caught:
-        make_plan(values)
-    message = str(caught.value)
-    assert words in message
-    assert "\n" not in message
+NO_WHOLE_NUMBERS: tuple[Any, ...] = (
+    *("many", "", True, False, [32], {"a": 1}, 32.5, "32.5", "nan", "inf", 10**400, "1_0_x"),
+    "9" * 5000,
+)
+NO_SCOPES = ("top:K", "top:0", "top:", "top:-1", "top:02", "top", "biases")
+BIAS, LORA = ({"method": "dpsgd", "scope": scope} for scope in ("bias", "lora"))
 
 
 # Derived quantities
@@ -66,20 +63,20 @@ def test_every_method_has_a_complete_default_plan(method: str) -> None:
     assert plan.private == (plan.epsilon is not None) == (plan.delta is not None)
 
 
-def test_epochs_end_where_their_records_have_been_drawn() -> None:
-    plan = Plan(batch_size=30, micro_batches=1, epochs=3, records=100)
-    assert plan.epoch_ends() == [3, 6, 10]
-
-
-def test_a_part_of_an_epoch_ends_with_the_run() -> None:
-    plan = Plan(batch_size=10, micro_batches=1, epochs=2.5, records=100)
-    assert plan.epoch_ends() == [10, 20, 25]
-    assert dataclasses.replace(plan, epochs=0.5).epoch_ends() == [5]
-
-
-def test_epochs_shorter_than_a_step_end_once() -> None:
-    plan = Plan(batch_size=100, micro_batches=2, epochs=5, records=50)
-    assert plan.epoch_ends() == [1, 2]
+@pytest.mark.parametrize(
+    ("batch", "micro", "epochs", "records", "ends"),
+    [
+        (30, 1, 3, 100, [3, 6, 10]),
+        (10, 1, 2.5, 100, [10, 20, 25]),
+        (10, 1, 0.5, 100, [5]),
+        (100, 2, 5, 50, [1, 2]),  # epochs shorter than a step
+    ],
+)
+def test_epochs_end_where_their_records_have_been_drawn(
+    batch: int, micro: int, epochs: float, records: int, ends: list[int]
+) -> None:
+    plan = Plan(batch_size=batch, micro_batches=micro, epochs=epochs, records=records)
+    assert plan.epoch_ends() == ends
 
 
 # Binding to the data
@@ -107,14 +104,22 @@ def test_binding_twice_changes_nothing() -> None:
     assert bound.bind(records=SST2) == bound
 
 
-def test_binding_to_other_data_is_refused() -> None:
-    with pytest.raises(UserError, match="says D = 100 records, the data have 101"):
-        Plan(records=100).bind(records=101)
-
-
-def test_binding_to_too_few_records_is_refused() -> None:
-    with pytest.raises(UserError, match="make no whole step of B = 32"):
-        Plan(epochs=1).bind(records=10)
+@pytest.mark.parametrize(
+    ("fields", "records", "says"),
+    [
+        ({"epochs": 1}, 10, "make no whole step of B = 32"),
+        ({"records": 100}, 101, "says D = 100 records, the data have 101"),
+        *(
+            ({"method": method, "dropout": 0.1}, SST2, f"dropout is 0.1, .*; use .* with {method}")
+            for method in ("dpfp", "dpsgd", "rgp")
+        ),
+    ],
+)
+def test_a_plan_that_does_not_fit_the_data_is_refused(
+    fields: dict[str, Any], records: int, says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        Plan(**fields).bind(records=records)
 
 
 # Bad values
@@ -158,132 +163,70 @@ def test_binding_to_too_few_records_is_refused() -> None:
         ({"method": "non_private", "epsilon": 3}, "non_private spends no budget"),
         ({"method": "non_private", "delta": 1e-5}, "non_private spends no budget"),
         ({"task": "custom"}, "task custom needs train_file"),
+        ({"cache_gb": -1}, "cache_gb is -1.0; give a number of gigabytes"),
+        ({"B": 300, "M": 2, "records": 100}, "p = B/(M D) = 1.5 is above 1 with B = 300, M = 2"),
+        *(({"batch_size": value}, "; give a whole number") for value in NO_WHOLE_NUMBERS),
+        *(({"epsilon": value}, "; give a number") for value in ("much", "", True, [3], 10**400)),
+        *(({"model": value}, "model is") for value in (["a"], {"a": 1})),
+        *(({"labels": value}, "give a list such as") for value in ([], 5, {"a": 1})),
+        ({"text_column": True}, "put the word in quotes"),
+        ({"labels": [False, True]}, "put the word in quotes"),
+        ({"B": 8, "batch_size": 8}, "batch_size is given twice"),
+        ({"batch-size": 8, "batch_size": 8}, "batch_size is given twice"),
+        ({"batchsize": 1}, "unknown key 'batchsize'; did you mean 'batch_size'?"),
+        ({"eps": 1}, "unknown key 'eps'; did you mean 'epsilon'?"),
+        ({"acountant": 1}, "unknown key 'acountant'; did you mean 'accountant'?"),
+        *(({key: 1}, "use one of task, data_dir") for key in ("zzzzzzzz", "", 7, True, ("a", "b"))),
+        ({"clip_style": "automatic"}, "clip_style is automatic, but dpfp"),
+        *(({"method": "dpsgd", "scope": scope}, "scope") for scope in NO_SCOPES),
+        ({"method": "rgp", "scope": "bias"}, "use scope"),
+        ({"mode": "moments", "scope": "bias"}, "use scope"),
+        ({"method": "objpert", "scope": "bias"}, "use scope"),
+        ({**BIAS, "lora_rank": 4}, "lora_rank is 4, but scope is bias"),
+        ({**LORA, "lora_freeze_a": "perhaps"}, "lora_freeze_a is 'perhaps'; give yes or no"),
+        ({**LORA, "lora_rank": 0}, "lora_rank is 0"),
     ],
 )
 def test_a_bad_value_gets_one_clear_line(values: dict[str, Any], words: str) -> None:
-    refuse(values, words)
+    with pytest.raises(UserError) as caught:
+        make_plan(values)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_a_sampling_probability_above_one_is_refused() -> None:
-    refuse(
-        {"B": 300, "M": 2, "records": 100},
-        "p = B/(M D) = 1.5 is above 1 with B = 300, M = 2, D = 100; use a batch_size of 200",
-    )
-
-
-def test_a_sampling_probability_of_one_is_allowed() -> None:
-    assert make_plan({"B": 200, "M": 2, "records": 100}).p == 1.0
-
-
-def test_a_budget_of_one_hair_is_allowed() -> None:
-    assert make_plan({"epsilon": "1e-9", "delta": "1e-300"}).epsilon == 1e-9
+@pytest.mark.parametrize(
+    ("values", "name", "read"),
+    [
+        ({"B": 200, "M": 2, "records": 100}, "p", 1.0),
+        ({"epsilon": "1e-9", "delta": "1e-300"}, "epsilon", 1e-9),
+        *(({"lr": text}, "learning_rate", 5e-6) for text in ("5e-6", "5E-6", "0.000005", " 5e-6 ")),
+        *(({"B": value}, "batch_size", 64) for value in ("64", 64, 64.0, "64.0", "6.4e1")),
+        *(({key: 4}, "batch_size", 4) for key in ("B", "batch-size")),
+        ({"M": 4}, "micro_batches", 4),
+        ({"C": 4}, "clip", 4.0),
+        ({"E": 4}, "epochs", 4.0),
+        ({"text_column": 0}, "text_column", "0"),
+        *(
+            ({"labels": value}, "labels", ("no", "yes"))
+            for value in ("no,yes", " no , yes ", ["no", "yes"], ("no", "yes"))
+        ),
+        ({"train_file": "x.csv"}, "task", "custom"),
+        ({"method": "rgp", "clip_style": "automatic"}, "clip_style", "automatic"),
+        ({"method": "non_private", "dropout": 0.1, "records": SST2}, "dropout", 0.1),
+    ],
+)
+def test_values_are_read_as_people_write_them(values: Any, name: str, read: Any) -> None:
+    value = getattr(make_plan(values), name)
+    assert value == read
+    assert type(value) is type(read)
 
 
 # Values as files and flags give them
 
 
-@pytest.mark.parametrize("text", ["5e-6", "5E-6", "0.000005", " 5e-6 "])
-def test_numbers_in_strings_are_numbers(text: str) -> None:
-    assert make_plan({"lr": text}).learning_rate == 5e-6
-
-
-@pytest.mark.parametrize("value", ["64", 64, 64.0, "64.0", "6.4e1"])
-def test_whole_numbers_may_be_written_in_any_way(value: Any) -> None:
-    batch = make_plan({"batch_size": value}).batch_size
-    assert batch == 64
-    assert isinstance(batch, int)
-
-
-@pytest.mark.parametrize(
-    "value", ["many", "", True, False, [32], {"a": 1}, 32.5, "32.5", "nan", "inf", 10**400, "1_0_x"]
-)
-def test_what_is_no_whole_number_is_refused(value: Any) -> None:
-    refuse({"batch_size": value}, "; give a whole number")
-
-
-@pytest.mark.parametrize("value", ["much", "", True, [3], {"a": 1}, 10**400])
-def test_what_is_no_number_is_refused(value: Any) -> None:
-    refuse({"epsilon": value}, "; give a number")
-
-
-@pytest.mark.parametrize("value", [["a"], {"a": 1}])
-def test_what_is_no_text_is_refused(value: Any) -> None:
-    refuse({"model": value}, "model is")
-
-
-def test_a_word_that_yaml_made_a_boolean_is_refused() -> None:
-    refuse({"text_column": True}, "put the word in quotes")
-    refuse({"labels": [False, True]}, "put the word in quotes")
-
-
-def test_a_number_may_name_a_column() -> None:
-    assert make_plan({"text_column": 0}).text_column == "0"
-
-
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_key_without_a_value_means_the_default(name: str) -> None:
     assert make_plan({name: None}) == Plan()
-
-
-@pytest.mark.parametrize("value", ["no,yes", " no , yes ", ["no", "yes"], ("no", "yes")])
-def test_labels_are_a_list_or_words_between_commas(value: Any) -> None:
-    assert make_plan({"labels": value}).labels == ("no", "yes")
-
-
-@pytest.mark.parametrize("value", [[], 5, {"a": 1}])
-def test_labels_must_be_a_list(value: Any) -> None:
-    refuse({"labels": value}, "give a list such as negative,positive")
-
-
-def test_a_number_of_a_million_digits_does_not_hang() -> None:
-    refuse({"batch_size": "9" * 5000}, "give a whole number")
-
-
-@pytest.mark.parametrize(
-    ("short", "long"),
-    [
-        ("B", "batch_size"),
-        ("M", "micro_batches"),
-        ("C", "clip"),
-        ("E", "epochs"),
-        ("lr", "learning_rate"),
-    ],
-)
-def test_the_papers_symbols_are_keys(short: str, long: str) -> None:
-    assert make_plan({short: 4}) == make_plan({long: 4})
-
-
-def test_dashes_are_underscores() -> None:
-    assert make_plan({"batch-size": 8}).batch_size == 8
-
-
-@pytest.mark.parametrize("twice", [("B", "batch_size"), ("batch-size", "batch_size")])
-def test_a_field_given_twice_is_refused(twice: tuple[str, str]) -> None:
-    refuse(dict.fromkeys(twice, 8), "batch_size is given twice")
-
-
-@pytest.mark.parametrize(
-    ("key", "nearest"),
-    [
-        ("batchsize", "batch_size"),
-        ("epsilom", "epsilon"),
-        ("eps", "epsilon"),
-        ("learning_rat", "learning_rate"),
-        ("microbatches", "micro_batches"),
-        ("acountant", "accountant"),
-    ],
-)
-def test_an_unknown_key_gets_the_nearest_one(key: str, nearest: str) -> None:
-    refuse({key: 1}, f"unknown key '{key}'; did you mean '{nearest}'?")
-
-
-@pytest.mark.parametrize("key", ["zzzzzzzz", "", 7, True, ("a", "b")])
-def test_a_key_like_no_other_gets_the_list(key: Any) -> None:
-    refuse({key: 1}, "use one of task, data_dir")
-
-
-def test_own_files_make_a_custom_task() -> None:
-    assert make_plan({"train_file": "x.csv"}).task == "custom"
 
 
 # Plan files
@@ -299,16 +242,13 @@ def test_a_plan_file_is_read(tmp_path: Path) -> None:
     path = write(tmp_path, "task: sst2\nlr: 5e-6  # as YAML 1.1 has it, a string\nB: 64\nmodel:\n")
     plan = make_plan(read_plan_file(path))
     assert (plan.task, plan.learning_rate, plan.B, plan.model) == ("sst2", 5e-6, 64, "minilm")
+    assert make_plan(read_plan_file(write(tmp_path, "# nothing\n"))) == Plan()
 
 
 def test_the_record_of_a_run_is_a_plan_file(tmp_path: Path) -> None:
     plan = Plan(task="sst2", method="rgp", epsilon=1).bind(records=67_349, classes=2)
     record = {"schema": 1, "plan": plan.to_dict(), "plan_hash": plan.hash, "finished": True}
     assert make_plan(read_plan_file(write(tmp_path, json.dumps(record)))) == plan
-
-
-def test_an_empty_plan_file_is_the_default_plan(tmp_path: Path) -> None:
-    assert make_plan(read_plan_file(write(tmp_path, "# nothing\n"))) == Plan()
 
 
 @pytest.mark.parametrize(
@@ -331,14 +271,10 @@ def test_a_bad_plan_file_is_named(tmp_path: Path, text: str | bytes, words: str)
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_plan_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere\.yaml: No such file"):
-        read_plan_file(tmp_path / "nowhere.yaml")
-
-
-def test_a_folder_is_no_plan_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="Is a directory"):
-        read_plan_file(tmp_path)
+@pytest.mark.parametrize(("name", "says"), [("nowhere.yaml", "No such file"), ("", "Is a direct")])
+def test_a_plan_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, says: str) -> None:
+    with pytest.raises(UserError, match=f"{name}: {says}"):
+        read_plan_file(tmp_path / name)
 
 
 # The hash
@@ -372,16 +308,6 @@ def test_a_given_default_has_the_hash_of_the_default() -> None:
 @pytest.mark.parametrize("change", [{"data_dir": "/elsewhere"}, {"max_physical_batch": 7}])
 def test_the_hash_ignores_what_does_not_change_the_result(change: dict[str, Any]) -> None:
     assert dataclasses.replace(Plan(records=SST2), **change).hash == Plan(records=SST2).hash
-
-
-@pytest.mark.parametrize("method", ["dpfp", "dpsgd", "rgp"])
-def test_a_private_plan_with_dropout_is_not_run(method: str) -> None:
-    with pytest.raises(UserError, match=rf"dropout is 0.1, .*; use dropout 0 with {method}"):
-        Plan(method=method, dropout=0.1).bind(records=SST2)
-
-
-def test_a_plan_without_privacy_may_have_dropout() -> None:
-    assert Plan(method="non_private", dropout=0.1).bind(records=SST2).dropout == 0.1
 
 
 CHANGES: dict[str, Any] = {
@@ -454,33 +380,6 @@ def test_the_hash_follows_the_scope_and_what_belongs_to_it() -> None:
 
 
 # Scopes
-
-
-@pytest.mark.parametrize("scope", ["top:K", "top:0", "top:", "top:-1", "top:02", "top", "biases"])
-def test_a_scope_that_is_none_is_refused_with_those_there_are(scope: str) -> None:
-    with pytest.raises(UserError, match="scope"):
-        Plan(method="dpsgd", scope=scope)
-
-
-@pytest.mark.parametrize("values", [{"method": "rgp"}, {"mode": "moments"}, {"method": "objpert"}])
-def test_a_method_without_a_scope_says_which_it_has(values: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="use scope"):
-        Plan(**values, scope="bias")
-
-
-def test_loras_fields_belong_to_lora() -> None:
-    with pytest.raises(UserError, match="lora_rank is 4, but scope is bias"):
-        Plan(method="dpsgd", scope="bias", lora_rank=4)
-    with pytest.raises(UserError, match="lora_freeze_a is 'perhaps'; give yes or no"):
-        make_plan({"method": "dpsgd", "scope": "lora", "lora_freeze_a": "perhaps"})
-    with pytest.raises(UserError, match="lora_rank is 0"):
-        Plan(method="dpsgd", scope="lora", lora_rank=0)
-
-
-def test_only_methods_that_clip_gradients_have_a_clip_style() -> None:
-    assert Plan(method="rgp", clip_style="automatic").clip_style == "automatic"
-    with pytest.raises(UserError, match="clip_style is automatic, but dpfp"):
-        Plan(clip_style="automatic")
 
 
 def test_a_plan_can_be_a_key_and_cannot_be_changed() -> None:

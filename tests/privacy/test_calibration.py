@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
 from dpfp_ray.privacy import accounting, calibration, pld
 from dpfp_ray.privacy.accounting import Mechanism, epsilon
-from dpfp_ray.privacy.calibration import noise_multiplier, smallest_noise
+from dpfp_ray.privacy.calibration import Spending, noise_multiplier, smallest_noise
 from dpfp_ray.system.errors import UserError
 
 SST2 = 67_349
@@ -191,17 +191,6 @@ def test_a_budget_that_any_noise_meets_gets_the_smallest() -> None:
 # Speed
 
 
-def test_calibration_needs_few_compositions(
-    fresh_cache: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each takes some milliseconds at B = M = 32; benchmarks measure the seconds."""
-    sizes: list[float] = []
-    compose = pld.epsilon_at
-    monkeypatch.setattr(pld, "epsilon_at", lambda *a, **k: sizes.append(1) or compose(*a, **k))
-    noise_multiplier(sst2(32, 32))
-    assert 1 <= len(sizes) <= 40
-
-
 def test_calibration_is_remembered(fresh_cache: object, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
     evaluate = pld.epsilon_at
@@ -259,7 +248,66 @@ def test_the_search_ends_on_a_staircase() -> None:
     assert found == pytest.approx(1.0, rel=1e-3)
 
 
-def test_the_search_takes_few_evaluations_from_a_near_start() -> None:
-    curve = Curve(6.0)
-    calibration._smallest(curve, 1.0, 1.002, step=3e-3, tolerance=1e-3)
-    assert curve.calls <= 6
+# What a run has spent: from nothing to its budget, never less than before, never above
+
+
+def make_plan(**changes: object) -> Plan:
+    settings = {"batch_size": 32, "micro_batches": 8, "epochs": 2, "records": 2000}
+    return Plan(method="dpfp", **{**settings, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return make_plan()
+
+
+@pytest.fixture(scope="module")
+def spending(plan: Plan) -> Spending:
+    return Spending(plan, noise_multiplier(plan))
+
+
+def test_nothing_is_spent_before_the_first_step(spending: Spending) -> None:
+    assert spending.spent(0) == {"gdp": 0.0, "rdp": 0.0, "pld": 0.0}
+    assert spending.at_most(0) == 0.0
+
+
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+def test_the_last_step_spends_the_budget_and_no_more(accountant: str) -> None:
+    plan = make_plan(accountant=accountant)
+    spent = Spending(plan, noise_multiplier(plan)).spent(plan.steps)[accountant]
+    assert spent is not None
+    assert 3 * (1 - 0.01) < spent <= 3 * (1 + 1e-9)
+
+
+def test_spent_is_the_accounting_of_the_steps_done(plan: Plan, spending: Spending) -> None:
+    mechanism = accounting.Mechanism(32 / (8 * 2000), 7 * 8, spending.noise_multiplier, "zero_out")
+    assert spending.spent(7) == accounting.epsilons(mechanism, 1 / 4000)
+
+
+def test_what_is_shown_live_is_never_less_than_spent(plan: Plan, spending: Spending) -> None:
+    for steps in (1, 12, 13, 62, 63, plan.steps - 1, plan.steps):
+        shown, spent = spending.at_most(steps), spending.spent(steps)["pld"]
+        assert shown is not None
+        assert spent is not None
+        assert shown >= spent
+
+
+def test_what_is_shown_live_takes_ten_values(plan: Plan, spending: Spending) -> None:
+    shown = {spending.at_most(steps) for steps in range(1, plan.steps + 1)}
+    assert len(shown) == 10
+    assert max(s for s in shown if s is not None) == spending.spent(plan.steps)["pld"]
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7])
+def test_short_runs_are_shown_to_the_step(steps: int) -> None:
+    plan = make_plan(batch_size=2000, micro_batches=1, epochs=steps)
+    spending = Spending(plan, 2.0)
+    assert [spending.at_most(t) for t in range(1, steps + 1)] == [
+        spending.spent(t)["pld"] for t in range(1, steps + 1)
+    ]
+
+
+def test_a_method_without_a_budget_spends_nothing_to_speak_of() -> None:
+    spending = Spending(Plan(method="non_private", records=2000), 0.0)
+    assert spending.spent(10) == {}
+    assert spending.at_most(10) is None

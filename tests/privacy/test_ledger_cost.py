@@ -12,8 +12,7 @@ from dp_accounting import rdp
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 
 from dpfp_ray.privacy import pld
-from dpfp_ray.privacy.accounting import gdp_delta, gdp_epsilon, renyi_epsilon
-from dpfp_ray.privacy.labels import joint_epsilon
+from dpfp_ray.privacy.accounting import gdp_delta, gdp_epsilon, joint_epsilon, renyi_epsilon
 from dpfp_ray.privacy.ledger_cost import (
     Counts,
     Filters,
@@ -86,8 +85,13 @@ def test_composition_is_never_below_dp_accountings_lower_bound(name: str) -> Non
     assert composed_epsilon(MIXED[name], 1e-5) >= low.get_epsilon_for_delta(1e-5)
 
 
-def test_golden_thirty_trials_cost_16_99_as_a_fixed_list() -> None:
-    assert composed_epsilon({TRIAL: 30 * TRIAL_STEPS}, DELTA) == pytest.approx(16.99, rel=5e-3)
+@pytest.mark.parametrize(
+    ("part", "count", "epsilon"),
+    [(TRIAL, 30 * TRIAL_STEPS, 16.99), (Gaussian(1 / D, 0.3461), PAPER_DRAWS, 5.900)],
+    ids=["thirty trials", "the paper's run"],
+)
+def test_golden_costs_of_fixed_lists(part: Part, count: int, epsilon: float) -> None:
+    assert composed_epsilon({part: count}, DELTA) == pytest.approx(epsilon, rel=2e-3)
 
 
 def test_golden_thirty_trials_cost_18_21_by_renyi_and_a_filter_never_says_less() -> None:
@@ -97,12 +101,6 @@ def test_golden_thirty_trials_cost_18_21_by_renyi_and_a_filter_never_says_less()
     assert best == pytest.approx(18.21, rel=2e-3)
     filters = filters_from([TRIAL])
     assert best <= filter_epsilon({TRIAL: 30 * TRIAL_STEPS}, DELTA, filters)[0] <= 1.1 * best
-
-
-def test_golden_paper_run_costs_5_9() -> None:
-    assert composed_epsilon({Gaussian(1 / D, 0.3461): PAPER_DRAWS}, DELTA) == pytest.approx(
-        5.900, rel=2e-3
-    )
 
 
 def test_plain_gaussians_compose_exactly() -> None:
@@ -226,13 +224,11 @@ def test_a_filter_is_the_theorem_written_out() -> None:
     assert filter_epsilon({TRIAL: 100}, 1e-5, filters_of(total))[0] == pytest.approx(by_hand)
 
 
-@pytest.mark.parametrize("filters", [filters_from([TRIAL]), filters_from([PLAIN])])
+@pytest.mark.parametrize(
+    "filters",
+    [filters_from([TRIAL]), filters_from([PLAIN]), filters_of(total_of(3.0, 1e-5))],
+)
 def test_the_shares_of_delta_are_one_together(filters: Filters) -> None:
-    assert filters.gdp_share + sum(filters.renyi_shares.values()) == pytest.approx(1)
-
-
-def test_a_totals_shares_of_delta_are_one_together() -> None:
-    filters = filters_of(total_of(3.0, 1e-5))
     assert filters.gdp_share + sum(filters.renyi_shares.values()) == pytest.approx(1)
 
 
@@ -319,12 +315,13 @@ def test_what_fits_fits_and_hardly_more_does() -> None:
     assert most == pytest.approx(slow, rel=0.05)
 
 
-def test_nothing_fits_a_spent_total() -> None:
-    assert what_fits({TRIAL: 10**6}, {TRIAL: 1}, total_of(1.0, DELTA), DELTA) == 0.0
-
-
-def test_pure_parts_alone_can_be_too_much() -> None:
-    assert what_fits({}, {Pure(3.0): 1, Gaussian(1.0, 1.0): 1}, total_of(2.0, DELTA), DELTA) == 0.0
+@pytest.mark.parametrize(
+    ("spent", "new", "epsilon"),
+    [({TRIAL: 10**6}, {TRIAL: 1}, 1.0), ({}, {Pure(3.0): 1, Gaussian(1.0, 1.0): 1}, 2.0)],
+    ids=["a spent total", "pure parts alone"],
+)
+def test_where_nothing_fits_it_is_0(spent: Counts, new: Counts, epsilon: float) -> None:
+    assert what_fits(spent, new, total_of(epsilon, DELTA), DELTA) == 0.0
 
 
 # --- parts as data ------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant, pld_pmf
 
-from dpfp_ray.privacy import accounting, convolution, pld
+from dpfp_ray.privacy import accounting, pld
 from dpfp_ray.privacy.accounting import Mechanism
-from dpfp_ray.privacy.convolution import Floats, Losses, composed_epsilon
+from dpfp_ray.privacy.pld import Floats, Losses, composed_epsilon
 
 SST2 = 67_349
 RELATIONS = {
@@ -255,14 +255,14 @@ def test_corners(p: float, n: int, sigma: float, delta: float, adjacency: str) -
 
 def test_grids_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    power = convolution._tilted_product
+    power = pld._tilted_product
 
     def watched(*args: object) -> Floats:
         sizes.append(int(args[-1]))  # type: ignore[call-overload]
         return power(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(pld, "MOST_POINTS", 20_000)
-    monkeypatch.setattr(convolution, "_tilted_product", watched)
+    monkeypatch.setattr(pld, "_tilted_product", watched)
     p, n, sigma, delta = 1 / SST2, 6_000_000, 0.45, 7.4e-6
     found = pld.epsilon(p, n, sigma, delta, scale=0.1)
     assert max(sizes) < 10 * 20_000

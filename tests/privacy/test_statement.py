@@ -10,11 +10,14 @@ from scipy import stats
 
 from dpfp_ray.plan.method_spec import all_specs
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy import spending
 from dpfp_ray.privacy.accounting import Mechanism, gdp_delta, gdp_epsilon
-from dpfp_ray.privacy.calibration import noise_multiplier
-from dpfp_ray.privacy.statement import guarantee, statement
-from dpfp_ray.privacy.statement_text import brief, one_line, render
+from dpfp_ray.privacy.calibration import (
+    expected_epsilon,
+    likely_most_rows,
+    noise_multiplier,
+    shown_epsilon,
+)
+from dpfp_ray.privacy.statement import brief, guarantee, one_line, render, statement
 from dpfp_ray.system.whole_files import to_json
 
 RECORDS = 2000
@@ -187,21 +190,21 @@ def test_a_partly_done_run_states_what_it_has_spent() -> None:
 
 def test_epsilon_without_amplification_is_the_mean_over_draws() -> None:
     mech, delta = Mechanism(p=0.02, n=150, noise_multiplier=1.3, adjacency="zero_out"), 1e-4
-    found = spending.shown_epsilon(mech, delta)
+    found = shown_epsilon(mech, delta)
     draws = np.random.default_rng(0).binomial(150, 0.02, 400_000)
     chances = np.bincount(draws) / len(draws)
     total = sum(c * gdp_delta(found, math.sqrt(k) / 1.3) for k, c in enumerate(chances) if k)
     assert total == pytest.approx(delta, rel=0.1)
-    expected = spending.expected_epsilon(mech, delta)
+    expected = expected_epsilon(mech, delta)
     assert expected == pytest.approx(gdp_epsilon(math.sqrt(3) / 1.3, delta))
     assert found > expected  # some records are drawn more often
-    most = spending.likely_most_rows(mech, 1e-6)
+    most = likely_most_rows(mech, 1e-6)
     assert stats.binom.sf(most, 150, 0.02) <= 1e-6 < stats.binom.sf(most - 1, 150, 0.02)
 
 
 def test_without_sampling_nothing_is_averaged() -> None:
     mech = Mechanism(p=1.0, n=4, noise_multiplier=2.0, adjacency="replace_one")
-    assert spending.shown_epsilon(mech, 1e-5) == pytest.approx(gdp_epsilon(2.0, 1e-5))
+    assert shown_epsilon(mech, 1e-5) == pytest.approx(gdp_epsilon(2.0, 1e-5))
 
 
 @pytest.mark.parametrize("name", [name for name, spec in all_specs().items() if spec.private])

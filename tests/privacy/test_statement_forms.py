@@ -54,6 +54,8 @@ def test_every_question_has_an_answer(one: Case) -> None:
 def test_without_privacy_the_one_answer_is_no() -> None:
     (only,) = nist_questions(*case("non_private"))
     assert only["answer"].startswith("No privacy guarantee")
+    with pytest.raises(UserError, match="promises nothing"):
+        registry_entry(*case("non_private"))
 
 
 def test_a_proved_epsilon_is_registered_rounded_up() -> None:
@@ -83,11 +85,6 @@ def test_a_refuted_epsilon_is_not_registered() -> None:
 def test_who_must_be_trusted_is_registered() -> None:
     assert registry_entry(*LOCAL)["deployment"]["model"]["model_name"] == "Local"
     assert registry_entry(*PROVED)["deployment"]["model"]["model_name"] == "Central"
-
-
-def test_without_privacy_there_is_nothing_to_register() -> None:
-    with pytest.raises(UserError, match="promises nothing"):
-        registry_entry(*case("non_private"))
 
 
 def test_a_known_seed_is_said() -> None:

@@ -1,8 +1,7 @@
 """The statement's words and numbers reach the report, whatever version wrote them."""
 
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.statement import statement
-from dpfp_ray.privacy.statement_text import render
+from dpfp_ray.privacy.statement import render, statement
 from dpfp_ray.reports import statements
 from dpfp_ray.results.runs import read_runs
 from tests.support.samples import sample

@@ -14,7 +14,7 @@ from dpfp_ray.sweeps import cluster
 from dpfp_ray.sweeps.cluster import SETTINGS, connected, settings
 from dpfp_ray.sweeps.trial import Trial
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.system.signals import Interrupted
+from dpfp_ray.system.terminal import Interrupted
 from tests.support.ray_runs import measured, run_plainly, run_script, trial
 
 

@@ -21,8 +21,7 @@ from dpfp_ray.sweeps.state import SweepState
 from dpfp_ray.system import lease
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.lease import held
-from dpfp_ray.system.remote_files import NewObjects
-from dpfp_ray.system.storage import open_files
+from dpfp_ray.system.storage import NewObjects, open_files
 from tests.support.object_store import BUCKET, SECRET_KEY, Faults, ObjectStore, object_store
 from tests.support.one_release import make_table
 from tests.support.ports import free_ports
@@ -237,7 +236,7 @@ def test_a_store_that_ignores_conditions_is_noticed(
 def test_without_botocore_a_driver_says_what_to_install(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpfp_ray.system.remote_files._KNOWN", {})
+    monkeypatch.setattr("dpfp_ray.system.storage._KNOWN", {})
     monkeypatch.setitem(sys.modules, "botocore.exceptions", None)
     monkeypatch.setitem(sys.modules, "botocore.session", None)
     with pytest.raises(UserError, match=r"pip install 'dpfp-ray\[s3\]'"):

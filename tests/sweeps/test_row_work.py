@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from dpfp_ray.data import Split
-from dpfp_ray.data.pair_tokens import PairTable
-from dpfp_ray.data.tokens import TokenTable
+from dpfp_ray.data.tokens import PairTable, TokenTable
 from dpfp_ray.models import row_store
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.sweeps import row_work

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.plan.fields import ACCOUNTANTS
-from dpfp_ray.plan.plan import Plan
+from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
 from dpfp_ray.sweeps import telemetry
 from dpfp_ray.sweeps.telemetry import (
     GAUGES,

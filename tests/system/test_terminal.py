@@ -2,6 +2,7 @@
 
 import html
 import re
+import signal
 import threading
 
 import pytest
@@ -9,7 +10,17 @@ from rich.table import Table
 
 from dpfp_ray.sweeps.cluster import JOB
 from dpfp_ray.system import terminal
-from dpfp_ray.system.terminal import clock, counted, print_table, that_fit, waiting
+from dpfp_ray.system.terminal import (
+    Interrupted,
+    clock,
+    counted,
+    ignoring_signals,
+    print_table,
+    signal_of,
+    stopped_by_signals,
+    that_fit,
+    waiting,
+)
 
 
 def columns() -> Table:
@@ -19,16 +30,12 @@ def columns() -> Table:
     return table
 
 
-def test_a_table_has_ordinary_spaces(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(columns(), 40)
-    assert "\u00a0" not in capsys.readouterr().out
-
-
 def test_in_a_job_html_does_not_fold_the_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     print_table(columns(), 40)
     plain = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert "\u00a0" not in "".join(plain)
     monkeypatch.setenv(JOB, "{}")
     print_table(columns(), 40)
     folded = re.sub(" +", " ", html.escape(capsys.readouterr().out))
@@ -50,24 +57,16 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "LINE_EVERY_SECONDS", 0.0)
 
 
+@pytest.mark.parametrize(("total", "of"), [(5, " of 5"), (None, "")])
 def test_work_in_parts_says_how_far_it_is(
-    no_patience: None, capsys: pytest.CaptureFixture[str]
+    no_patience: None, capsys: pytest.CaptureFixture[str], total: int | None, of: str
 ) -> None:
     parts = [[1, 2, 3], [4, 5]]
-    assert list(counted(parts, len, "encoding train", 5)) == parts
+    assert list(counted(parts, len, "encoding train", total)) == parts
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.splitlines() == [
-        "encoding train: 3 of 5 rows, 0:00 gone",
-        "encoding train: 5 of 5 rows, 0:00 gone",
-    ]
-
-
-def test_work_of_unknown_length_says_what_is_done(
-    no_patience: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    list(counted([[1, 2]], len, "predicting"))
-    assert capsys.readouterr().err == "predicting: 2 rows, 0:00 gone\n"
+    lines = [f"encoding train: {done}{of} rows, 0:00 gone" for done in (3, 5)]
+    assert said.err.splitlines() == lines
 
 
 def test_short_work_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,3 +107,29 @@ def test_a_failure_ends_the_reminders() -> None:
 @pytest.mark.parametrize(("seconds", "shown"), [(5, "0:05"), (65, "1:05"), (3_725, "1:02:05")])
 def test_times_are_short(seconds: float, shown: str) -> None:
     assert clock(seconds) == shown
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_answered_and_says_which_it_was(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Interrupted) as stop, stopped_by_signals("stopping"):
+        signal.raise_signal(number)
+    assert stop.value.number == number
+    assert capsys.readouterr().err == "stopping\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_clean_up_is_not_interrupted(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with ignoring_signals():
+        signal.raise_signal(number)
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_is_known_by_an_error_that_does_not_name_it() -> None:
+    with pytest.raises(Interrupted), stopped_by_signals():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal_of(KeyboardInterrupt()) == signal.SIGTERM
+    with stopped_by_signals():
+        assert signal_of(KeyboardInterrupt()) == signal.SIGINT

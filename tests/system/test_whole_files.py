@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from dpfp_ray.plan.values import read_plan_file
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.whole_files import (
     PRIVATE,
@@ -33,9 +34,12 @@ def strict(text: str) -> Any:
 @pytest.mark.parametrize(
     "value", [{"a": [1, 2.5, None, True, "ε"]}, [], "text", 3, {"deep": {"er": [[1], [2]]}}]
 )
-def test_values_come_back(tmp_path: Path, value: Any) -> None:
-    write_json(tmp_path / "file.json", value)
-    assert read_json(tmp_path / "file.json") == value
+def test_values_come_back_and_no_scratch_file_stays(tmp_path: Path, value: Any) -> None:
+    path = tmp_path / "new" / "folder" / "file.json"
+    write_json(path, "old")
+    write_json(path, value)
+    assert json.loads(path.read_bytes().decode()) == read_json(path) == value
+    assert [file.name for file in path.parent.iterdir()] == ["file.json"]
 
 
 @pytest.mark.parametrize(
@@ -47,22 +51,6 @@ def test_what_json_has_no_number_for_becomes_a_string(value: float, written: str
         "pair": [written, 1.0],
     }
     assert str(float(written)) == str(value)
-
-
-def test_compact_json_is_one_line() -> None:
-    assert "\n" not in to_json({"a": ["x", {"b": 1}]})
-
-
-def test_missing_folders_are_made(tmp_path: Path) -> None:
-    write_json(tmp_path / "new" / "folder" / "file.json", 1)
-    assert read_json(tmp_path / "new" / "folder" / "file.json") == 1
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
-    write_json(tmp_path / "file.json", "old")
-    with pytest.raises(TypeError):
-        write_json(tmp_path / "file.json", {"bad": object()})
-    assert read_json(tmp_path / "file.json") == "old"
 
 
 def test_a_kill_before_the_rename_leaves_the_old_file(
@@ -79,42 +67,25 @@ def test_a_kill_before_the_rename_leaves_the_old_file(
     assert read_json(tmp_path / "file.json") == "old"
 
 
-def test_no_scratch_file_stays(tmp_path: Path) -> None:
-    write_json(tmp_path / "file.json", 1)
-    write_json(tmp_path / "file.json", 2)
-    assert [path.name for path in tmp_path.iterdir()] == ["file.json"]
-
-
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "file.json"
-    path.write_text('{"half": ')
-    with pytest.raises(UserError, match=r"file\.json is not valid JSON"):
-        read_json(path)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot read .*gone\.json: No such file"):
-        read_json(tmp_path / "gone.json")
-
-
-def test_a_text_is_written_as_utf_8(tmp_path: Path) -> None:
-    write_text(tmp_path / "file", "ε = 3\n")
-    assert (tmp_path / "file").read_bytes() == "ε = 3\n".encode()
-
-
-def test_a_private_file_is_the_owners_only_from_its_first_byte(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_text(path, "old")
-    with whole_file(path, PRIVATE) as file:
-        assert os.fstat(file.fileno()).st_mode & 0o777 == 0o600
-    assert path.stat().st_mode & 0o777 == 0o600
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [('{"half": ', r"file\.json is not valid JSON"), (None, r"cannot read .*json: No such file")],
+)
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, content: str | None, says: str
+) -> None:
+    if content:
+        (tmp_path / "file.json").write_text(content)
+    with pytest.raises(UserError, match=says):
+        read_json(tmp_path / "file.json")
 
 
 @pytest.mark.parametrize("umask", [0, 0o277])
 def test_private_files_do_not_follow_the_umask(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
-        write_text(tmp_path / "folder" / "file", "x", PRIVATE)
+        with whole_file(tmp_path / "folder" / "file", PRIVATE) as file:
+            assert os.fstat(file.fileno()).st_mode & 0o777 == 0o600  # from its first byte
         with whole_folder(tmp_path / "folder" / "built", mode=PRIVATE) as built:
             (built / "inside").write_text("x")
     finally:
@@ -147,9 +118,6 @@ def test_a_secret_goes_with_what_killed_writes_left_of_it(tmp_path: Path) -> Non
         (tmp_path / name).touch()
     delete_secret(tmp_path / "seed")
     assert {path.name for path in tmp_path.iterdir()} == {"seedling", "other"}
-
-
-def test_a_secret_that_is_not_there_is_no_error(tmp_path: Path) -> None:
     delete_secret(tmp_path / "no folder" / "seed")
 
 
@@ -179,3 +147,44 @@ def test_the_folder_of_a_faster_process_stays_if_it_is_good(
         path.mkdir()
         (path / "theirs").touch()
     assert [found.name for found in path.iterdir()] == [left]
+
+
+def test_a_plan_file_without_an_end_is_refused() -> None:
+    with pytest.raises(UserError, match="/dev/zero is larger than 4 MB"):
+        read_plan_file("/dev/zero")
+
+
+@pytest.mark.slow
+def test_a_plan_file_of_two_million_values_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text("[" + "1," * 2_000_000 + "]")
+    with pytest.raises(UserError, match="holds more than 100,000 values"):
+        read_plan_file(tmp_path / "plan.yaml")
+
+
+def test_merge_keys_that_double_each_other_are_refused(tmp_path: Path) -> None:
+    lines = [f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 60)]
+    (tmp_path / "plan.yaml").write_text("\n".join(["a0: &a0 {x: 1}", *lines]))
+    with pytest.raises(UserError, match="holds more than 100,000 values"):
+        read_plan_file(tmp_path / "plan.yaml")
+
+
+LAUGHS = "a0: &a0 [x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 13)
+)
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        (LAUGHS, "holds more than 100,000 values"),
+        ("!!python/object/apply:os.system [id]\n", r"is not valid YAML.*python/object"),
+        ("[" * 5_000, "nested too deeply"),
+        (f"epsilon: {'1:' * 20_000}1\n", "more than 300 digits"),
+        ("epsilon: \0", "is not valid YAML"),
+    ],
+    ids=["aliases", "tag", "nested", "number", "control"],
+)
+def test_a_harmful_plan_file_is_refused(tmp_path: Path, plan: str, why: str) -> None:
+    (tmp_path / "plan.yaml").write_text(plan)
+    with pytest.raises(UserError, match=why):
+        read_plan_file(tmp_path / "plan.yaml")

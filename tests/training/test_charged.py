@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from dpfp_ray.auditing.audit import audit
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.privacy.ledger_sum import Spent
+from dpfp_ray.privacy.ledger_entries import Spent
 from dpfp_ray.privacy.sampling import PoissonSampler
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.system.signals import Interrupted
+from dpfp_ray.system.terminal import Interrupted
 from dpfp_ray.system.whole_files import without_checksum
 from dpfp_ray.training import train as train_module
 from dpfp_ray.training.charged import use_for

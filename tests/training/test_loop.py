@@ -11,8 +11,8 @@ from torch import Tensor
 
 from dpfp_ray.models.classifier import trainable_parameters
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.calibration import Spending
 from dpfp_ray.privacy.sampling import Sampler, make_sampler, run_seed
-from dpfp_ray.privacy.spending import Spending
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.loop import Progress, State, weights_hash
 from dpfp_ray.training.machine import Comm, TorchComm

@@ -18,8 +18,8 @@ from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_cost import Gaussian, Pure, RdpCurve, composed_epsilon, for_group
 from dpfp_ray.privacy.ledger_entries import use_of
+from dpfp_ray.privacy.statement import render
 from dpfp_ray.privacy.statement_forms import nist_questions, registry_entry
-from dpfp_ray.privacy.statement_text import render
 from dpfp_ray.training.charged import charged
 from dpfp_ray.training.prepare import Prepared, Run, build_model, load_inputs, prepare
 from tests.support.tiny_runs import (

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from dpfp_ray.cli.main import main
+from dpfp_ray.privacy.calibration import Spending
 from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.privacy.spending import Spending
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.lease import PREFIX, Claim
 from dpfp_ray.system.whole_files import without_checksum

@@ -48,14 +48,14 @@ class Rows:
 
     @property
     def packed_row(self) -> Tensor | None:
-        """Of each token, where rows are packed (`data/packing.py`)."""
-        from dpfp_ray.data.packing import ROW
+        """Of each token, where rows are packed (`data/batches.py`)."""
+        from dpfp_ray.data.batches import ROW
 
         return self.inputs.get(ROW)
 
     def padded(self) -> Rows:
         """Unpack: a NaN row contaminates its packed neighbours (0 · NaN = NaN)."""
-        from dpfp_ray.data.packing import unpacked
+        from dpfp_ray.data.batches import unpacked
 
         return replace(self, inputs=unpacked(self.inputs))
 

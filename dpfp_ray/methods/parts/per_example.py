@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import Embedding, LayerNorm, Linear, Module, functional
 
-from dpfp_ray.data.packing import spans
+from dpfp_ray.data.batches import spans
 
 AUTOMATIC_OFFSET = 0.01  # the authors' γ, the same for all of their tasks
 # What Opacus leaves behind on modules; `GradSampleHooks.cleanup` clears only what is on parameters.
@@ -52,7 +52,7 @@ class Clipping(GradSampleHooks, ABC):
 
     @contextmanager
     def packed(self, row: Tensor | None) -> Iterator[None]:
-        """For a forward pass over packed rows, `row` of each token (`data/packing.py`)."""
+        """For a forward pass over packed rows, `row` of each token (`data/batches.py`)."""
         self.row = row
         try:
             yield

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, functional
 
-from dpfp_ray.data.packing import PLACE, ROW
+from dpfp_ray.data.batches import PLACE, ROW
 from dpfp_ray.methods.parts.ghost import GhostClipping, squared_norms
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.scopes import woken
