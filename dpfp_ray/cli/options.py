@@ -11,7 +11,7 @@ from dpfp_ray.system.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from dpfp_ray.privacy.ledger_sum import Spent
-    from dpfp_ray.sweeps.selection_cost import SelectionCost
+    from dpfp_ray.sweeps.selection import SelectionCost
 
 GROUPS = {
     "data": ("task", "header"),

@@ -73,7 +73,7 @@ def test_second_run_starts_nothing_and_says_the_same(
 ) -> None:
     before = records(compared[1])
     monkeypatch.setattr(
-        "dpfp_ray.sweeps.runner.connected", lambda *_: pytest.fail("Ray was started")
+        "dpfp_ray.sweeps.driver.connected", lambda *_: pytest.fail("Ray was started")
     )
     assert main([*compared[0], "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)

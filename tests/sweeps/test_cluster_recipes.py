@@ -11,8 +11,8 @@ import yaml
 
 from dpfp_ray.cli.main import build_parser
 from dpfp_ray.cli.options import split_change
-from dpfp_ray.sweeps.resources import plan_resources
-from dpfp_ray.sweeps.space_files import read_search_space
+from dpfp_ray.sweeps.cluster import plan_resources
+from dpfp_ray.sweeps.space import read_search_space
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "docs" / "cluster"

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from dpfp_ray.sweeps import live
-from dpfp_ray.sweeps.live import LiveTable, SealedTable
+from dpfp_ray.sweeps import progress as live
+from dpfp_ray.sweeps.progress import LiveTable, SealedTable
 from tests.support.tune_trial import TuneTrial
 
 

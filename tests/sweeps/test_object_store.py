@@ -16,8 +16,8 @@ import requests
 from dpfp_ray.cli.main import main
 from dpfp_ray.models import representations
 from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.sweeps import published
-from dpfp_ray.sweeps.state import SweepState
+from dpfp_ray.sweeps import shared as published
+from dpfp_ray.sweeps.trial import SweepState
 from dpfp_ray.system import lease
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.lease import held

@@ -11,7 +11,7 @@ from dpfp_ray.cli.main import main
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.reports.make import report
 from dpfp_ray.reports.model_card import model_card
-from dpfp_ray.sweeps.run_sweep import FinishedSweep, sweep
+from dpfp_ray.sweeps.sweep import FinishedSweep, sweep
 from tests.support.ray_runs import ONE_PROCESS, SEED, write_space
 from tests.support.tiny_runs import write_person_csv
 

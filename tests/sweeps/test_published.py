@@ -12,7 +12,7 @@ import pytest
 from dpfp_ray.methods import moments
 from dpfp_ray.models import representations
 from dpfp_ray.models.representations import RepresentationTable, entry_of
-from dpfp_ray.sweeps.published import mapped, publish, shared_cache
+from dpfp_ray.sweeps.shared import mapped, publish, shared_cache
 from tests.support.one_release import make_plan, make_table
 from tests.support.ray_runs import measured, run_here, run_plainly, trial
 

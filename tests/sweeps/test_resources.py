@@ -1,6 +1,6 @@
 import pytest
 
-from dpfp_ray.sweeps.resources import Resources, plan_resources
+from dpfp_ray.sweeps.cluster import Resources, plan_resources
 from dpfp_ray.system.errors import UserError
 
 LAPTOP = [{"CPU": 8.0, "memory": 1e9}]

@@ -12,9 +12,9 @@ from dpfp_ray.data.pair_tokens import PairTable
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.models import row_store
 from dpfp_ray.plan.values import make_plan
-from dpfp_ray.sweeps import row_work
-from dpfp_ray.sweeps.resources import RayOptions
-from dpfp_ray.sweeps.row_work import ClusterWork, hands_of, whole, windows
+from dpfp_ray.sweeps import shared as row_work
+from dpfp_ray.sweeps.cluster import RayOptions
+from dpfp_ray.sweeps.shared import ClusterWork, hands_of, whole, windows
 from dpfp_ray.training.prepare import Hands, load_inputs
 from tests.support.tiny_runs import tiny_split
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from dpfp_ray.sweeps import runner as tuning
-from dpfp_ray.sweeps.resources import RayOptions
-from dpfp_ray.sweeps.runner import Runner, until_none
-from dpfp_ray.sweeps.sweep_trials import InputsOnce
-from dpfp_ray.sweeps.trial import RETRIES, Trial, unfinished
+from dpfp_ray.sweeps.cluster import RayOptions
+from dpfp_ray.sweeps.driver import Runner, until_none
+from dpfp_ray.sweeps.trial import RETRIES, InputsOnce, Trial, unfinished
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.prepare import prepare
 from tests.support.ray_runs import measured, records, trial
@@ -170,7 +169,7 @@ def test_it_asks_every_node_for_the_store_where_there_are_several(
     living = ray.nodes() * nodes
     monkeypatch.setattr(ray, "nodes", lambda: living)
     monkeypatch.setattr(
-        "dpfp_ray.sweeps.runner.check_seen_everywhere",
+        "dpfp_ray.sweeps.driver.check_seen_everywhere",
         lambda storage, marker, found: asked.append(storage),
     )
     with Runner("test", str(tmp_path), RayOptions(seed=5), InputsOnce()) as one:

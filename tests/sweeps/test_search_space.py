@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dpfp_ray.plan.values import make_plan
-from dpfp_ray.sweeps.search_space import Parameter, SearchSpace
+from dpfp_ray.sweeps.space import Parameter, SearchSpace
 from tests.support.search_spaces import read
 
 

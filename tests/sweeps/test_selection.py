@@ -20,22 +20,22 @@ from dpfp_ray.privacy.selection import draw_trials, parse_selection, selection_e
 from dpfp_ray.results.store import Store
 from dpfp_ray.service.snapshot import LiveRecords
 from dpfp_ray.sweeps import selection
-from dpfp_ray.sweeps.resources import RayOptions
-from dpfp_ray.sweeps.run_sweep import FinishedSweep, sweep
-from dpfp_ray.sweeps.search_space import SearchSpace
+from dpfp_ray.sweeps.cluster import RayOptions
 from dpfp_ray.sweeps.selection import (
     Draw,
+    SelectionCost,
     best_name,
     best_record,
     check_choosing,
     draw_all,
     open_sealed,
+    privacy_choices,
+    selection_cost,
     shown,
 )
-from dpfp_ray.sweeps.selection_cost import SelectionCost, privacy_choices, selection_cost
-from dpfp_ray.sweeps.space_files import read_search_space
-from dpfp_ray.sweeps.state import SECRET
-from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.sweeps.space import SearchSpace, read_search_space
+from dpfp_ray.sweeps.sweep import FinishedSweep, sweep
+from dpfp_ray.sweeps.trial import SECRET, Trial
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.whole_files import to_json, with_checksum
 from tests.support.ray_runs import (

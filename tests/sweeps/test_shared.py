@@ -8,7 +8,8 @@ import torch
 
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.sampling import keyed_integer
-from dpfp_ray.sweeps.shared import SharedModel, input_key, share_inputs
+from dpfp_ray.sweeps.shared import SharedModel, share_inputs
+from dpfp_ray.sweeps.trial import input_key
 from dpfp_ray.training.prepare import Prepared, build_model, load_inputs
 
 CPU = torch.device("cpu")
@@ -83,7 +84,7 @@ def test_tables_travel_through_the_object_store(prepared: Prepared, ray_session:
     import ray
 
     reference = share_inputs(prepared.plan, prepared.inputs)
-    inputs = ray.get(reference).inputs()
+    inputs = ray.get(reference)
     rows = np.array([3, 0, 3])
     for ours, theirs in (
         (prepared.data.train, inputs.data.train),

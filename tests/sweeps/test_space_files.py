@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from dpfp_ray.plan.values import make_plan
-from dpfp_ray.sweeps.search_space import SearchSpace
-from dpfp_ray.sweeps.space_files import read_search_space
+from dpfp_ray.sweeps.space import SearchSpace, read_search_space
 from dpfp_ray.system.errors import UserError
 from tests.support.search_spaces import read
 

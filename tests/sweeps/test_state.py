@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.sweeps.state import SECRET, SweepState, check_seen_everywhere, resolve_storage
+from dpfp_ray.sweeps.driver import check_seen_everywhere
+from dpfp_ray.sweeps.trial import SECRET, SweepState, resolve_storage
 from dpfp_ray.system.errors import UserError
 from tests.support.states import flip_byte, whole_state
 
@@ -100,7 +101,7 @@ def test_all_that_is_unfinished_is_the_owners_only(tmp_path: Path) -> None:
 def test_a_kill_while_the_seed_is_written_leaves_none(tmp_path: Path, call: str) -> None:
     killed_there = f"""
 import os
-from dpfp_ray.sweeps.state import SweepState
+from dpfp_ray.sweeps.trial import SweepState
 real = os.{call}
 def killed(*arguments, **named):
     real(*arguments, **named) if "{call}" != "unlink" else None

@@ -13,20 +13,12 @@ from ray.tune.schedulers import FIFOScheduler
 
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps import sweep_trials
-from dpfp_ray.sweeps.resources import RayOptions
-from dpfp_ray.sweeps.runner import Runner
-from dpfp_ray.sweeps.search_space import SearchSpace
-from dpfp_ray.sweeps.shared import input_key
-from dpfp_ray.sweeps.space_files import read_search_space
-from dpfp_ray.sweeps.sweep_trials import (
-    NO_EPOCH_LIMIT,
-    InputsOnce,
-    bind_trial,
-    input_variants,
-    make_scheduler,
-    plan_trials,
-)
+from dpfp_ray.sweeps import sweep as sweeping
+from dpfp_ray.sweeps.cluster import RayOptions
+from dpfp_ray.sweeps.driver import Runner
+from dpfp_ray.sweeps.space import SearchSpace, read_search_space
+from dpfp_ray.sweeps.sweep import NO_EPOCH_LIMIT, input_variants, make_scheduler, plan_trials
+from dpfp_ray.sweeps.trial import InputsOnce, bind_trial, input_key
 from dpfp_ray.system.errors import UserError
 from tests.support.ray_runs import records, sweep_here, write_space
 from tests.support.result_records import make_record
@@ -204,7 +196,7 @@ def test_a_thousand_trials_read_the_encoder_s_settings_once(
     inputs_of, asked = InputsOnce(), []
     plan = make_plan({**tiny_task, "representation": "mean"})
     inputs_of(plan)
-    monkeypatch.setattr("dpfp_ray.sweeps.sweep_trials.choose_representation", asked.append)
+    monkeypatch.setattr("dpfp_ray.sweeps.trial.choose_representation", asked.append)
     assert inputs_of(plan) is inputs_of(dataclasses.replace(plan, learning_rate=0.5))
     assert asked == []
 
@@ -235,7 +227,7 @@ def test_a_process_that_dies_while_it_is_handed_over_costs_no_trial(
 ) -> None:
     store = tmp_path / "store"
     scheduler = KillsOnce(store)
-    monkeypatch.setattr(sweep_trials, "make_scheduler", lambda *_: scheduler)
+    monkeypatch.setattr(sweeping, "make_scheduler", lambda *_: scheduler)
     rates = {"learning_rate": {"values": [1e-4, 1e-3]}}
     more = {"samples": 2} if method == "tpe" else {}
     space = write_space(

@@ -6,15 +6,8 @@ import pytest
 
 from dpfp_ray.plan.fields import ACCOUNTANTS
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.sweeps import telemetry
-from dpfp_ray.sweeps.telemetry import (
-    GAUGES,
-    LONGEST,
-    STATUSES,
-    TrialCounts,
-    TrialGauges,
-    trial_tags,
-)
+from dpfp_ray.sweeps import progress as telemetry
+from dpfp_ray.sweeps.progress import GAUGES, LONGEST, STATUSES, TrialCounts, TrialGauges, trial_tags
 from dpfp_ray.sweeps.trial import Trial
 from tests.support.result_records import make_record
 from tests.support.tune_trial import TuneTrial

@@ -8,8 +8,8 @@ from ray.tune.search import Searcher
 
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.search_space import Parameter, SearchSpace
-from dpfp_ray.sweeps.tpe import Tpe
+from dpfp_ray.sweeps.search import Tpe
+from dpfp_ray.sweeps.space import Parameter, SearchSpace
 from dpfp_ray.sweeps.trial import Trial
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.whole_files import without_checksum

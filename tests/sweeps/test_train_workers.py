@@ -11,13 +11,8 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.sweeps.train_workers import (
-    INTERFACE,
-    GroupConfig,
-    interface_of,
-    use_node_interface,
-)
 from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.sweeps.workers import INTERFACE, GroupConfig, interface_of, use_node_interface
 from tests.support.ray_runs import (
     PATIENCE,
     run_here,

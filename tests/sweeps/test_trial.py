@@ -7,9 +7,9 @@ import pytest
 
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.state import SweepState
 from dpfp_ray.sweeps.trial import (
     SETTLED,
+    SweepState,
     Trial,
     error_reason,
     last_error,

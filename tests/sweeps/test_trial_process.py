@@ -8,13 +8,10 @@ import pytest
 
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps import trial_process
+from dpfp_ray.sweeps import experiment
 from dpfp_ray.sweeps.charges import Charges
 from dpfp_ray.sweeps.experiment import LastRecords
-from dpfp_ray.sweeps.shared import input_key
-from dpfp_ray.sweeps.state import SweepState
-from dpfp_ray.sweeps.sweep_trials import InputsOnce, bind_trial
-from dpfp_ray.sweeps.trial import RETRIES, Trial
+from dpfp_ray.sweeps.trial import RETRIES, InputsOnce, SweepState, Trial, bind_trial, input_key
 from dpfp_ray.training.step import Steps
 
 Values = dict[str, Any]
@@ -25,9 +22,9 @@ inputs = InputsOnce()
 @pytest.fixture
 def trial(tiny_task: Values, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
     """A trial of the head alone, in the ledger."""
-    monkeypatch.setattr(trial_process, "node_and_process", dict)
-    monkeypatch.setattr(trial_process.ray.tune, "report", lambda *_: None)
-    monkeypatch.setattr(trial_process.ray, "get", lambda reference: reference)
+    monkeypatch.setattr(experiment, "node_and_process", dict)
+    monkeypatch.setattr(experiment.ray.tune, "report", lambda *_: None)
+    monkeypatch.setattr(experiment.ray, "get", lambda reference: reference)
     (tmp_path / "store").mkdir()
     chosen = {**tiny_task, "method": "dpsgd", "scope": "head", "micro_batches": 1}
     (begun,) = charges(tmp_path).begin([bind_trial(chosen, inputs)], SEED)
@@ -39,9 +36,9 @@ def charges(tmp_path: Path) -> Charges:
 
 
 def run(trial: Trial, tmp_path: Path, workers: int = 1) -> None:
-    shared: Any = {input_key(trial.plan): SimpleNamespace(inputs=lambda: inputs(trial.plan))}
-    sweep = trial_process.Sweep("s", str(tmp_path / "store"), SEED, workers=workers)
-    trial_process.run_trial({"trial": trial.to_config()}, sweep, shared)
+    shared: Any = {input_key(trial.plan): inputs(trial.plan)}
+    sweep = experiment.Sweep("s", str(tmp_path / "store"), SEED, workers=workers)
+    experiment.run_trial({"trial": trial.to_config()}, sweep, shared)
 
 
 def charged(tmp_path: Path) -> int | None:
@@ -60,7 +57,7 @@ def fail(*_: Any, **__: Any) -> None:
         ("dpfp_ray.models.representations.HeadClassifier.to", 1),
         ("dpfp_ray.training.loop.make_method", 1),
         ("dpfp_ray.training.loop.check_all_learn", 1),
-        ("dpfp_ray.sweeps.train_workers.run_on_workers", 2),  # as init_process_group would
+        ("dpfp_ray.sweeps.workers.run_on_workers", 2),  # as init_process_group would
     ],
 )
 def test_a_trial_that_fails_before_its_first_draw_is_charged_for_nothing(
