@@ -7,7 +7,6 @@ anywhere on the way and a test here fails. Each mode is measured where its noise
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np

@@ -1,6 +1,5 @@
 """Search spaces on Ray: grid and random, TPE, ASHA, and what is refused."""
 
-import dataclasses
 import os
 import signal
 from contextlib import suppress
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from ray.tune.schedulers import FIFOScheduler
 
-from dpfp_ray.plan.values import make_plan
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps import sweep as sweeping
 from dpfp_ray.sweeps.cluster import RayOptions
@@ -78,8 +76,6 @@ def test_a_space_with_nothing_left_is_an_error(tiny_task: dict[str, Any], tmp_pa
         plan_trials(read_search_space(path, {}), runner(tmp_path))
 
 
-SPACES = Path(__file__).parents[2] / "search_spaces"
-TPE_SPACES = sorted(p.name for p in SPACES.glob("*.yaml") if "method: tpe" in p.read_text())
 HEADS = {"setting": {"values": [{"method": "objpert"}, {"method": "dpsgd", "scope": "head"}]}}
 
 
@@ -101,15 +97,6 @@ def test_all_inputs_that_a_search_may_ask_for_are_known_beforehand(
     keys = {"method": "tpe", "budget": {"accountant": "pld"}, "parameters": parameters}
     path = write_space(tmp_path / "s.yaml", task, plan=plan, **keys)
     assert_foreseen(read_search_space(path, {}))
-
-
-@pytest.mark.parametrize("name", TPE_SPACES)
-def test_all_inputs_of_the_spaces_that_we_ship_are_known_beforehand(
-    tiny_task: dict[str, Any], name: str
-) -> None:
-    changes = {field: tiny_task[field] for field in ("train_file", "dev_file", "model")}
-    smaller = {} if name.endswith("dpfp.yaml") else {"batch_size": "8"}
-    assert_foreseen(read_search_space(SPACES / name, {**changes, **smaller}))
 
 
 def assert_foreseen(space: SearchSpace) -> None:
@@ -188,17 +175,6 @@ def test_tpe_on_ray_is_on_budget_and_can_be_extended(
     assert len(second) == 5
     assert all(second[identity] == record for identity, record in first.items())
     assert records(tmp_path / "runs") == second
-
-
-def test_a_thousand_trials_read_the_encoder_s_settings_once(
-    tiny_task: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inputs_of, asked = InputsOnce(), []
-    plan = make_plan({**tiny_task, "representation": "mean"})
-    inputs_of(plan)
-    monkeypatch.setattr("dpfp_ray.sweeps.trial.choose_representation", asked.append)
-    assert inputs_of(plan) is inputs_of(dataclasses.replace(plan, learning_rate=0.5))
-    assert asked == []
 
 
 class KillsOnce(FIFOScheduler):
