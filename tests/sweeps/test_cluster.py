@@ -52,10 +52,12 @@ def undisturbed(trials: list[Trial]) -> dict[str, Any]:
     return run_plainly(trials)
 
 
+@pytest.mark.nightly
 def test_trials_spread_over_the_nodes(outcome: Any) -> None:
     assert len(set(outcome["nodes"])) == 3
 
 
+@pytest.mark.nightly
 def test_killed_process_and_killed_node_change_nothing(
     outcome: Any, undisturbed: dict[str, Any]
 ) -> None:
@@ -100,10 +102,12 @@ def slow_start(ray_turn: None) -> Any:
     return run_script("ray_slow_start")
 
 
+@pytest.mark.nightly
 def test_a_ray_that_gives_up_at_its_start_is_started_again(slow_start: Any) -> None:
     assert slow_start["nodes"] == 1
 
 
+@pytest.mark.nightly
 def test_a_ray_that_gives_up_twice_is_one_line_that_says_what_to_do(slow_start: Any) -> None:
     line = slow_start["error"]
     assert "Ray did not start on this machine, twice" in line
@@ -197,7 +201,7 @@ except UserError as error:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("part", "when"),
     [("raylet", "later"), ("gcs_server", "later"), ("gcs_server", "at its start")],
@@ -231,7 +235,7 @@ def unbroken(ray_session: None, space: Path, tmp_path_factory: pytest.TempPathFa
     return {identity: measured(record) for identity, record in found.items()}
 
 
-@pytest.mark.cluster
+@pytest.mark.nightly
 @pytest.mark.parametrize(("part", "damaged"), [("raylet", False), ("gcs_server", True)])
 def test_the_same_command_gives_the_records_of_an_unbroken_sweep(
     ray_turn: None, space: Path, unbroken: Any, tmp_path: Path, part: str, damaged: bool

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpfp_ray.sweeps import runner as tuning
+from dpfp_ray.sweeps import driver
 from dpfp_ray.sweeps.cluster import RayOptions
 from dpfp_ray.sweeps.driver import Runner, until_none
 from dpfp_ray.sweeps.trial import RETRIES, InputsOnce, Trial, unfinished
@@ -121,7 +121,7 @@ def test_only_results_stay_behind(swept: Swept) -> None:
 
 
 def test_finished_sweep_needs_no_ray(swept: Swept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "connected", lambda *_: pytest.fail("Ray was started"))
+    monkeypatch.setattr(driver, "connected", lambda *_: pytest.fail("Ray was started"))
     trials = list(swept.trials.values())
     assert unfinished(trials, str(swept.storage)) == []
     with Runner("a-sweep", str(swept.storage), OPTIONS, InputsOnce()) as runner:

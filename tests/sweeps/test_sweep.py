@@ -192,6 +192,7 @@ class KillsOnce(FIFOScheduler):
             os.kill(self.killed, signal.SIGKILL)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["grid", "tpe"])
 def test_a_process_that_dies_while_it_is_handed_over_costs_no_trial(
     tiny_task: dict[str, Any],

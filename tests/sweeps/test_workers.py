@@ -74,7 +74,7 @@ def test_an_interface_that_the_user_has_named_stays(monkeypatch: pytest.MonkeyPa
     assert os.environ[INTERFACE] == "ib0"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_that_cannot_meet_give_back_what_they_held(
     ray_session: None, tmp_path: Path
 ) -> None:
