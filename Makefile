@@ -10,7 +10,7 @@ DEMO ?= runs/demo
 # Before lint's programs: beside the tests it gives way to Ray's, the longest path.
 NICE ?=
 
-.PHONY: demo study bench check quick-tests test all-tests test-cluster lint install clean
+.PHONY: demo study bench check quick-tests test all-tests test-all nightly lint install clean
 
 demo: install  ## a sweep, a comparison at equal ε with audits, and a report, on real reviews
 	$(BIN)/dpfp sweep search_spaces/demo.yaml --storage $(DEMO)/sweep --ledger $(DEMO)/ledger
@@ -32,7 +32,7 @@ check: install  ## style, types, and the tests without Ray, a browser or much ti
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint quick-tests
 
 quick-tests: install
-	$(BIN)/pytest -n 2 -m "not ray and not browser and not slow and not cluster"
+	$(BIN)/pytest -n 2 -m "not ray and not browser and not slow and not nightly"
 
 test: install  ## style, types and the whole test suite, side by side: Ray's tests mostly wait
 	@$(MAKE) --no-print-directory -j2 lint all-tests NICE="nice -n 5"
@@ -40,8 +40,10 @@ test: install  ## style, types and the whole test suite, side by side: Ray's tes
 all-tests: install
 	$(BIN)/pytest $(PARALLEL)
 
-test-cluster: install  ## hosts made of network namespaces, object stores; root, many minutes
-	$(BIN)/pytest -m cluster
+test-all: test nightly  ## `test`, then chaos, hosts (root) and object stores; many minutes
+
+nightly: install
+	$(BIN)/pytest -m nightly
 
 lint: install  ## style, types and the direction of imports
 	$(NICE) $(BIN)/ruff check .

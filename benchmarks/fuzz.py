@@ -186,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     areas = [arguments.only] if arguments.only else list(AREAS)
     kept = Kept(arguments.kept, cases=arguments.cases, seed=arguments.seed, areas=areas)
     found = Found.of(kept.facts)
-    demo._download = no_download
+    demo.pip_download = no_download
     try:
         inputs = Inputs(world)
         if arguments.case is not None:
@@ -210,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if found.counts.total() == arguments.cases else MORE
 
 
-def no_download(folder: Path) -> Path:
+def no_download(*asked: object, **options: object) -> Path:
     """The demo's data, which is what a plan without any data means."""
     raise UserError("nothing is loaded from anywhere here")
 

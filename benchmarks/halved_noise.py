@@ -126,7 +126,7 @@ PLACES = (
     ),
     Place(
         "where a trial is bound",
-        "sweeps/sweep_trials.py",
+        "sweeps/trial.py",
         "return Trial(prepared.plan, prepared.noise_multiplier, seed_index, group)",
         "prepared.noise_multiplier",
         "prepared.noise_multiplier / 2",
@@ -134,8 +134,8 @@ PLACES = (
     ),
     Place(
         "where a trial's process starts",
-        "sweeps/trial_process.py",
-        "prepared = Prepared(trial.plan, shared.inputs(), trial.noise_multiplier)",
+        "sweeps/experiment.py",
+        "prepared = Prepared(trial.plan, inputs, trial.noise_multiplier)",
         "trial.noise_multiplier",
         "trial.noise_multiplier / 2",
         (PREPARED,),

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from dpfp_ray.service.deploy import stop_serving as stop_serving
     from dpfp_ray.sweeps.compare_runs import preview as preview
     from dpfp_ray.sweeps.run_compare import compare as compare
-    from dpfp_ray.sweeps.run_sweep import sweep as sweep
-    from dpfp_ray.sweeps.space_files import read_search_space as read_search_space
+    from dpfp_ray.sweeps.space import read_search_space as read_search_space
     from dpfp_ray.sweeps.submit import find_job as find_job
     from dpfp_ray.sweeps.submit import submit as submit
+    from dpfp_ray.sweeps.sweep import sweep as sweep
     from dpfp_ray.system.errors import UserError as UserError
     from dpfp_ray.training.load_model import load_model as load_model
     from dpfp_ray.training.train import train as train
@@ -63,13 +63,13 @@ _MODULES = {
     "load_results": "results.store",
     "predict": "results.predict",
     "preview": "sweeps.compare_runs",
-    "read_search_space": "sweeps.space_files",
+    "read_search_space": "sweeps.space",
     "report": "reports.make",
     "serve": "service.deploy",
     "statement": "reports.statements",
     "stop_serving": "service.deploy",
     "submit": "sweeps.submit",
-    "sweep": "sweeps.run_sweep",
+    "sweep": "sweeps.sweep",
     "train": "training.train",
 }
 __all__ = [*_MODULES, "__version__"]

@@ -221,7 +221,7 @@ def spaces(inputs: Inputs, rng: Random) -> Case:
 
 def without_ray(words: list[str]) -> str | None:
     """A good space ends where Ray would start: that is refused, with a reason."""
-    from dpfp_ray.sweeps.runner import Runner
+    from dpfp_ray.sweeps.driver import Runner
     from dpfp_ray.system.errors import UserError
 
     def stop(self: Any) -> None:

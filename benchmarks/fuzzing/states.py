@@ -77,7 +77,7 @@ def _read_run(folder: Path, inputs: Inputs) -> Any:
 
 
 def _write_trial(folder: Path, inputs: Inputs) -> None:
-    from dpfp_ray.sweeps.state import SweepState
+    from dpfp_ray.sweeps.trial import SweepState
     from tests.support.states import whole_state
 
     state = SweepState(str(folder))
@@ -85,13 +85,13 @@ def _write_trial(folder: Path, inputs: Inputs) -> None:
 
 
 def _read_trial(folder: Path, inputs: Inputs) -> Any:
-    from dpfp_ray.sweeps.state import SweepState
+    from dpfp_ray.sweeps.trial import SweepState
 
     return SweepState(str(folder)).load_trial("trial-1", SEED, _plan(inputs))
 
 
 def _write_sweep(folder: Path, inputs: Inputs) -> None:
-    from dpfp_ray.sweeps.state import SweepState
+    from dpfp_ray.sweeps.trial import SweepState
 
     state = SweepState(str(folder))
     state.seed(None)
@@ -99,7 +99,7 @@ def _write_sweep(folder: Path, inputs: Inputs) -> None:
 
 
 def _read_sweep(folder: Path, inputs: Inputs) -> Any:
-    from dpfp_ray.sweeps.state import SweepState
+    from dpfp_ray.sweeps.trial import SweepState
 
     state = SweepState(str(folder))
     return {"seed": state.seed(None), "search": state.load_search("key")}

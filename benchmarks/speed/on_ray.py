@@ -55,9 +55,9 @@ def sweep(values: list[dict[str, Any]]) -> dict[str, float]:
     """Run the trials and say where the time went."""
     from dpfp_ray.privacy.ledger import Ledger
     from dpfp_ray.results.store import Store
-    from dpfp_ray.sweeps.resources import RayOptions
-    from dpfp_ray.sweeps.runner import Runner
-    from dpfp_ray.sweeps.sweep_trials import InputsOnce, bind_trial
+    from dpfp_ray.sweeps.cluster import RayOptions
+    from dpfp_ray.sweeps.driver import Runner
+    from dpfp_ray.sweeps.trial import InputsOnce, bind_trial
 
     inputs_of = InputsOnce()
     trials = [bind_trial(value, inputs_of) for value in values]
@@ -185,7 +185,7 @@ def loops_in_turn(config: dict[str, Any]) -> None:
     import ray.train
 
     from dpfp_ray.plan.values import make_plan
-    from dpfp_ray.sweeps.train_workers import GroupComm
+    from dpfp_ray.sweeps.workers import GroupComm
     from dpfp_ray.training.loop import Epoch, train_steps
     from dpfp_ray.training.machine import Comm, SoloComm, use_threads
     from dpfp_ray.training.prepare import Run, build_model, prepare

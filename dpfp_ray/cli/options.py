@@ -11,7 +11,7 @@ from dpfp_ray.system.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from dpfp_ray.privacy.ledger_entries import Spent
-    from dpfp_ray.sweeps.selection_cost import SelectionCost
+    from dpfp_ray.sweeps.selection import SelectionCost
 
 GROUPS = {
     "data": ("task", "header"),
@@ -252,7 +252,7 @@ def show_failures(records: Sequence[Mapping[str, Any]]) -> int:
     """The exit code: 1 where trials failed, so that a script does not take a part for the whole."""
     from dpfp_ray.system.terminal import stderr
 
-    failed = sum(record["trial"].get("status") == "failed" for record in records)
+    failed = sum(record.get("trial", {}).get("status") == "failed" for record in records)
     if failed:
         stderr.print(
             f"{failed} of {len(records)} trials failed, for the reasons above; they stay on record "

@@ -25,7 +25,7 @@ from dpfp_ray.cli.options import (
 from dpfp_ray.system.whole_files import to_json
 
 if TYPE_CHECKING:
-    from dpfp_ray.sweeps.run_sweep import FinishedSweep
+    from dpfp_ray.sweeps.sweep import FinishedSweep
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -23,7 +23,7 @@ from dpfp_ray.results.store import Store
 from dpfp_ray.service import SERVICE
 from dpfp_ray.sweeps import access_tokens
 from dpfp_ray.sweeps.cluster import connected, default_address, settings
-from dpfp_ray.sweeps.state import resolve_storage
+from dpfp_ray.sweeps.trial import resolve_storage
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.terminal import handling, ignoring_signals, stderr
 

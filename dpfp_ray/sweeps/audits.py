@@ -17,7 +17,7 @@ from dpfp_ray.results.runs import label
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.charges import AUDIT, audit_seeds
 from dpfp_ray.sweeps.cluster import connected, settings
-from dpfp_ray.sweeps.runner import Runner
+from dpfp_ray.sweeps.driver import Runner
 from dpfp_ray.sweeps.trial import Trial
 from dpfp_ray.system.terminal import stderr
 from dpfp_ray.training.checkpoints import Saver, save_state

@@ -21,11 +21,9 @@ from dpfp_ray.results.power import MAX_SEEDS, seeds_needed, smallest_difference
 from dpfp_ray.results.runs import label
 from dpfp_ray.results.statistics import LEVEL
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.runner import Runner
-from dpfp_ray.sweeps.search_space import DERIVED
-from dpfp_ray.sweeps.space_files import has_space, read_search_space, space_path
-from dpfp_ray.sweeps.sweep_trials import PUBLIC_SEED, bind_trial
-from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.sweeps.driver import Runner
+from dpfp_ray.sweeps.space import DERIVED, PUBLIC_SEED, has_space, read_search_space, space_path
+from dpfp_ray.sweeps.trial import Trial, bind_trial
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.terminal import stderr
 from dpfp_ray.training.prepare import Inputs

@@ -23,6 +23,7 @@ from dpfp_ray.sweeps.audits import (
     with_outcomes,
     write_outcomes,
 )
+from dpfp_ray.sweeps.cluster import RayChoices, ray_options
 from dpfp_ray.sweeps.compare_rows import summarise, with_candidates
 from dpfp_ray.sweeps.compare_runs import (
     Settings,
@@ -33,12 +34,9 @@ from dpfp_ray.sweeps.compare_runs import (
     tuned_cells,
 )
 from dpfp_ray.sweeps.compare_table import markdown, print_comparison
-from dpfp_ray.sweeps.resources import RayChoices, ray_options
-from dpfp_ray.sweeps.row_work import hands_of
-from dpfp_ray.sweeps.run_sweep import close, refuse_encoder, stopped
-from dpfp_ray.sweeps.runner import Runner
-from dpfp_ray.sweeps.state import resolve_storage
-from dpfp_ray.sweeps.sweep_trials import InputsOnce
+from dpfp_ray.sweeps.driver import Runner, close, refuse_encoder, stopped
+from dpfp_ray.sweeps.shared import hands_of
+from dpfp_ray.sweeps.trial import InputsOnce, resolve_storage
 from dpfp_ray.system.errors import UserError, unknown
 from dpfp_ray.training.prepare import load_inputs
 from dpfp_ray.training.record import Record, Select

@@ -1,28 +1,55 @@
-"""One copy a node: tokens and initial weights travel through Ray's object store, not per trial.
+"""Data on a cluster: rows are tokenised and encoded on all machines, and trials share one copy.
 
-numpy arrays are what Ray hands out without copying, so tables and weights are kept as such. A trial
-copies the weights (it will change them) and reads the tokens in place.
+Tokens and initial weights travel through Ray's object store, one copy a node. numpy arrays are what
+Ray hands out without copying, so tables and weights are kept as such.
+
+With `DPFP_SHARED_CACHE` (a folder or a URI) the driver puts representations there as Arrow shards,
+and trials get the table's name in place of its rows. The first trial on a machine that reads a row
+copies the shards into that machine's cache; all trials there map the file. Sums over all rows
+(`moments`) need no copy: all machines add up shards. Shards hold private data in another form, and
+are no release.
+
+    <shared cache>/representations/<key>/000000.arrow
 """
 
 import copy
 import dataclasses
+import functools
+import itertools
+import os
 import pickle
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Module
 
+from dpfp_ray.data import Table
 from dpfp_ray.data.split import count_units
+from dpfp_ray.data.tokens import (
+    Chunk,
+    Encoded,
+    encode_chunk,
+    tokenise_here,
+)
 from dpfp_ray.models.classifier import Classifier
+from dpfp_ray.models.representations import RepresentationTable, Rows, keep, kept, shards
+from dpfp_ray.models.row_store import Encoder, Shard, Work, encode_here
 from dpfp_ray.models.scopes import initialise
-from dpfp_ray.plan.plan import INPUT_FIELDS, Plan
-from dpfp_ray.sweeps.published import publish, shared_cache
-from dpfp_ray.training.prepare import Data, Inputs, Prepared, build_model
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.sweeps.cluster import RayOptions, connected, settings
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.storage import Files, below, open_files, public
+from dpfp_ray.system.whole_files import PRIVATE
+from dpfp_ray.training.machine import use_threads
+from dpfp_ray.training.prepare import Data, Hands, Inputs, Prepared, build_model
 
 if TYPE_CHECKING:
     import ray
@@ -51,34 +78,7 @@ class SharedModel:
         return model
 
 
-@dataclass(frozen=True)
-class SharedInputs:
-    data: Data
-    label_names: tuple[str, ...]
-    representation: str
-    model: SharedModel
-    fingerprints: dict[str, str]
-    columns: Mapping[str, Any]
-    seconds: float
-
-    def inputs(self) -> Inputs:
-        """What `run.prepare` takes; the model is rebuilt for each trial."""
-        return Inputs(
-            self.data,
-            self.label_names,
-            self.representation,
-            self.model.build,
-            fingerprints=self.fingerprints,
-            columns=self.columns,
-            seconds=self.seconds,
-        )
-
-
-def input_key(plan: Plan) -> tuple[object, ...]:
-    return tuple(getattr(plan, name) for name in INPUT_FIELDS)
-
-
-def share_inputs(plan: Plan, inputs: Inputs) -> "ray.ObjectRef[SharedInputs]":
+def share_inputs(plan: Plan, inputs: Inputs) -> "ray.ObjectRef[Inputs]":
     """Put one copy of `plan`'s inputs into the object store."""
     import ray
 
@@ -90,15 +90,9 @@ def share_inputs(plan: Plan, inputs: Inputs) -> "ray.ObjectRef[SharedInputs]":
     model = build_model(Prepared(bound, inputs, 0.0), seed=0, device=torch.device("cpu"))
     dev = {name: _handed_out(table) for name, table in inputs.data.dev.items()}
     data = Data(_handed_out(inputs.data.train), dev)
-    shared = SharedInputs(
-        data,
-        inputs.label_names,
-        inputs.representation,
-        SharedModel.of(model),
-        inputs.fingerprints,
-        inputs.columns,
-        inputs.seconds,
-    )
+    # The private records stay on the driver; the model is rebuilt for each trial.
+    build = SharedModel.of(model).build
+    shared = dataclasses.replace(inputs, data=data, make_model=build, records=None, dev_records={})
     return ray.put(shared)
 
 
@@ -124,3 +118,187 @@ def _loaded(table: Any) -> Any:
 def _tensors(model: Module) -> dict[str, Tensor]:
     """Parameters and all buffers; some buffers (position ids) are in no state_dict."""
     return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+COLUMN = "h"
+T = TypeVar("T")
+
+
+def shared_cache() -> str | None:
+    """`$DPFP_SHARED_CACHE`, if there is one; a folder as other machines' processes find it."""
+    place = os.environ.get("DPFP_SHARED_CACHE")
+    return place if not place or "://" in place else os.path.abspath(os.path.expanduser(place))
+
+
+@dataclass(frozen=True, eq=False)
+class SharedRows:
+    """The rows h of a table, in the shared cache at `place`; who looks at one maps them all.
+
+    It stands where an array would, and has of an array what is used of h.
+    """
+
+    place: str
+    key: str
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+
+    def __getitem__(self, rows: Any) -> Any:
+        return np.asarray(self)[rows]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(mapped(self.place, self.key, self.shape[0], self.dtype.str), dtype)
+
+    def by_shard(
+        self, table: RepresentationTable, work: Callable[[RepresentationTable], T]
+    ) -> Iterator[T]:
+        """`work` of each shard, in order, one on each machine at a time: they read it from the
+        shared cache, and nobody needs all rows. A machine that is alone maps its own copy."""
+        import ray
+
+        machines = sum(node["Alive"] for node in ray.nodes())
+        if machines == 1:
+            yield from dataclasses.replace(table, h=np.asarray(self)).by_shard(work)
+            return
+        # It holds no core: the trial, which waits for it, holds one already.
+        task: Any = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(work_on_shard)
+        waited_for: deque[Any] = deque()
+        for rows, name in zip(shards(len(table)), shard_names(len(table)), strict=True):
+            if len(waited_for) == machines:
+                yield ray.get(waited_for.popleft())
+            rest = table.shard(rows, np.empty((0, self.shape[1]), self.dtype))
+            waited_for.append(task.remote(self.place, name, rest, work))
+        while waited_for:
+            yield ray.get(waited_for.popleft())
+
+
+def work_on_shard(
+    place: str, name: str, rest: RepresentationTable, work: Callable[[RepresentationTable], T]
+) -> T:
+    use_threads(1)
+    h = from_arrow(files_of(place, rest.key).read_name(name))
+    return work(dataclasses.replace(rest, h=h))
+
+
+@functools.lru_cache(maxsize=4)  # a process runs many trials on one table
+def mapped(place: str, key: str, rows: int, kind: str) -> Rows:
+    """The rows in this machine's cache, copied there if they are not."""
+    found = kept(key, rows, np.dtype(kind))
+    if found is None:
+        files = files_of(place, key)
+        shards = (from_arrow(files.read_name(name)) for name in shard_names(rows))
+        found = keep(key, shards, rows, np.dtype(kind))
+    if found is None:
+        raise UserError(f"the rows in {public(place)} do not fit their table; delete them")
+    return found
+
+
+def publish(table: Table, place: str) -> Table:
+    """`table`, its rows by name once they are in the shared cache; those that are stay."""
+    if not isinstance(table, RepresentationTable) or not len(table):
+        return table
+    files = files_of(place, table.key)
+    there = set(files.names())
+    for rows, name in zip(shards(len(table)), shard_names(len(table)), strict=True):
+        if name not in there:
+            files.write(name, to_arrow(table.h[rows]), PRIVATE)
+    h: Any = SharedRows(place, table.key, (len(table), table.width), table.h.dtype)
+    return dataclasses.replace(table, h=h)
+
+
+def files_of(place: str, key: str) -> Files:
+    return open_files(below(below(place, "representations"), key))
+
+
+def shard_names(rows: int) -> list[str]:
+    return [f"{number:06}.arrow" for number in range(len(shards(rows)))]
+
+
+def to_arrow(rows: npt.NDArray[Any]) -> bytes:
+    flat = pa.array(np.ascontiguousarray(rows).reshape(-1))
+    table = pa.table({COLUMN: pa.FixedSizeListArray.from_arrays(flat, rows.shape[1])})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def from_arrow(content: bytes) -> npt.NDArray[Any]:
+    column = pa.ipc.open_file(pa.BufferReader(content)).read_all().column(COLUMN).combine_chunks()
+    return np.asarray(column.flatten().to_numpy()).reshape(-1, column.type.list_size)
+
+
+LEAST_ROWS = 32_768  # fewer are done here before a cluster has begun
+
+
+def hands_of(options: RayOptions) -> Hands:
+    """This process where Ray is started here, or reached by Ray Client; else the cluster."""
+    if options.address == "local" or options.address.startswith("ray://"):
+        return Hands()
+    work = ClusterWork(options.address)
+    return Hands(work.tokenise, work.encode)
+
+
+class ClusterWork:
+    """`Hands` for the cluster at `address`; it is joined when there are enough rows to share.
+
+    A part of the rows is the same as on one machine, so the numbers are the same.
+    """
+
+    def __init__(self, address: str, least: int = LEAST_ROWS) -> None:
+        self.address, self.least = address, least
+
+    def tokenise(self, chunks: Iterator[Chunk], tokenizer: Any, limit: int) -> Iterator[Encoded]:
+        few, chunks = self._few(chunks, lambda chunk: len(chunk[0]))
+        if few:
+            return tokenise_here(chunks, tokenizer, limit)
+        return self._stream(chunks, encode_chunk, tokenizer, limit)
+
+    def encode(
+        self, works: Iterator[Work], model: str, kind: str, precision: str, name: str
+    ) -> Iterator[Shard]:
+        few, works = self._few(works, lambda work: len(work.table))
+        if few:
+            return encode_here(works, model, kind, precision, name)
+        return self._stream(works, encode_rows, model, kind, precision)
+
+    def _few(self, parts: Iterator[T], rows: Callable[[T], int]) -> tuple[bool, Iterator[T]]:
+        """Whether `parts` have fewer rows than are worth sharing; and all of them, again."""
+        read, count = [], 0
+        for part in parts:
+            read.append(part)
+            count += rows(part)
+            if count >= self.least:
+                return False, itertools.chain(read, parts)
+        return True, iter(read)
+
+    def _stream(self, parts: Iterator[Any], work: Callable[..., T], *facts: Any) -> Iterator[T]:
+        """`work` of each part, in order, as Ray tasks; two parts a core (or GPU) are on their way.
+
+        Ray repeats a task whose machine is lost.
+        """
+        with settings(), connected(self.address):
+            import ray
+
+            gpus = work is encode_rows and ray.cluster_resources().get("GPU", 0) >= 1
+            # max_calls=0: a process that has loaded the encoder is used again.
+            task: Any = ray.remote(num_cpus=not gpus, num_gpus=int(gpus), max_calls=0)(work)
+            shared = [ray.put(fact) for fact in facts]
+            waited_for: deque[Any] = deque()
+            for part in parts:
+                waited_for.append(task.remote(part, *shared))
+                places = ray.cluster_resources().get("GPU" if gpus else "CPU", 1)
+                if len(waited_for) >= 2 * places:
+                    yield ray.get(waited_for.popleft())
+            while waited_for:
+                yield ray.get(waited_for.popleft())
+
+
+def encode_rows(work: Work, model: str, kind: str, precision: str) -> Shard:
+    use_threads(1)
+    return encoder_of(model, kind, precision).shard(work)
+
+
+@functools.lru_cache(maxsize=1)
+def encoder_of(model: str, kind: str, precision: str) -> Encoder:
+    """The frozen encoder of this process."""
+    return Encoder(model, kind, precision)

@@ -1,28 +1,57 @@
-"""One trial as data: its plan, repetition and seed; and the last record of one without a result."""
+"""A trial as data, and all that a store keeps of it.
+
+STORE/records/ID.json   the trial's record: its `status` is the only truth about how far it is
+STORE/states/ID.pt      weights and optimizer of a running trial; deleted with its final record
+STORE/states/ID.drawn   the trial has drawn its first batch; deleted with its final record
+STORE/sweep.secret      the seed that all trials' noise follows from; owner-only; deleted at the end
+                        (for a seed that the user gave: only a mark of it)
+STORE/search-KEY.json   what a searcher has proposed, in order; it stays
+
+Every file is whole or absent whenever a machine dies, and ends with a checksum. The sweep keeps
+these files itself, because Tune's experiment state is older than the trials that it describes.
+"""
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
-from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.sampling import derived_seed
-from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.state import SweepState
+from dpfp_ray.data.split import count_units
+from dpfp_ray.plan.plan import INPUT_FIELDS, Plan
+from dpfp_ray.plan.values import make_plan
+from dpfp_ray.privacy.sampling import derived_seed, fresh_seed, keyed_integer
+from dpfp_ray.results.store import Store, file_name
 from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.storage import RemoteFiles, open_files, previous
+from dpfp_ray.system.whole_files import PRIVATE, is_copy, to_json, with_checksum, without_checksum
+from dpfp_ray.training import checkpoints
+from dpfp_ray.training.loop import State
+from dpfp_ray.training.prepare import (
+    Inputs,
+    TaskFacts,
+    choose_representation,
+    load_inputs,
+    prepare,
+)
 from dpfp_ray.training.record import Record, make_record
 
-# States of a record that need not be run again.
-SETTLED = ("finished", "stopped", "refused", "failed")
+SETTLED = ("finished", "stopped", "refused", "failed")  # trials that need not be run again
 # How often a trial is restarted when its process or node dies; its own errors are not retried.
 RETRIES = 5
+SECRET = "sweep.secret"
+UNFINISHED = ("states", "tune", "train")  # folders; the last two are Ray's own
+Parsed = TypeVar("Parsed")
 
 
 @dataclass(frozen=True)
 class Trial:
     """A bound, calibrated plan and the number of its repetition (`seed_index`).
 
-    `name` is for draws of a selection, which have nothing else that tells equal ones apart. `entry`
-    is that of the ledger, once the trial is charged for.
+    `name` is for draws of a selection: equal draws differ in nothing else. `entry` is the ledger's
+    entry, once the trial is charged for.
     """
 
     plan: Plan
@@ -35,9 +64,8 @@ class Trial:
     @property
     def id(self) -> str:
         """The same for the same trial of the same sweep, whenever and wherever it runs."""
-        if self.name:
-            return self.name
-        return f"{self.group + '-' if self.group else ''}{self.plan.hash}-{self.seed_index}"
+        prefix = f"{self.group}-" if self.group else ""
+        return self.name or f"{prefix}{self.plan.hash}-{self.seed_index}"
 
     def seed(self, sweep_seed: int) -> int:
         """Secret like the sweep's; independent of the order in which trials happen to run.
@@ -58,6 +86,169 @@ class Trial:
         if values.get("labels") is not None:
             values["labels"] = tuple(values["labels"])  # JSON and YAML know no tuples
         return Trial(**{**config, "plan": Plan(**values)})
+
+
+def bind_trial(
+    values: dict[str, Any],
+    inputs_of: Callable[[Plan], Inputs],
+    seed_index: int = 0,
+    group: str = "",
+) -> Trial:
+    """A trial that meets its budget, or a UserError that says why it cannot."""
+    plan = make_plan(values)
+    prepared = prepare(plan, inputs_of(plan))
+    return Trial(prepared.plan, prepared.noise_multiplier, seed_index, group)
+
+
+def input_key(plan: Plan) -> tuple[object, ...]:
+    """Trials with the same key share their data and initial weights."""
+    return tuple(getattr(plan, name) for name in INPUT_FIELDS)
+
+
+class InputsOnce:
+    """Loads each distinct task and model once, for binding plans on the driver."""
+
+    def __init__(self, load: Callable[[Plan], Inputs] = load_inputs) -> None:
+        self._load = load
+        self._inputs: dict[tuple[object, ...], Inputs] = {}
+        self._facts: dict[tuple[object, ...], TaskFacts] = {}
+
+    def __call__(self, plan: Plan) -> Inputs:
+        asked = input_key(plan)
+        if asked in self._inputs and plan.representation != "auto":
+            return self._inputs[asked]  # checked when it was loaded; a thousand trials ask for it
+        if asked in self._facts:  # "auto" may be another representation for another budget
+            chosen = choose_representation(plan, self._facts[asked])
+            plan = replace(plan, representation=chosen)
+        key = input_key(plan)
+        if key not in self._inputs:
+            loaded = self._load(plan)
+            paired, classes = loaded.paired, len(loaded.label_names)
+            self._facts[asked] = TaskFacts(count_units(loaded.data.train), classes, paired)
+            key = input_key(replace(plan, representation=loaded.representation))
+            self._inputs.setdefault(key, loaded)
+        return self._inputs[key]
+
+
+class SweepState:
+    """The files of one unfinished sweep, in a folder or behind a URI."""
+
+    def __init__(self, storage: str) -> None:
+        self.files = open_files(storage)
+
+    def save_trial(self, identity: str, state: State, seed: int) -> None:
+        checkpoints.save_trial(self.files, _state_name(identity), state, seed)
+
+    def load_trial(self, identity: str, seed: int, plan: Plan) -> State | None:
+        return checkpoints.load_trial(self.files, _state_name(identity), seed, plan)
+
+    def drop_trial(self, identity: str) -> None:
+        checkpoints.drop_trial(self.files, _state_name(identity))
+        self.files.delete(_drawn_name(identity))
+
+    def mark_drawn(self, identity: str) -> None:
+        self.files.write(_drawn_name(identity), b"drawn")
+
+    def has_drawn(self, identity: str) -> bool:
+        """Whether any process of the trial may have drawn a batch."""
+        with suppress(FileNotFoundError):
+            self.files.read_name(_drawn_name(identity))
+            return True
+        return False
+
+    def load_search(self, key: str) -> list[dict[str, Any]]:
+        return self._read(f"search-{key}.json", json.loads) or []
+
+    def save_search(self, key: str, proposals: list[dict[str, Any]]) -> None:
+        name = f"search-{key}.json"
+        self.files.keep(name)
+        self.files.write(name, with_checksum(to_json(proposals).encode()))
+
+    def seed(self, given: int | None) -> int:
+        """The sweep's secret seed: given, or made once and kept until `forget`.
+
+        For a given seed the file has only a mark, which tells another seed: trials that have begun
+        must not continue with other noise. In an object store, everyone who may read the unfinished
+        sweep may read its seed.
+        """
+        text = self._read(SECRET, _secret_text)
+        if text is None:
+            seed = fresh_seed() if given is None else given
+            content = with_checksum((str(seed) if given is None else _mark(seed)).encode())
+            if self.files.create(SECRET, content, PRIVATE):
+                # Twice, because it cannot be made again.
+                self.files.write(previous(SECRET), content, PRIVATE)
+                return seed
+            return self.seed(given)  # another driver was faster
+        if given is None and text.isdigit():
+            return int(text)
+        if given is not None and text in (str(given), _mark(given)):
+            return given
+        asked = "was begun with a --seed" if given is None else "has another seed"
+        fix = "drop --seed" if text.isdigit() else "give the --seed that it began with"
+        raise UserError(
+            f"{self.files.name} holds an unfinished sweep that {asked}; {fix} to continue it, "
+            f"or use another --storage"
+        )
+
+    def _read(self, name: str, parse: Callable[[bytes], Parsed]) -> Parsed | None:
+        """The newest whole version of a file; None if there is no version at all."""
+        damaged = False
+        for candidate in (name, previous(name)):
+            try:
+                return parse(without_checksum(self.files.read_name(candidate)))
+            except FileNotFoundError:
+                continue
+            except ValueError:  # JSON's and Unicode's errors, too
+                damaged = True
+        if damaged:
+            raise UserError(
+                f"{self.files.name}/{name} is damaged; restore it from a backup, or use another "
+                f"--storage (the ledger keeps what was spent)"
+            )
+        return None
+
+    def forget(self) -> None:
+        """The sweep is finished: delete its seed and all that was needed only to continue."""
+        for name in self.files.names():
+            if is_copy(name, SECRET):
+                self.files.delete(name)
+        for name in UNFINISHED:
+            self.files.delete_folder(name)
+
+
+def _secret_text(content: bytes) -> str:
+    text = content.decode()
+    int(text.removeprefix("mark "))  # raises a ValueError if it is damaged
+    return text
+
+
+def _mark(seed: int) -> str:
+    return f"mark {keyed_integer(seed, 'sweep mark')}"
+
+
+def _state_name(identity: str) -> str:
+    return f"states/{file_name(identity)}.pt"
+
+
+def _drawn_name(identity: str) -> str:
+    return f"states/{file_name(identity)}.drawn"
+
+
+def resolve_storage(storage: str) -> str:
+    """Absolute path or URI: Ray would fail on a relative path, and only when it is too late."""
+    return storage if "://" in storage else str(Path(storage).expanduser().resolve())
+
+
+def ray_storage(storage: str, name: str) -> dict[str, Any]:
+    """Where Ray keeps its own files of a run: as options of its `RunConfig`.
+
+    Behind a URI as a file system and a path, because Ray shows a URI with its secrets.
+    """
+    files = open_files(storage)
+    if isinstance(files, RemoteFiles):
+        return {"storage_filesystem": files.filesystem, "storage_path": f"{files.root}/{name}"}
+    return {"storage_path": str(Path(files.name) / name)}
 
 
 def settle(
@@ -85,7 +276,7 @@ def settle(
 def drawn_before_failure(storage: str, trial: Trial) -> dict[str, int]:
     """Facts for `settle` of a trial that failed without a count: no step if no process of it drew.
 
-    Empty where one did: the trial is then charged for all that was planned.
+    Empty if a process drew: the trial is then charged for all that was planned.
     """
     if SweepState(storage).has_drawn(trial.id) or Store(storage).get(trial.id):
         return {}
@@ -109,7 +300,7 @@ def mark_interrupted(storage: str) -> None:
 
 
 def has_restarts_left(trial: Any) -> bool:
-    """Whether Tune ended a trial before its restarts were used; the runner then runs it again.
+    """Whether Tune ended a trial before its restarts were used; the driver then runs it again.
 
     Tune does so if the process dies while the trial before hands it over.
     """
@@ -130,7 +321,7 @@ def last_error(trial: Any) -> str:
 
 
 def error_reason(error: Exception) -> str:
-    """An error on one line; of one that is not meant for users, also its type."""
+    """An error on one line, with its type unless it is meant for users."""
     text, kind = " ".join(str(error).split())[:500], type(error).__name__
     if isinstance(error, UserError):
         return text

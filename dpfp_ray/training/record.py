@@ -7,6 +7,8 @@ only the sections that it got to; the others are there, empty. There is no secre
 
 import hashlib
 import json
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Any, Literal, cast
 
@@ -178,6 +180,15 @@ def checked_record(facts: Any) -> Record:
     if not record_id(record):
         raise ValueError("it has neither trial.id nor plan_hash")
     return record
+
+
+def fitting_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a refused trial's plan values that have their field's type."""
+    fields: dict[str, Any] = {}
+    for name, value in values.items():
+        with suppress(ValidationError):
+            fields |= _adapters()[0].validate_python({name: value})
+    return fields
 
 
 @cache

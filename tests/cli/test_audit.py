@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from dpfp_ray.auditing.canaries import FAMILIES
-from dpfp_ray.auditing.scores import ACCESS
-from dpfp_ray.cli import audit as verb
 from dpfp_ray.cli.main import main
 from tests.support.tiny_runs import tiny_world, write_csv
 
@@ -62,15 +59,6 @@ def test_people_read_guesses_bound_and_verdict(
 
 
 @pytest.mark.slow
-def test_it_says_when_no_outcome_could_refute(
-    common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ["--epsilon", "8", "--epochs", "0.5", "--output", str(tmp_path)]
-    assert main([*common, *flags]) == 0
-    assert "no outcome could have refuted this ε" in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.slow
 def test_overwrite_starts_again(
     common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,8 +91,3 @@ def test_mistakes_get_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-
-
-def test_the_flags_offer_what_there_is() -> None:
-    assert verb.FAMILIES == FAMILIES
-    assert verb.ACCESS == ACCESS

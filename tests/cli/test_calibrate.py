@@ -21,15 +21,6 @@ def calibrate(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
     return found
 
 
-def test_the_keys_of_the_json(capsys: pytest.CaptureFixture[str]) -> None:
-    facts = calibrate(capsys, *SMALL, "--epsilon", "3", "--accountant", "gdp")
-    assert {"sigma", "p", "steps", "draws", "epsilon"} <= facts.keys()
-    assert facts["epsilon"].keys() == {"gdp", "rdp", "pld"}
-    assert (facts["p"], facts["steps"], facts["draws"]) == (32 / (8 * 2000), 187, 1496)
-    assert facts["delta"] == 1 / 4000
-    assert facts["epsilon"]["gdp"] == pytest.approx(3, rel=1e-6)
-
-
 def test_the_papers_case(capsys: pytest.CaptureFixture[str]) -> None:
     facts = calibrate(capsys, *SST2, "--epsilon", "1.73", "--accountant", "gdp")
     assert facts["sigma"] == pytest.approx(0.3461, abs=0.001)
@@ -38,28 +29,6 @@ def test_the_papers_case(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["epsilon"]["pld"] == pytest.approx(5.900, rel=0.005)
     assert facts["noise_power_ratio"] == pytest.approx((0.3461 / 0.4523) ** 2, abs=0.005)
     assert facts["noise_power_ratio_claimed"] == 1 / 32
-
-
-def test_sigma_grows_with_the_clipping_norm(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [*SMALL, "--epsilon", "3", "--accountant", "gdp"]
-    one, five = calibrate(capsys, *flags), calibrate(capsys, *flags, "--clip", "5")
-    assert five["sigma"] == pytest.approx(5 * one["sigma"])
-    assert five["noise_multiplier"] == one["noise_multiplier"]
-    assert five["epsilon"] == one["epsilon"]
-
-
-def test_sigma_is_quoted_for_c_of_one_by_every_method(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--records", "2000", "--batch-size", "32", "--epochs", "3", "--accountant", "gdp"]
-    dpsgd = calibrate(capsys, *flags, "--method", "dpsgd")
-    dpfp = calibrate(capsys, *flags, "--micro-batches", "1")
-    assert dpsgd["sigma"] == pytest.approx(dpfp["sigma"])
-    assert dpsgd["adjacency"] == "add_remove"
-    assert "noise_power_ratio" not in dpsgd
-
-
-def test_a_given_delta_is_used(capsys: pytest.CaptureFixture[str]) -> None:
-    facts = calibrate(capsys, *SMALL, "--accountant", "gdp", "--delta", "1e-7")
-    assert facts["delta"] == 1e-7
 
 
 def test_the_table_shows_the_real_ratio_beside_the_papers(
@@ -107,25 +76,14 @@ def test_a_calibration_is_remembered(
     [
         (["--micro-batches", "64"], "M = 64 is more than batch_size B = 32"),
         (["--epsilon", "0"], "epsilon is 0"),
-        (["--epsilon=-1"], "epsilon is -1"),
         (["--epsilon", "nan"], "epsilon is nan"),
-        (["--epsilon", "inf"], "epsilon is inf"),
-        (["--epsilon", "three"], "epsilon is 'three'"),
         (["--delta", "1"], "delta is 1"),
-        (["--delta", "1.5"], "delta is 1.5"),
-        (["--delta", "0"], "delta is 0"),
         (["--clip", "0"], "clip is 0"),
-        (["--clip=-2"], "clip is -2"),
-        (["--batch-size", "0"], "batch_size is 0"),
         (["--batch-size", "2.5"], "batch_size is '2.5'"),
-        (["--epochs", "0"], "epochs is 0"),
         (["--records", "10", "--micro-batches", "1"], "p = B/(M D) = 3.2 is above 1"),
-        (["--records", "0"], "records is 0"),
         (["--records", "9" * 20], "records is 99999999999999999999; give a whole number from 1 to"),
-        (["--records", "many"], "records is 'many'"),
         (["--method", "dpft"], "did you mean 'dpfp'?"),
         (["--method", "non_private"], "non_private"),
-        (["--accountant", "rpd"], "did you mean 'rdp'?"),
         (["--adjacency", "add_remove"], "not one that dpfp paper can promise"),
         (["--method", "dpsgd", "--micro-batches", "8"], "dpsgd does not use it"),
         (["--epochs", "0.001"], "make no whole step"),

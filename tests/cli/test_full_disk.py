@@ -11,7 +11,7 @@ from tests.support.hosts import SHARED, Host, Hosts, missing
 from tests.support.ray_runs import wait_for
 
 pytestmark = [
-    pytest.mark.cluster,
+    pytest.mark.nightly,
     pytest.mark.skipif(bool(missing()), reason=missing() or "hosts are possible"),
 ]
 RUN, TWIN = "/tmp/run", "/srv/twin"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dpfp_ray.cli.job_command import describe, variables
-from dpfp_ray.sweeps.space_files import space_path
+from dpfp_ray.sweeps.space import space_path
 from dpfp_ray.system.errors import UserError
 
 DEMO = str(space_path("demo"))

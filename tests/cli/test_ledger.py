@@ -43,11 +43,6 @@ def test_show_is_one_object(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert found["delta"] == 1e-5
 
 
-def test_an_empty_ledger_has_spent_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = shown(capsys, "--ledger", str(place))
-    assert (found["epsilon"], found["total"], found["entries"]) == (0.0, None, [])
-
-
 def test_of_several_groups_the_one_that_paid_most_is_shown(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,15 +110,3 @@ def test_unknown_people_are_one_line(place: Path, capsys: pytest.CaptureFixture[
     spend(place, ["a"], "one")
     assert main(["ledger", "show", "--ledger", str(place), "--people", "nobody"]) == 2
     assert "nobody" in capsys.readouterr().err
-
-
-def test_show_fits_80_columns_and_wide_has_all(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spend(place, ["a", "b"], "one", "two")
-    assert main(["ledger", "show", "--ledger", str(place)]) == 0
-    head, row, *_ = capsys.readouterr().out.splitlines()
-    assert len(head.rstrip()) <= 80 >= len(row.rstrip())
-    assert "Rate p" not in head
-    assert main(["ledger", "show", "--ledger", str(place), "--wide"]) == 0
-    assert "Rate p" in capsys.readouterr().out.splitlines()[0]

@@ -11,10 +11,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from dpfp_ray import __version__
 from dpfp_ray.cli import calibrate
 from dpfp_ray.cli.main import VERBS, VerbParser, build_parser, main
-from dpfp_ray.system.errors import UserError
 
 CALIBRATE = ["calibrate", "--records", "1000", "--accountant", "gdp", "--epsilon", "3"]
 
@@ -90,25 +88,6 @@ def test_every_verb_has_help_that_mentions_every_flag(
     assert [flag for flag in flags if flag not in text] == []
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_flag_has_a_text(verb: str) -> None:
-    assert [a.option_strings for a in sub_parsers()[verb]._actions if not a.help] == []
-
-
-def test_the_main_help_lists_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    text = capsys.readouterr().out
-    lines = [line.split() for line in text.splitlines()]
-    assert [verb for verb in VERBS if [verb] not in [words[:1] for words in lines]] == []
-
-
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--version"])
-    assert capsys.readouterr().out == f"dpfp-ray {__version__}\n"
-
-
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
@@ -138,13 +117,6 @@ def call_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
 
     monkeypatch.setattr(calibrate, "command", raises(error))
     return main(CALIBRATE)
-
-
-def test_a_users_mistake_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call_with(UserError("use another"), monkeypatch) == 2
-    assert capsys.readouterr().err == "dpfp: use another\n"
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,29 +175,6 @@ def test_what_needs_no_model_loads_no_torch(code: str, tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "loaded:"
 
 
-def test_every_verb_is_a_command() -> None:
-    for verb in VERBS:
-        assert callable(sub_parsers()[verb].get_default("command")), verb
-
-
-@pytest.mark.parametrize(
-    ("words", "modules"),
-    [
-        (["--help"], ["dpfp_ray.cli.main"]),
-        (["sweep", "--help"], [f"dpfp_ray.cli.{name}" for name in ("main", "options", "sweep")]),
-    ],
-)
-def test_only_the_verb_that_is_asked_for_is_imported(words: list[str], modules: list[str]) -> None:
-    code = (
-        "import atexit, sys\n"
-        "mine = lambda: sorted(name for name in sys.modules if name.startswith('dpfp_ray.cli.'))\n"
-        "atexit.register(lambda: print('loaded:', *mine()))\n"
-        f"from dpfp_ray.cli.main import main; main({words})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1].split()[1:] == modules
-
-
 @pytest.mark.parametrize("verb", ["train", "audit", "sweep", "compare"])
 def test_seconds_between_saves_that_are_none_are_one_line(
     verb: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -252,11 +201,6 @@ def flags_of(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> li
 
 
 FLAGS = flags_of(build_parser())
-
-
-def test_the_list_of_flags_is_whole() -> None:
-    assert len(FLAGS) > 200
-    assert {words[0] for words, _, _ in FLAGS} >= set(VERBS) - {"glossary"}
 
 
 @pytest.mark.parametrize(("words", "flag"), [flag[:2] for flag in FLAGS], ids=str)
@@ -291,9 +235,3 @@ def test_help_shows_what_most_people_need_and_help_all_the_rest(
     assert "--lora-rank" not in short
     assert all(flag in whole for words, flag, _ in FLAGS if words == (verb,))
     assert short.count("\n  --") < 0.6 * whole.count("\n  --")
-
-
-def test_metavars_say_what_a_flag_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["train", "--help-all"])
-    assert "--max-per-user N " in capsys.readouterr().out

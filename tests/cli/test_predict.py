@@ -92,15 +92,6 @@ def test_a_file_without_labels_is_answered(
     assert "accuracy" not in err
 
 
-def test_columns_can_differ_from_those_of_training(
-    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "new.csv").write_text("words,stars\na great film,positive\na dull plot,negative\n")
-    flags = ["--text-column", "words", "--label-column", "stars", "--evaluate", "--json"]
-    scores = json.loads(printed(["predict", run, str(tmp_path / "new.csv"), *flags], capsys))
-    assert scores["rows"] == 2
-
-
 def test_a_label_that_the_model_does_not_know_names_its_line(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,10 +101,6 @@ def test_a_label_that_the_model_does_not_know_names_its_line(
     )
 
 
-def test_evaluation_needs_labels(run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no labels to evaluate by" in fails(["predict", run, "--text=x", "--evaluate"], capsys)
-
-
 @pytest.mark.parametrize("argv", [[], ["-", "--dev"], ["x.csv", "--text", "great"]])
 def test_one_source_of_rows_is_needed(
     run: str, argv: list[str], capsys: pytest.CaptureFixture[str]
@@ -121,36 +108,31 @@ def test_one_source_of_rows_is_needed(
     assert "give one of" in fails(["predict", run, *argv], capsys)
 
 
-def test_a_run_without_weights_says_how_to_get_them(
-    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("left", "says"),
+    [
+        ("nothing", "no such folder"),
+        ("state", "unfinished run"),
+        ("records", "keeps no weights"),
+        ("audit", "holds an audit"),
+        ("result", "run again with --overwrite, without --no-weights"),
+    ],
+)
+def test_a_folder_without_a_finished_model_says_what_it_is(
+    run: str, tmp_path: Path, left: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / RESULT).write_text((Path(run) / RESULT).read_text())
-    said = fails(["predict", str(tmp_path), "--text=x"], capsys)
-    assert "run again with --overwrite, without --no-weights" in said
-
-
-def test_an_unfinished_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / RESUME).touch()
-    assert "unfinished run" in fails(["predict", str(tmp_path), "--text=x"], capsys)
-
-
-def test_an_audit_is_refused(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record = json.loads((Path(run) / RESULT).read_text()) | {"audit": {"epsilon": 1.0}}
-    (tmp_path / RESULT).write_text(json.dumps(record))
-    assert "holds an audit" in fails(["predict", str(tmp_path), "--text=x"], capsys)
-
-
-def test_a_store_far_away_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "copy the run's folder here" in fails(["predict", "s3://b/run", "--text=x"], capsys)
-
-
-def test_a_sweep_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "records").mkdir()
-    assert "keeps no weights" in fails(["predict", str(tmp_path), "--text=x"], capsys)
-
-
-def test_a_missing_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no such folder" in fails(["predict", str(tmp_path / "no"), "--text=x"], capsys)
+    folder = tmp_path / "run"
+    if left != "nothing":
+        folder.mkdir()
+    if left == "state":
+        (folder / RESUME).touch()
+    elif left == "records":
+        (folder / "records").mkdir()
+    elif left in ("audit", "result"):
+        record = json.loads((Path(run) / RESULT).read_text())
+        audit = {"audit": {"epsilon": 1.0}} if left == "audit" else {}
+        (folder / RESULT).write_text(json.dumps(record | audit))
+    assert says in fails(["predict", str(folder), "--text=x"], capsys)
 
 
 def test_a_file_without_header_is_read_by_number(

@@ -1,7 +1,6 @@
 """`dpfp report`: where it looks, what it writes, what it says."""
 
 import argparse
-import json
 from pathlib import Path
 
 import pytest
@@ -41,30 +40,6 @@ def test_many_folders_make_one_report(
     assert "DP-SGD" in page
     assert "Non-DP" in page
     assert f"dpfp report {folders[0]} {folders[1]} --output {out}" in page
-
-
-@pytest.mark.slow
-def test_a_folder_within_another_counts_once(folders: tuple[str, str], tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert run(str(tmp_path), folders[0], "--output", str(out)) == 0
-    assert len((out / "tables" / "runs.csv").read_text().splitlines()) == 1 + 2
-
-
-def test_a_report_within_the_results_can_be_made_again(folders: tuple[str, str]) -> None:
-    out = Path(folders[0]) / "report"
-    run(folders[0], "--output", str(out))
-    first = (out / "index.html").read_bytes()
-    run(folders[0], "--output", str(out))
-    assert (out / "index.html").read_bytes() == first
-
-
-def test_json_lists_the_files(
-    folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(folders[0], "--output", str(tmp_path / "out"), "--json")
-    said = json.loads(capsys.readouterr().out)
-    assert said["index"].endswith("index.html")
-    assert all((tmp_path / "out" / name).exists() for name in said["files"])
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:

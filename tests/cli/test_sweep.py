@@ -12,8 +12,7 @@ import pytest
 
 from dpfp_ray.cli.main import main
 from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.sweeps.state import SECRET
-from dpfp_ray.sweeps.trial import settle
+from dpfp_ray.sweeps.trial import SECRET, settle
 from dpfp_ray.system.whole_files import without_checksum
 from tests.support.ray_runs import (
     ONE_PROCESS_FLAGS,
@@ -138,7 +137,7 @@ def test_a_sweep_that_would_pass_the_total_starts_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "dpfp_ray.sweeps.runner.connected", lambda *_: pytest.fail("Ray was started")
+        "dpfp_ray.sweeps.driver.connected", lambda *_: pytest.fail("Ray was started")
     )
     parameters = {"learning_rate": {"values": RATES}}
     space = write_space(tmp_path / "s.yaml", tiny_task, method="grid", parameters=parameters)
@@ -187,7 +186,7 @@ def test_finished_sweep_answers_at_once(
     story: Story, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "dpfp_ray.sweeps.runner.connected", lambda *_: pytest.fail("Ray was started")
+        "dpfp_ray.sweeps.driver.connected", lambda *_: pytest.fail("Ray was started")
     )
     assert main(["sweep", str(story.space), "--storage", str(story.storage), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)

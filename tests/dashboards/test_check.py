@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dashboards.check import DASHBOARD, Prometheus, Query, check, private_prometheus, read_queries
-from dpfp_ray.sweeps.telemetry import GAUGES, TRIAL_TAGS
+from dpfp_ray.sweeps.progress import GAUGES, TRIAL_TAGS
 from dpfp_ray.system.errors import UserError
 from tests.support.ray_runs import PATIENCE, run_script, write_space
 

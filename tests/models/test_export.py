@@ -14,7 +14,8 @@ from dpfp_ray import UserError, load_model
 from dpfp_ray.models.export import Change, Predictor, export_adapter, export_model
 from dpfp_ray.plan.method_spec import all_specs, scope_kind
 from dpfp_ray.plan.values import make_plan
-from dpfp_ray.training.load_model import plan_of, read_run, weights_of
+from dpfp_ray.training.load_model import read_run, weights_of
+from dpfp_ray.training.record import plan_of
 from tests.support.finished_runs import KINDS, finished
 from tests.support.stranger import Stranger, own_cache
 from tests.support.tiny_runs import tiny_split

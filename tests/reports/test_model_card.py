@@ -11,7 +11,7 @@ from dpfp_ray.cli.main import build_parser
 from dpfp_ray.cli.options import plan_from
 from dpfp_ray.reports.model_card import model_card, train_command
 from dpfp_ray.results.predict import wilson
-from dpfp_ray.training.load_model import plan_of
+from dpfp_ray.training.record import plan_of
 from tests.support.finished_runs import KINDS, finished
 
 pytestmark = pytest.mark.slow  # for its fixture

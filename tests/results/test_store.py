@@ -17,11 +17,12 @@ import pytest
 from pyarrow import fs
 
 from dpfp_ray.results.rows import flatten
-from dpfp_ray.results.store import Store, load_records, record_id
+from dpfp_ray.results.store import Store, load_records
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.storage import LocalFiles, RemoteFiles, public
 from dpfp_ray.system.whole_files import write_json
 from dpfp_ray.training import record as training
+from dpfp_ray.training.record import record_id
 from tests.support.result_records import make_record
 
 

@@ -235,20 +235,3 @@ def an_hour_ahead(shared: Path) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(LATE_CLOCK)
     return {"PYTHONPATH": str(SHARED / folder.name)}
-
-
-def python_with_late_workers(shared: Path) -> str:
-    """A Python for `ray start` whose workers have a wall clock that is an hour off."""
-    folder = shared / "late"
-    (folder / "bin").mkdir(parents=True)
-    shutil.copyfile(Path(sys.prefix) / "pyvenv.cfg", folder / "pyvenv.cfg")
-    (folder / "lib").symlink_to(Path(sys.prefix) / "lib")
-    changes = " ".join(f"{name}={value}" for name, value in an_hour_ahead(shared).items())
-    script = folder / "bin" / "python"
-    script.write_text(
-        "#!/bin/bash\n"
-        f'case "$*" in *default_worker.py*) export {changes};; esac\n'
-        f'exec -a "$0" {Path(sys.executable).resolve()} "$@"\n'
-    )
-    script.chmod(0o755)
-    return str(SHARED / "late" / "bin" / "python")

@@ -10,11 +10,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from dpfp_ray.sweeps.cluster import connected, settings
-from dpfp_ray.sweeps.resources import RayOptions
-from dpfp_ray.sweeps.runner import Runner
-from dpfp_ray.sweeps.sweep_trials import InputsOnce
-from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.sweeps.cluster import RayOptions, connected, settings
+from dpfp_ray.sweeps.driver import Runner
+from dpfp_ray.sweeps.trial import InputsOnce, Trial
 from tests.support.ray_head import Head, ray_head
 from tests.support.ray_runs import SEED, records, wait_for
 

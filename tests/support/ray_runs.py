@@ -14,11 +14,11 @@ from typing import Any
 import yaml
 
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.resources import RayOptions
-from dpfp_ray.sweeps.runner import Runner
-from dpfp_ray.sweeps.space_files import read_search_space
-from dpfp_ray.sweeps.sweep_trials import InputsOnce, bind_trial, run_sweep
-from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.sweeps.cluster import RayOptions
+from dpfp_ray.sweeps.driver import Runner
+from dpfp_ray.sweeps.space import read_search_space
+from dpfp_ray.sweeps.sweep import run_sweep
+from dpfp_ray.sweeps.trial import InputsOnce, Trial, bind_trial
 from dpfp_ray.training.prepare import Prepared
 from tests.support.tiny_runs import run_with
 

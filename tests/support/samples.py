@@ -38,7 +38,7 @@ def sample(
     one_class: bool = False,
     **fields: Any,
 ) -> Any:
-    """A finished trial as `trial_process` leaves it, with values that look alive."""
+    """A finished trial as a sweep leaves it, with values that look alive."""
     task = fields.get("task", "demo")
     chance = random.Random(f"{identity} {seed}")
     records = min(_RECORDS.get(task, 5_000), fields.get("max_train") or 10**9)

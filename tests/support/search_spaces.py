@@ -5,8 +5,7 @@ from typing import Any
 
 import yaml
 
-from dpfp_ray.sweeps.search_space import SearchSpace
-from dpfp_ray.sweeps.space_files import read_search_space
+from dpfp_ray.sweeps.space import SearchSpace, read_search_space
 
 GOOD: dict[str, Any] = {
     "name": "x",

@@ -14,16 +14,11 @@ from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps import audits
-from dpfp_ray.sweeps.audits import (
-    audit_folder,
-    audit_trials,
-    audits_left,
-    with_outcomes,
-)
+from dpfp_ray.sweeps.audits import audit_folder, audit_trials, audits_left, with_outcomes
+from dpfp_ray.sweeps.cluster import RayOptions
 from dpfp_ray.sweeps.compare_rows import summarise
-from dpfp_ray.sweeps.resources import RayOptions
-from dpfp_ray.sweeps.runner import Runner
-from dpfp_ray.sweeps.sweep_trials import InputsOnce
+from dpfp_ray.sweeps.driver import Runner
+from dpfp_ray.sweeps.trial import InputsOnce
 from dpfp_ray.training.step import Steps
 from tests.support.ray_runs import trial
 

@@ -11,8 +11,7 @@ from dpfp_ray.privacy.ledger_cost import RdpCurve
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.audits import audits_of
 from dpfp_ray.sweeps.charges import Charges
-from dpfp_ray.sweeps.sweep_trials import InputsOnce, bind_trial
-from dpfp_ray.sweeps.trial import Trial, settle
+from dpfp_ray.sweeps.trial import InputsOnce, Trial, bind_trial, settle
 from dpfp_ray.system.errors import UserError
 
 Values = dict[str, Any]

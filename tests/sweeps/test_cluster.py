@@ -1,4 +1,4 @@
-"""Several nodes, and what survives when parts of them are killed."""
+"""Connecting to Ray, what nodes give to trials, and what survives when parts are killed."""
 
 import json
 import os
@@ -11,11 +11,27 @@ from typing import Any
 import pytest
 
 from dpfp_ray.sweeps import cluster
-from dpfp_ray.sweeps.cluster import SETTINGS, connected, settings
+from dpfp_ray.sweeps.cluster import (
+    Resources,
+    connected,
+    plan_resources,
+    ray_folder,
+)
 from dpfp_ray.sweeps.trial import Trial
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.terminal import Interrupted
-from tests.support.ray_runs import measured, run_plainly, run_script, trial
+from tests.support.ray_runs import (
+    SEED,
+    Command,
+    measured,
+    records,
+    run_plainly,
+    run_script,
+    sweep_here,
+    trial,
+    wait_for,
+    write_space,
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +52,12 @@ def undisturbed(trials: list[Trial]) -> dict[str, Any]:
     return run_plainly(trials)
 
 
+@pytest.mark.nightly
 def test_trials_spread_over_the_nodes(outcome: Any) -> None:
     assert len(set(outcome["nodes"])) == 3
 
 
+@pytest.mark.nightly
 def test_killed_process_and_killed_node_change_nothing(
     outcome: Any, undisturbed: dict[str, Any]
 ) -> None:
@@ -50,23 +68,6 @@ def test_killed_process_and_killed_node_change_nothing(
     assert len(set(outcome["disturbed"])) == 2
     for identity in outcome["disturbed"]:
         assert found[identity]["trial"]["resumed_at_step"] > 0
-
-
-def test_settings_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_DEDUP_LOGS", "1")
-    monkeypatch.delenv("RAY_AIR_NEW_OUTPUT", raising=False)
-    with settings():
-        assert os.environ["RAY_DEDUP_LOGS"] == "1", "the user's own choice stays"
-        assert os.environ["RAY_AIR_NEW_OUTPUT"] == SETTINGS["RAY_AIR_NEW_OUTPUT"]
-    assert "RAY_AIR_NEW_OUTPUT" not in os.environ
-
-
-def test_a_session_that_is_there_is_used_and_left(ray_session: None) -> None:
-    import ray
-
-    with settings(), connected("local"):
-        assert ray.is_initialized()
-    assert ray.is_initialized()
 
 
 def test_no_cluster_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,20 +102,17 @@ def slow_start(ray_turn: None) -> Any:
     return run_script("ray_slow_start")
 
 
+@pytest.mark.nightly
 def test_a_ray_that_gives_up_at_its_start_is_started_again(slow_start: Any) -> None:
     assert slow_start["nodes"] == 1
 
 
+@pytest.mark.nightly
 def test_a_ray_that_gives_up_twice_is_one_line_that_says_what_to_do(slow_start: Any) -> None:
     line = slow_start["error"]
     assert "Ray did not start on this machine, twice" in line
     assert "--address auto" in line
     assert "\n" not in line
-
-
-def test_a_session_that_ended_well_leaves_no_folder(slow_start: Any) -> None:
-    """That of the start that failed stays, with the logs that tell why."""
-    assert slow_start["folders"] == 1
 
 
 LISTENERS = """
@@ -171,3 +169,155 @@ def test_sigterm_while_ray_starts_is_ours_and_no_silent_exit(
         cluster.init({})
     assert stop.value.number == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+SCRIPT = """
+import sys, time
+from ray._private import worker
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.sweeps.cluster import connected, settings
+def wait():
+    time.sleep(600)
+
+def kill():
+    [info] = worker._global_node.all_processes[sys.argv[1]]
+    info.process.kill()
+
+def kill_and_connect(*options, **more):
+    kill()
+    return connect(*options, **more)
+
+connect = worker.connect
+if sys.argv[2] == "at its start":
+    worker.connect = kill_and_connect
+try:
+    with settings(), connected("local", cpus=1):
+        import ray
+        kill()
+        ray.get(ray.remote(wait).remote())
+except UserError as error:
+    print(error, file=sys.stderr)
+    raise SystemExit(2)
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("part", "when"),
+    [("raylet", "later"), ("gcs_server", "later"), ("gcs_server", "at its start")],
+)
+def test_a_dead_part_of_ray_is_one_line_and_not_a_minute(
+    ray_turn: None, part: str, when: str
+) -> None:
+    end = subprocess.run(
+        [sys.executable, "-c", SCRIPT, part, when], capture_output=True, text=True, timeout=600
+    )
+    assert end.returncode == 2, end.stderr
+    assert f"Ray's {part} on this machine has died" in end.stderr
+    assert "the same command continues" in end.stderr
+    assert "Traceback" not in end.stderr
+
+
+@pytest.fixture(scope="module")
+def space(tiny_task: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_space(
+        tmp_path_factory.mktemp("space") / "s.yaml",
+        tiny_task,
+        method="grid",
+        parameters={"learning_rate": {"values": [1e-3, 1e-2]}},
+        plan={"epochs": 5, "batch_size": 4},
+    )
+
+
+@pytest.fixture(scope="module")
+def unbroken(ray_session: None, space: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    found = sweep_here(space, tmp_path_factory.mktemp("unbroken"))
+    return {identity: measured(record) for identity, record in found.items()}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("part", "damaged"), [("raylet", False), ("gcs_server", True)])
+def test_the_same_command_gives_the_records_of_an_unbroken_sweep(
+    ray_turn: None, space: Path, unbroken: Any, tmp_path: Path, part: str, damaged: bool
+) -> None:
+    storage = tmp_path / "runs"
+    command = ["sweep", str(space), "--storage", str(storage), "--seed", str(SEED)]
+    command += ["--ledger", str(tmp_path / "ledger"), "--cpus-per-worker", "1"]
+    first = Command(*command, "--concurrency", "1")
+    wait_for(lambda: list(storage.glob("states/*.pt")), "a saved state")
+    (victim,) = [one for one in first.others() if program(one) == part]
+    os.kill(victim, signal.SIGKILL)
+    code, said = first.end()
+    assert code == 2, said
+    assert f"Ray's {part} on this machine has died" in said.splitlines()[-1]
+    assert "Traceback" not in said
+    if damaged:
+        for state in storage.glob("states/*"):
+            state.write_bytes(b"damaged")
+    before = sessions()
+    code, said = Command(*command).end()
+    assert code == 0, said
+    assert sessions() == before  # nothing of Ray's stays after a normal end
+    assert {k: measured(r) for k, r in records(storage).items()} == unbroken
+    assert ("is damaged" in said and "from the start" in said) == damaged
+
+
+def sessions() -> set[Path]:
+    return {path for path in ray_folder().glob("session_*") if not path.is_symlink()}
+
+
+def program(process: int) -> str:
+    return Path(f"/proc/{process}/exe").resolve().name
+
+
+LAPTOP = [{"CPU": 8.0, "memory": 1e9}]
+
+
+THREE = [{"CPU": 2.0}, {"CPU": 2.0}, {"CPU": 1.0}]
+
+
+GPUS = [{"CPU": 16.0, "GPU": 4.0}, {"CPU": 16.0, "GPU": 4.0}]
+
+
+def test_fewer_trials_get_more_threads() -> None:
+    assert plan_resources(LAPTOP, concurrency=3) == Resources(2, 0.0, 1, 3)
+
+
+def test_a_worker_does_not_span_nodes() -> None:
+    assert plan_resources(THREE, workers=2) == Resources(2, 0.0, 2, 1)
+    assert plan_resources(THREE, workers=3) == Resources(1, 0.0, 3, 1)
+    assert plan_resources(THREE, cpus=2).slots == 2
+
+
+def test_concurrency_is_at_most_what_fits() -> None:
+    assert plan_resources(THREE, concurrency=100) == Resources(1, 0.0, 1, 5)
+
+
+def test_a_cluster_that_may_grow_is_asked_for_all_that_could_be_used() -> None:
+    nobody = [{"memory": 1e9}]  # a head that runs nothing
+    assert plan_resources(THREE, concurrency=100, may_grow=True) == Resources(1, 0.0, 1, 100)
+    assert plan_resources(nobody, concurrency=3, may_grow=True) == Resources(1, 0.0, 1, 3)
+    assert plan_resources(LAPTOP, concurrency=3, may_grow=True) == Resources(2, 0.0, 1, 3)
+    assert plan_resources(THREE, may_grow=True).slots == 5  # nobody said how many
+    with pytest.raises(UserError, match="do not fit"):
+        plan_resources(nobody, may_grow=True)
+
+
+def test_gpus_limit_and_share_the_cores() -> None:
+    assert plan_resources(GPUS, gpus=1) == Resources(4, 1, 1, 8)
+    assert plan_resources(GPUS, gpus=0.5).slots == 16
+    assert plan_resources(GPUS, workers=4, gpus=1) == Resources(4, 1, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"workers": 6}, ["6 workers of 1 CPUs", "2 CPUs, 2 CPUs, 1 CPUs", "--workers"]),
+        ({"cpus": 3}, ["1 workers of 3 CPUs"]),
+        ({"gpus": 1.0}, ["1 GPUs", "0 GPUs", "--gpus-per-worker"]),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: dict[str, float], words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        plan_resources(THREE, **options)  # type: ignore[arg-type]
+    assert all(word in str(caught.value) for word in words), caught.value

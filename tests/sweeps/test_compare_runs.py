@@ -18,8 +18,7 @@ from dpfp_ray.sweeps.compare_runs import (
     sensitivity_line,
     space_name,
 )
-from dpfp_ray.sweeps.sweep_trials import InputsOnce
-from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.sweeps.trial import InputsOnce, Trial
 from dpfp_ray.system.errors import UserError
 
 

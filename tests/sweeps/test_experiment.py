@@ -1,15 +1,122 @@
-"""One Tune experiment: what would hang it is refused, and every trial has a last record."""
+"""One trial on Tune: what a failed trial is charged for, and every trial has a last record."""
 
-import copy
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from ray.tune.search.variant_generator import generate_variants
 
+from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.experiment import LastRecords, check_deadlock, each_of
+from dpfp_ray.sweeps import experiment
+from dpfp_ray.sweeps.charges import Charges
+from dpfp_ray.sweeps.experiment import LastRecords, check_deadlock
+from dpfp_ray.sweeps.trial import RETRIES, InputsOnce, SweepState, Trial, bind_trial, input_key
 from dpfp_ray.system.errors import UserError
+from dpfp_ray.training.step import Steps
 from tests.support.tune_trial import TuneTrial
+
+Values = dict[str, Any]
+
+
+SEED = 7
+
+
+inputs = InputsOnce()
+
+
+@pytest.fixture
+def trial(tiny_task: Values, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
+    """A trial of the head alone, in the ledger."""
+    monkeypatch.setattr(experiment, "node_and_process", dict)
+    monkeypatch.setattr(experiment.ray.tune, "report", lambda *_: None)
+    monkeypatch.setattr(experiment.ray, "get", lambda reference: reference)
+    (tmp_path / "store").mkdir()
+    chosen = {**tiny_task, "method": "dpsgd", "scope": "head", "micro_batches": 1}
+    (begun,) = charges(tmp_path).begin([bind_trial(chosen, inputs)], SEED)
+    return begun
+
+
+def charges(tmp_path: Path) -> Charges:
+    return Charges(Ledger(tmp_path / "ledger"), str(tmp_path / "store"), inputs)
+
+
+def run(trial: Trial, tmp_path: Path, workers: int = 1) -> None:
+    shared: Any = {input_key(trial.plan): inputs(trial.plan)}
+    sweep = experiment.Sweep("s", str(tmp_path / "store"), SEED, workers=workers)
+    experiment.run_trial({"trial": trial.to_config()}, sweep, shared)
+
+
+def charged(tmp_path: Path) -> int | None:
+    charges(tmp_path).settle()
+    (entry,) = Ledger(tmp_path / "ledger").entries()
+    return entry.charged
+
+
+def fail(*_: Any, **__: Any) -> None:
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("where", "workers"),
+    [
+        ("dpfp_ray.models.representations.HeadClassifier.to", 1),
+        ("dpfp_ray.training.loop.make_method", 1),
+        ("dpfp_ray.training.loop.check_all_learn", 1),
+        ("dpfp_ray.sweeps.workers.run_on_workers", 2),  # as init_process_group would
+    ],
+)
+def test_a_trial_that_fails_before_its_first_draw_is_charged_for_nothing(
+    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, workers: int
+) -> None:
+    monkeypatch.setattr(where, fail)
+    run(trial, tmp_path, workers)
+    record = Store(tmp_path / "store").get(trial.id)
+    assert record is not None
+    assert record["trial"]["status"] == "failed"
+    assert charged(tmp_path) == 0
+
+
+@pytest.mark.parametrize("number", [0, 4])
+def test_a_trial_is_charged_for_the_step_that_failed(
+    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    take = Steps.take
+
+    def take_or_fail(self: Any, step: int) -> Any:
+        return take(self, step) if step < number else fail()
+
+    monkeypatch.setattr(Steps, "take", take_or_fail)
+    run(trial, tmp_path)
+    assert charged(tmp_path) == number + 1
+
+
+def test_a_restart_that_fails_does_not_hide_what_the_killed_process_drew(
+    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SweepState(str(tmp_path / "store")).mark_drawn(trial.id)
+    monkeypatch.setattr("dpfp_ray.models.representations.HeadClassifier.to", fail)
+    run(trial, tmp_path)
+    assert charged(tmp_path) == trial.plan.steps
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_trial_that_is_given_up_is_charged_only_if_it_drew(
+    trial: Trial, tmp_path: Path, drawn: bool
+) -> None:
+    if drawn:
+        SweepState(str(tmp_path / "store")).mark_drawn(trial.id)
+    ended = SimpleNamespace(
+        config={"trial": trial.to_config()}, num_failures=RETRIES + 1, get_error=lambda: None
+    )
+    LastRecords(str(tmp_path / "store")).on_trial_error(1, [], ended)
+    assert charged(tmp_path) == (trial.plan.steps if drawn else 0)
+
+
+def test_a_finished_trial_leaves_no_mark(trial: Trial, tmp_path: Path) -> None:
+    run(trial, tmp_path)
+    assert charged(tmp_path) == trial.plan.steps
+    assert not list((tmp_path / "store" / "states").iterdir())
 
 
 def test_a_trial_given_up_has_a_record(tmp_path: Path) -> None:
@@ -35,21 +142,6 @@ def test_a_trial_stopped_early_has_a_record(tmp_path: Path) -> None:
     kept = Store(tmp_path).get(trial.ours.id)
     assert kept is not None
     assert kept["trial"]["status"] == "stopped"
-
-
-def test_a_trial_that_finished_is_left_alone(tmp_path: Path) -> None:
-    trial = TuneTrial(1e-3, "TERMINATED", status="finished")
-    LastRecords(str(tmp_path)).on_trial_complete(0, [trial], trial)
-    assert Store(tmp_path).records() == []
-
-
-def test_tune_makes_each_trial_and_no_copy_of_their_list() -> None:
-    """It copies the whole space for each trial: with the list, that grows with its square."""
-    ours = [TuneTrial(rate, "PENDING").ours for rate in (1e-3, 1e-2, 1e-1)]
-    space = each_of(ours)
-    made = [spec["config"]["trial"] for _, spec in generate_variants({"config": space})]
-    assert made == [trial.to_config() for trial in ours]
-    assert copy.deepcopy(space)["trial"]["grid_search"] is space["trial"]["grid_search"]
 
 
 def test_nested_scheduler_without_dashboard_is_refused(ray_session: None) -> None:

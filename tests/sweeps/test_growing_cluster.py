@@ -8,7 +8,7 @@ import pytest
 from tests.support.ray_runs import measured, run_plainly, run_script, trial
 
 
-@pytest.mark.cluster
+@pytest.mark.nightly
 def test_a_sweep_brings_nodes_up_to_its_concurrency_and_gives_them_back(
     ray_turn: None, tiny_task: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

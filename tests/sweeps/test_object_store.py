@@ -1,6 +1,5 @@
 """A sweep on S3 (moto), behind a proxy where many requests fail: killed, continued, read."""
 
-import json
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,23 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import requests
 
 from dpfp_ray.cli.main import main
 from dpfp_ray.models import representations
 from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.sweeps import published
-from dpfp_ray.sweeps.state import SweepState
+from dpfp_ray.sweeps import shared as published
+from dpfp_ray.sweeps.trial import SweepState
 from dpfp_ray.system import lease
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.lease import held
 from dpfp_ray.system.storage import NewObjects, open_files
 from tests.support.object_store import BUCKET, SECRET_KEY, Faults, ObjectStore, object_store
 from tests.support.one_release import make_table
-from tests.support.ports import free_ports
 from tests.support.ray_runs import SEED, Command, measured, sweep_here, wait_for, write_space
-from tests.support.result_records import make_record
 
+pytestmark = pytest.mark.nightly
 RATES = [1e-4, 1e-2]
 SHAKY = Faults(seed=3, refused=0.05, unanswered=0.01, late=0.003, pause=8.0)
 
@@ -87,7 +84,6 @@ def story(
     return it
 
 
-@pytest.mark.cluster
 def test_killed_and_continued_it_has_the_numbers_of_an_unbroken_sweep_on_a_folder(
     story: Story, store: ObjectStore, ray_session: None, tmp_path: Path
 ) -> None:
@@ -101,7 +97,6 @@ def test_killed_and_continued_it_has_the_numbers_of_an_unbroken_sweep_on_a_folde
     assert any("resumed_at_step" in record["trial"] for record in found.values())
 
 
-@pytest.mark.cluster
 def test_every_trial_is_charged_once(story: Story, store: ObjectStore) -> None:
     (spent,) = Ledger(story.ledger).groups()
     assert {entry.status for entry in spent.entries} == {"finished"}
@@ -109,49 +104,12 @@ def test_every_trial_is_charged_once(story: Story, store: ObjectStore) -> None:
     assert spent.how == "composition of a fixed list"
 
 
-@pytest.mark.cluster
 def test_nothing_that_only_a_kill_needs_stays(story: Story, store: ObjectStore) -> None:
     assert any(name.startswith("sweep/sweep.secret") for name in story.killed_with)
     left = {name.split("/")[1] for name in store.names("sweep/")}
     assert left == {"records", "results.csv", "results.jsonl", "results.parquet"}
 
 
-@pytest.mark.cluster
-def test_results_and_report_read_it(
-    story: Story, store: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["results", story.storage, "--json"]) == 0
-    said = capsys.readouterr()
-    assert {row["status"] for row in json.loads(said.out)} == {"finished"}
-    output = tmp_path / "report"
-    assert main(["report", story.storage, "--output", str(output), "--ledger", story.ledger]) == 0
-    said_later = capsys.readouterr()
-    assert "dpfp" in next(output.rglob("*.html")).read_text(encoding="utf-8")
-    assert SECRET_KEY not in "".join([*said, *said_later])
-
-
-@pytest.mark.cluster
-def test_the_service_shows_it(story: Story, store: ObjectStore, ray_turn: None) -> None:
-    (port,) = free_ports(1)
-    service = Command("serve", "--storage", story.storage, "--port", str(port))
-    try:
-        url = f"http://127.0.0.1:{port}/api/results"
-
-        def answer() -> Any:
-            try:
-                found = requests.get(url, timeout=60)
-            except requests.ConnectionError:
-                assert service.process.poll() is None
-                return None
-            return found.text if found.ok and "finished" in found.text else None
-
-        assert SECRET_KEY not in wait_for(answer, "the service's answer")
-    finally:
-        _, said = service.interrupt()
-    assert SECRET_KEY not in said
-
-
-@pytest.mark.cluster
 def test_no_secret_in_any_output_or_object(story: Story, store: ObjectStore) -> None:
     for said in story.said:
         assert SECRET_KEY not in said
@@ -244,28 +202,6 @@ def test_without_botocore_a_driver_says_what_to_install(
 
 
 # --- requests -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("records", [3, 1200])
-def test_a_driver_that_waits_asks_no_more_of_a_large_store(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, records: int
-) -> None:
-    """What is asked again and again while trials run: is the lease still there?"""
-    prefix = f"polled-{records}"
-    for number in range(records):
-        store.put(f"{prefix}/records/t{number}.json", json.dumps(make_record(f"t{number}")))
-    monkeypatch.setattr(lease, "BEAT", 0.1)
-    files = open_files(f"s3://{BUCKET}/{prefix}")
-    with held(files, "wait"):
-        held_claim = json.loads(store.read(store.names(f"{prefix}/.lease-")[0]))
-        store.seen.clear()
-        wait_for(lambda: beat(store, prefix) >= held_claim["beat"] + 10, "ten beats")
-        asked, beats = sum(store.seen.values()), beat(store, prefix) - held_claim["beat"]
-    assert asked <= 4 * (beats + 1)
-
-
-def beat(store: ObjectStore, prefix: str) -> int:
-    return int(json.loads(store.read(store.names(f"{prefix}/.lease-")[0]))["beat"])
 
 
 def test_a_store_that_stays_away_is_one_line(

@@ -1,17 +1,14 @@
 """A sweep on Ray whose unit is the person: trials, ledger, tables, report and card say so."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dpfp_ray.cli.main import main
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.reports.make import report
-from dpfp_ray.reports.model_card import model_card
-from dpfp_ray.sweeps.run_sweep import FinishedSweep, sweep
+from dpfp_ray.sweeps.sweep import FinishedSweep, sweep
 from tests.support.ray_runs import ONE_PROCESS, SEED, write_space
 from tests.support.tiny_runs import write_person_csv
 
@@ -78,12 +75,6 @@ def test_the_ledger_says_persons(swept: Swept) -> None:
     assert "one person" in cost.sentence()
 
 
-def test_results_say_persons(swept: Swept, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["results", swept.found.storage, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert {row["unit"] for row in rows} == {"person"}
-
-
 def test_the_report_says_persons(swept: Swept, tmp_path: Path) -> None:
     made = report(swept.found.storage, output=tmp_path / "page", ledger=swept.ledger)
     assert made.index is not None
@@ -93,13 +84,3 @@ def test_the_report_says_persons(swept: Swept, tmp_path: Path) -> None:
     assert "one person, with all of their records" in page
     assert "the unit is one record" not in page
     assert "one record" not in (tmp_path / "page/tables/main.md").read_text()
-
-
-def test_the_card_of_a_trial_says_persons(swept: Swept) -> None:
-    assert swept.found.best is not None
-    card = model_card(swept.found.best)
-    assert "no single person shows for certain" in card
-    assert "how much one person can change what others learn" in card
-    assert f"{len(SIZES)} training persons" in card
-    assert "--user-column author --max-per-user" in card
-    assert "one record" not in card

@@ -20,22 +20,22 @@ from dpfp_ray.privacy.selection import draw_trials, parse_selection, selection_e
 from dpfp_ray.results.store import Store
 from dpfp_ray.service.snapshot import LiveRecords
 from dpfp_ray.sweeps import selection
-from dpfp_ray.sweeps.resources import RayOptions
-from dpfp_ray.sweeps.run_sweep import FinishedSweep, sweep
-from dpfp_ray.sweeps.search_space import SearchSpace
+from dpfp_ray.sweeps.cluster import RayOptions
 from dpfp_ray.sweeps.selection import (
     Draw,
+    SelectionCost,
     best_name,
     best_record,
     check_choosing,
     draw_all,
     open_sealed,
+    privacy_choices,
+    selection_cost,
     shown,
 )
-from dpfp_ray.sweeps.selection_cost import SelectionCost, privacy_choices, selection_cost
-from dpfp_ray.sweeps.space_files import read_search_space
-from dpfp_ray.sweeps.state import SECRET
-from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.sweeps.space import SearchSpace, read_search_space
+from dpfp_ray.sweeps.sweep import FinishedSweep, sweep
+from dpfp_ray.sweeps.trial import SECRET, Trial
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.whole_files import to_json, with_checksum
 from tests.support.ray_runs import (
@@ -134,24 +134,6 @@ def test_the_number_of_trials_follows_its_distribution(tmp_path: Path) -> None:
     assert stats.chisquare([*seen, rest[0]], [*expected, rest[1]]).pvalue > 1e-3
 
 
-def test_the_same_seed_draws_the_same_and_another_draws_others(tmp_path: Path) -> None:
-    found, chosen = space(tmp_path, RATES), parse_selection("geometric:20")
-    one = draw_all(found, chosen, 1)
-    assert draw_all(found, chosen, 1) == one
-    others = [draw for seed in range(2, 20) for draw in draw_all(found, chosen, seed)]
-    assert not {draw.name for draw in one} & {draw.name for draw in others}
-    rates = {draw.settings["learning_rate"] for draw in one}
-    assert not rates & {draw.settings["learning_rate"] for draw in others}
-
-
-def test_equal_draws_are_trials_of_their_own(tmp_path: Path) -> None:
-    found = space(tmp_path, {"rank": {"values": [1]}})
-    seed = seed_with(found, "geometric:6", trials=6)
-    draws = draw_all(found, parse_selection("geometric:6"), seed)
-    assert {draw.settings["rank"] for draw in draws} == {1}
-    assert len({draw.name for draw in draws}) == 6
-
-
 def test_names_show_neither_settings_nor_order(tmp_path: Path) -> None:
     found, chosen = adversarial(tmp_path), parse_selection("geometric:5")
     drawn = [draw_all(found, chosen, seed) for seed in range(SELECTIONS)]
@@ -171,13 +153,6 @@ def seed_with(found: SearchSpace, kind: str, trials: int, repeated: bool = False
         if len(draws) == trials and (len(distinct) < trials or not repeated):
             return seed
     raise AssertionError("no such seed")
-
-
-def test_all_trials_that_were_drawn_are_run_however_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dpfp_ray.sweeps.selection.draw_trials", lambda *_: 137)
-    assert len(draw_all(space(tmp_path, RATES), parse_selection("geometric:2"), seed=1)) == 137
 
 
 # --- the winner ---------------------------------------------------------------------------------
@@ -335,12 +310,6 @@ def test_what_the_theorem_has_no_price_for_is_refused(
         selection_cost(found, parse_selection("geometric:3"), bind(found))
 
 
-def test_releases_that_differ_are_selected_from_with_noise_of_their_own(tmp_path: Path) -> None:
-    found = space(tmp_path, {"scaling": {"values": ["clip", "unit"]}})
-    charge = selection_cost(found, parse_selection("geometric:3"), bind(found, mode="moments"))
-    assert charge.epsilon > 3
-
-
 def test_a_tracker_would_show_all_trials_and_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="drop --tracker"):
         check_choosing(space(tmp_path, RATES), RayOptions(tracker="mlflow"))
@@ -360,20 +329,6 @@ def test_the_sealed_folder_is_owner_only(tmp_path: Path) -> None:
     assert sealed == tmp_path / "sealed"
     assert sealed.stat().st_mode & 0o777 == 0o700
     assert open_sealed(str(tmp_path), "k") == str(sealed)
-
-
-def test_a_query_of_a_uri_stays_at_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[str] = []
-    real = selection.open_files
-
-    def open_here(location: str) -> Any:
-        asked.append(location)
-        return real(tmp_path)
-
-    monkeypatch.setattr(selection, "open_files", open_here)
-    monkeypatch.setattr(selection, "Store", lambda _: Store(tmp_path))
-    where = open_sealed("s3://bucket/x?endpoint_override=localhost", "k")
-    assert [where] == asked == ["s3://bucket/x/sealed?endpoint_override=localhost"]
 
 
 def test_another_selection_s_sealed_folder_is_not_taken_up(tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ def test_without_the_token_nothing_is_submitted(
     assert set(known_jobs(head)) == before
 
 
+@pytest.mark.nightly
 def test_after_a_lost_connection_the_log_goes_on_where_it_was(head: Head, cluster: Cluster) -> None:
     for _ in range(2):  # whoever has lost the answer asks again, and no second job is made
         cluster.submit("cut-off", COUNTING, {}, {})
@@ -177,6 +178,7 @@ def test_ctrl_c_detaches_says_how_to_come_back_and_stop_stops(head: Head, cluste
     assert known_jobs(head)["long"]["status"] == "STOPPED"
 
 
+@pytest.mark.nightly
 def test_after_a_stop_no_trial_stays_running_and_the_same_command_goes_on(
     head: Head, tiny_task: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,21 +203,6 @@ def test_after_a_stop_no_trial_stays_running_and_the_same_command_goes_on(
     assert statuses() == ["interrupted"] * 2
 
 
-def test_an_unknown_job_is_named(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
-    assert submit(head, "--attach", "nobody") == 2
-    assert "nobody does not exist" in capsys.readouterr().err
-
-
-def test_rays_own_variables_do_not_win_over_the_address(
-    head: Head, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")
-    there = Cluster(head.dashboard, TOKEN)
-    there.submit("in-spite-of-variables", "true", {}, {})
-    wait_for(lambda: there.info("in-spite-of-variables").status == "SUCCEEDED", "the job's end")
-
-
 def test_nobody_at_the_address_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     (port,) = free_ports(1)
     arguments = ["submit", "--address", f"http://127.0.0.1:{port}", "--", "results", "/nothing"]
@@ -224,6 +211,7 @@ def test_nobody_at_the_address_is_one_line(capsys: pytest.CaptureFixture[str]) -
     assert "cannot reach a Ray dashboard" in line
 
 
+@pytest.mark.nightly
 def test_results_finds_the_service_through_the_dashboard(
     head: Head, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dpfp_ray.sweeps import trackers
-from dpfp_ray.sweeps.trackers import AXIS, Tracked, make_tracker, measurements
+from dpfp_ray.sweeps.trackers import Tracked, make_tracker
 from dpfp_ray.system.errors import UserError
 from tests.support.ray_runs import run_here, trial
 from tests.support.tune_trial import TuneTrial
@@ -128,14 +128,6 @@ def test_a_server_that_is_not_there_is_one_line(
         make_tracker("mlflow", "sweep", str(tmp_path))
 
 
-def test_wandb_without_a_key_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
-    monkeypatch.delenv("WANDB_MODE")
-    monkeypatch.setenv("HOME", str(tmp_path))  # no ~/.netrc of a developer who is logged in
-    with pytest.raises(UserError, match="WANDB_API_KEY"):
-        make_tracker("wandb", "sweep", str(tmp_path))
-
-
 def test_tensorboard_needs_a_folder() -> None:
     with pytest.raises(UserError, match="--storage FOLDER") as error:
         make_tracker("tensorboard", "sweep", "s3://bucket/x?secret_key=abc")
@@ -147,13 +139,3 @@ def test_a_tracker_that_breaks_down_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("a file where the folder should be")
     with pytest.warns(UserWarning, match="tracker tensorboard missed an event"):
         one_trial(tracker)
-
-
-def test_a_failure_has_nothing_to_plot() -> None:
-    assert measurements({"status": "failed", "error": "no luck", AXIS: 1}) == {}
-
-
-def test_only_our_numbers_are_plotted_over_the_step() -> None:
-    plotted = measurements(RESULT)
-    assert plotted[AXIS] == 30
-    assert set(plotted) == {AXIS, "epoch", "accuracy", "loss", "epsilon", "epsilon_gdp"}

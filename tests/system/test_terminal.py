@@ -8,9 +8,9 @@ import threading
 import pytest
 from rich.table import Table
 
-from dpfp_ray.sweeps.cluster import JOB
 from dpfp_ray.system import terminal
 from dpfp_ray.system.terminal import (
+    JOB,
     Interrupted,
     clock,
     counted,

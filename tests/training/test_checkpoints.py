@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.sweeps.resources import RayOptions
+from dpfp_ray.sweeps.cluster import RayOptions
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.storage import LocalFiles
 from dpfp_ray.training import checkpoints

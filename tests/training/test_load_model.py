@@ -11,7 +11,7 @@ from dpfp_ray import UserError, load_model
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.pretrained import load_tokenizer
-from dpfp_ray.training.load_model import plan_of
+from dpfp_ray.training.record import plan_of
 from dpfp_ray.training.run_folder import RESULT, WEIGHTS
 from dpfp_ray.training.train import TrainedRun, train
 from tests.support.finished_runs import KINDS, finished

@@ -7,7 +7,6 @@ anywhere on the way and a test here fails. Each mode is measured where its noise
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -165,8 +164,8 @@ def test_trials_and_audits_are_prepared_with_the_planned_noise(
 ) -> None:
     """From there on they are runs like those above."""
     from dpfp_ray.auditing.audit import Settings, set_up
-    from dpfp_ray.sweeps import trial_process
-    from dpfp_ray.sweeps.sweep_trials import bind_trial
+    from dpfp_ray.sweeps import experiment
+    from dpfp_ray.sweeps.trial import bind_trial
 
     trial = bind_trial(tiny_task, load_inputs)
     planned = noise_multiplier(trial.plan)
@@ -180,13 +179,13 @@ def test_trials_and_audits_are_prepared_with_the_planned_noise(
         found.append(run.prepared.noise_multiplier)
         raise RuntimeError
 
-    monkeypatch.setattr(trial_process, "run_events", look)
-    monkeypatch.setattr(trial_process, "node_and_process", dict)
-    shared = SimpleNamespace(inputs=lambda: load_inputs(trial.plan))
-    sweep = trial_process.Sweep("s", str(tmp_path), seed=1)
+    monkeypatch.setattr(experiment, "run_events", look)
+    monkeypatch.setattr(experiment, "node_and_process", dict)
+    inputs = load_inputs(trial.plan)
+    sweep = experiment.Sweep("s", str(tmp_path), seed=1)
     facts = {"seconds": 0.0}
     with pytest.raises(RuntimeError):
-        trial_process.run_worker(trial, sweep, shared, print, facts)  # type: ignore[arg-type]
+        experiment.run_worker(trial, sweep, inputs, print, facts)
     assert found == [planned]
 
 

@@ -1,12 +1,13 @@
-"""Running trials on Ray Tune: whatever the cluster's size, whatever gets killed.
+"""The driver of a store: it runs trials on Ray Tune, whatever the cluster's size.
 
 A fixed list of trials (grid, random search, compare) and a searcher's trials (TPE) go through the
-same Tuner. Interrupted or killed, the same call continues: finished trials are not repeated,
-running ones go on from what they saved (`state.py`).
+same Tuner. Stopped or killed, the same call continues: finished trials are not repeated, running
+ones go on from what they saved (`trial.py`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,22 +15,37 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.charges import Charges
-from dpfp_ray.sweeps.cluster import connected, settings
-from dpfp_ray.sweeps.resources import RayOptions, Resources, node_resources, plan_resources
-from dpfp_ray.sweeps.state import SECRET, SweepState, check_seen_everywhere
-from dpfp_ray.sweeps.trial import RETRIES, Trial, mark_interrupted, unfinished
+from dpfp_ray.sweeps.cluster import RayOptions, Resources, connected, plan_resources, settings
+from dpfp_ray.sweeps.trial import (
+    RETRIES,
+    SECRET,
+    SweepState,
+    Trial,
+    input_key,
+    mark_interrupted,
+    unfinished,
+)
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.lease import held_unless
 from dpfp_ray.system.storage import open_files
-from dpfp_ray.system.terminal import ignoring_signals, stderr, stopped_by_signals, waiting
+from dpfp_ray.system.terminal import (
+    Interrupted,
+    ignoring_signals,
+    signal_of,
+    stderr,
+    stopped_by_signals,
+    waiting,
+)
 from dpfp_ray.training.prepare import Inputs
+from dpfp_ray.training.record import Record
 
 if TYPE_CHECKING:
-    from dpfp_ray.sweeps.tpe import Tpe
-    from dpfp_ray.sweeps.trial_process import Shared, Sweep
+    from dpfp_ray.sweeps.experiment import Shared, Sweep
+    from dpfp_ray.sweeps.search import Tpe
 
 T = TypeVar("T")
 STOPPING = "stopping; what is finished is kept, what runs goes on from its last save"
+ANSWER_SECONDS = 120.0  # a node that does not answer by then is not asked again
 
 
 class Runner:
@@ -97,13 +113,6 @@ class Runner:
             if kind is None and (self._sweep is not None or self.charges.begun):
                 SweepState(self.storage).forget()
 
-    def _hold(self, nothing_to_run: bool) -> None:
-        """Be the only driver of this store; one that finds nothing to run need not be."""
-        if not self._held:
-            self._held = not nothing_to_run
-            files = open_files(self.storage)
-            self._lease.enter_context(held_unless(nothing_to_run, files, "use another --storage"))
-
     @property
     def seed(self) -> int:
         """The sweep's secret seed; made when it is first asked for."""
@@ -135,15 +144,10 @@ class Runner:
 
         from dpfp_ray.sweeps.experiment import each_of
 
-        for open_trials in until_none(lambda: unfinished(left, self.storage)):
-            self._fit(
-                [trial.plan for trial in open_trials],
-                TuneConfig(scheduler=scheduler),
-                each_of(open_trials),
-                total=len(trials),
-                done=len(trials) - len(open_trials),
-                varied=varied,
-            )
+        for batch in until_none(lambda: unfinished(left, self.storage)):
+            self._share(trial.plan for trial in batch)
+            config = TuneConfig(scheduler=scheduler)
+            self._fit(config, each_of(batch), len(trials), len(batch), varied)
 
     def search(
         self, searcher: "Tpe", plans: Iterable[Plan], *, varied: list[str], scheduler: Any = None
@@ -163,44 +167,46 @@ class Runner:
             )
         searcher.admit = lambda trial: self.charges.begin([trial], self.seed)[0]
         self._connect()
+        self._share(plans)
         from ray.tune import TuneConfig
 
         def left() -> range:
             searcher.read()
             return range(searcher.left)
 
-        samples = searcher.space.samples
-        for open_trials in until_none(left):
-            self._fit(
-                plans,
-                TuneConfig(search_alg=searcher, num_samples=len(open_trials), scheduler=scheduler),
-                None,
-                total=samples,
-                done=samples - len(open_trials),
-                varied=varied,
-            )
+        for batch in until_none(left):
+            config = TuneConfig(search_alg=searcher, num_samples=len(batch), scheduler=scheduler)
+            self._fit(config, None, searcher.space.samples, len(batch), varied)
             if searcher.refused is not None:
                 raise searcher.refused
 
+    def _hold(self, nothing_to_run: bool) -> None:
+        """Be the only driver of this store; a driver that has nothing to run need not be."""
+        if not self._held:
+            self._held = not nothing_to_run
+            files = open_files(self.storage)
+            self._lease.enter_context(held_unless(nothing_to_run, files, "use another --storage"))
+
     def _recognise_people(self, plans: Iterable[Plan]) -> None:
-        """Recognise the people, and end what an earlier call could not."""
-        if self.sealed:
-            return
-        for plan in plans:
-            self.charges.people(plan)
-        self.charges.settle()
+        """Recognise the people, and end the entries that an earlier driver could not end."""
+        if not self.sealed:
+            for plan in plans:
+                self.charges.people(plan)
+            self.charges.settle()
 
     def _connect(self) -> None:
         if self._sweep is not None:
             return
         with stderr.status("starting Ray …"), waiting("starting Ray"):  # status: on a terminal
             self._stack.enter_context(connected(self.options.address))
-        from dpfp_ray.sweeps.trial_process import Sweep
+        import ray
+
+        from dpfp_ray.sweeps.experiment import Sweep
 
         self.check_storage()
         options = self.options
         self.resources = plan_resources(
-            node_resources(),
+            [node["Resources"] for node in ray.nodes() if node["Alive"]],
             options.workers,
             options.cpus_per_worker,
             options.gpus_per_worker,
@@ -229,25 +235,28 @@ class Runner:
             self.seed  # noqa: B018  (it is in the store from now on)
             check_seen_everywhere(self.storage, SECRET, living)
 
+    def _share(self, plans: Iterable[Plan]) -> None:
+        from dpfp_ray.sweeps.shared import share_inputs
+
+        for plan in plans:
+            if input_key(plan) not in self._shared:
+                self._shared[input_key(plan)] = share_inputs(plan, self.inputs_of(plan))
+
     def _fit(
         self,
-        plans: Iterable[Plan],
         tune_config: Any,
         param_space: dict[str, Any] | None,
-        *,
         total: int,
-        done: int,
+        left: int,
         varied: list[str],
     ) -> None:
         """One Tune experiment, new each time: what came before is in the records."""
         from dpfp_ray.sweeps.experiment import run_experiment
-        from dpfp_ray.sweeps.live import LiveTable, SealedTable
-        from dpfp_ray.sweeps.telemetry import TrialCounts
+        from dpfp_ray.sweeps.progress import LiveTable, SealedTable, TrialCounts
 
         assert self._sweep is not None
-        self._share(plans)
-        shown = SealedTable if self.sealed else LiveTable
-        table = shown(self.name, total, done, varied)
+        kind = SealedTable if self.sealed else LiveTable
+        table = kind(self.name, total, total - left, varied)
         listeners: list[Any] = []
         if not self.sealed:
             before = Store(self.storage).records()
@@ -258,36 +267,75 @@ class Runner:
         forget = self.sealed and not self.options.address.startswith("ray://")
         try:
             run_experiment(
-                self._sweep,
-                self._shared,
-                tune_config,
-                param_space,
-                table,
-                listeners,
-                forget=forget,
+                self._sweep, self._shared, tune_config, param_space, table, listeners, forget=forget
             )
         finally:
             if not self.sealed:
                 self.charges.settle()
 
-    def _share(self, plans: Iterable[Plan]) -> None:
-        from dpfp_ray.sweeps.shared import input_key, share_inputs
-
-        for plan in plans:
-            if input_key(plan) not in self._shared:
-                self._shared[input_key(plan)] = share_inputs(plan, self.inputs_of(plan))
-
 
 def until_none(left: Callable[[], Sequence[T]]) -> Iterator[Sequence[T]]:
-    """What is left to run, again and again until nothing is: of trials that Tune ends without need
-    (`has_restarts_left`), and only of them, an experiment leaves some."""
+    """What is left to run, again and again until nothing is: an experiment leaves only those trials
+    that Tune ends without need (`has_restarts_left`)."""
     for _ in range(1 + RETRIES):
-        found = left()
-        if not found:
+        batch = left()
+        if not batch:
             return
-        yield found
-    if found := left():
+        yield batch
+    if batch := left():
         raise UserError(
-            f"the processes of {len(found)} trials died {1 + RETRIES} times before they began (too "
+            f"the processes of {len(batch)} trials died {1 + RETRIES} times before they began (too "
             "little memory? Ray's logs say more); the same command continues"
+        )
+
+
+def check_seen_everywhere(storage: str, marker: str, nodes: list[dict[str, Any]]) -> None:
+    """A UserError if a node does not see the file `marker` that the driver has put into the store:
+    a folder of one machine would lose trials.
+
+    `nodes` are as `ray.nodes()` tells them. What is behind a URI is the same for all.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    files = open_files(storage)
+    if not files.local:
+        return
+    path = Path(files.name) / marker
+    node_of = {}
+    for node in nodes:
+        here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        look: Any = ray.remote(Path.exists).options(num_cpus=0, scheduling_strategy=here)
+        node_of[look.remote(path)] = node
+    answers, _ = ray.wait(list(node_of), num_returns=len(node_of), timeout=ANSWER_SECONDS)
+    for answer in answers:
+        try:
+            seen = ray.get(answer)
+        except ray.exceptions.RayError:  # that node has left the cluster: no trial will run there
+            continue
+        if not seen:
+            name = node_of[answer].get("NodeManagerHostname") or node_of[answer]["NodeID"]
+            raise UserError(
+                f"--storage {storage} is not the same folder on {name}; use one that all machines "
+                f"share (NFS), or a URI such as s3://bucket/folder"
+            )
+
+
+def close(storage: str) -> list[Record]:
+    """Write the table beside the records."""
+    store = Store(storage)
+    store.export()
+    return store.records()
+
+
+def stopped(storage: str, stop: KeyboardInterrupt) -> Interrupted:
+    text = f"stopped; what is finished is in {storage}. The same command continues."
+    return Interrupted(text, signal_of(stop))
+
+
+def refuse_encoder(encoder: Any) -> None:
+    if encoder is not None:
+        raise UserError(
+            f"encoder is a {type(encoder).__name__} in memory, which other machines do not have; "
+            f"save it to a folder with save_pretrained and give that as model"
         )

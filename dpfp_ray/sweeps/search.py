@@ -1,7 +1,8 @@
-"""TPE by Optuna behind Tune's interface, with a memory on storage.
+"""TPE by Optuna behind Tune's interface: it proposes a trial when another one ends.
 
-Every proposal is a valid plan on budget before Tune gets it. Proposal number k is a function of
-k and of what was known when it was made, so a sweep that is continued goes on as if never stopped.
+Every proposal is a valid plan on budget before Tune gets it. The proposals are on storage; what
+came of them is in the trials' records, and nowhere else. Proposal number k is a function of k and
+of the records that were there when it was made, so a continued sweep goes on as if never stopped.
 """
 
 import logging
@@ -15,17 +16,15 @@ from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.search_space import SearchSpace
-from dpfp_ray.sweeps.state import SweepState
-from dpfp_ray.sweeps.trial import SETTLED, Trial
-from dpfp_ray.sweeps.trial_process import trial_metrics
+from dpfp_ray.sweeps.experiment import trial_metrics
+from dpfp_ray.sweeps.space import SearchSpace
+from dpfp_ray.sweeps.trial import SETTLED, SweepState, Trial
 from dpfp_ray.system.errors import UserError
 
 # A small space has few distinct trials; after so many repeats in a row there are no new ones.
 REPEATS = 50
 DIRECTIONS = {"max": StudyDirection.MAXIMIZE, "min": StudyDirection.MINIMIZE}
-STATES = {"running": TrialState.RUNNING, "complete": TrialState.COMPLETE}
-Proposal = dict[str, Any]  # params (Optuna's), id (the trial's), state, values (the metrics)
+Proposal = dict[str, Any]  # params (Optuna's), id (the trial's; None if it was refused)
 
 logging.getLogger("optuna").setLevel(logging.ERROR)
 
@@ -45,30 +44,20 @@ class Tpe(Searcher):
         self.space = space
         self.bind = bind
         self.refuse = refuse
-        self.files = SweepState(storage)
+        self.files, self.store = SweepState(storage), Store(storage)
         self.directions = [DIRECTIONS[mode] for mode in modes]
         self.distributions = dict(p.for_optuna() for p in space.parameters)
         # Charges for a trial before it starts; a UserError ends the search.
         self.admit: Callable[[Trial], Trial] = lambda trial: trial
         self.refused: UserError | None = None
         self.exhausted = False  # the space has no trial that was not proposed
-        self.running: dict[str, Proposal] = {}  # by Tune's id
-        self.store = Store(storage)
+        self._settled: dict[str, list[float]] = {}  # the scores of trials with a final record
         self.read()
 
     def read(self) -> None:
-        """What is on storage by now."""
+        """Take up the proposals on storage; those without a final record wait to be run."""
         self.proposals = self.files.load_search(self.space.key)
-        for proposal in self.proposals:
-            if proposal["id"] is None or proposal["state"] == "complete":
-                continue
-            record = self.store.get(proposal["id"])
-            if record and record["trial"]["status"] in SETTLED:
-                # The trial has ended after the sweep was killed.
-                self._settle(proposal, trial_metrics(record))
-            else:
-                proposal["state"] = "running"  # also one that a full disk has ended
-        self.waiting = self._open()
+        self.waiting = [proposal for proposal in self.proposals if self.scores(proposal) is None]
 
     @property
     def left(self) -> int:
@@ -76,28 +65,35 @@ class Tpe(Searcher):
         new = 0 if self.exhausted else max(0, self.space.samples - len(self.proposals))
         return new + len(self.waiting)
 
+    def scores(self, proposal: Proposal) -> list[float] | None:
+        """A trial's metrics by its final record: none if it has no score; None while it is open."""
+        identity = proposal["id"]
+        if identity is None:
+            return []
+        if identity not in self._settled:
+            record = self.store.get(identity)
+            if not record or record["trial"]["status"] not in SETTLED:
+                return None
+            metrics = trial_metrics(record)
+            values: list[Any] = [metrics.get(name) for name, _ in self.space.metrics]
+            if metrics["status"] == "failed" or None in values:
+                values = []
+            self._settled[identity] = values
+        return self._settled[identity]
+
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        if self.waiting:
-            proposal = self.waiting.pop(0)
-            trial = self.bind(self._chosen(proposal))
-        else:
-            found = self._propose()
-            if found is None:
-                return Searcher.FINISHED  # type: ignore[return-value]
-            proposal, trial = found
+        trial = self.bind(self._chosen(self.waiting.pop(0))) if self.waiting else self._propose()
         try:
-            trial = self.admit(trial)
+            if trial is not None:
+                return {"trial": self.admit(trial).to_config()}
         except UserError as error:  # the proposal stays open, for a call with a larger total
             self.refused = error
-            return Searcher.FINISHED  # type: ignore[return-value]
-        self.running[trial_id] = proposal
-        return {"trial": trial.to_config()}
+        return Searcher.FINISHED  # type: ignore[return-value]
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        self._settle(self.running.pop(trial_id), {} if error else result or {})
-        self._save()
+        """Nothing to note: the trial's record says how it ended."""
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing for Tune to keep: the memory is on storage already."""
@@ -108,37 +104,37 @@ class Tpe(Searcher):
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune pickles a searcher to restore it; this one restores itself
 
-    def _propose(self) -> tuple[Proposal, Trial] | None:
+    def _propose(self) -> Trial | None:
         for repeat in range(REPEATS):
             number = len(self.proposals)
             if number >= self.space.samples:
                 return None
-            params = self._ask(number * REPEATS + repeat)
-            proposal: Proposal = {"params": params, "id": None, "state": "failed", "values": None}
+            proposal: Proposal = {"params": self._ask(number * REPEATS + repeat), "id": None}
             try:
                 trial = self.bind(self._chosen(proposal))
             except UserError as error:
                 self.refuse(self._chosen(proposal), error)
                 self._add(proposal)
                 continue
-            if all(known["id"] != trial.id for known in self.proposals):
-                self._add({**proposal, "id": trial.id, "state": "running"})
-                return self.proposals[-1], trial
+            if all(earlier["id"] != trial.id for earlier in self.proposals):
+                self._add({**proposal, "id": trial.id})
+                return trial
         self.exhausted = True
         return None
 
     def _ask(self, seed: int) -> dict[str, Any]:
         """What TPE would try next. Trials that are still running count as poor ones, so that those
-        side by side differ."""
+        side by side differ; trials without a score teach nothing."""
         study = optuna.create_study(directions=self.directions)
         for proposal in self.proposals:
-            if proposal["state"] != "failed":
+            scores = self.scores(proposal)
+            if scores != []:
                 study.add_trial(
                     optuna.trial.create_trial(
                         params=proposal["params"],
                         distributions=self.distributions,
-                        values=proposal["values"],
-                        state=STATES[proposal["state"]],
+                        values=scores,
+                        state=TrialState.RUNNING if scores is None else TrialState.COMPLETE,
                     )
                 )
         with warnings.catch_warnings():
@@ -150,24 +146,9 @@ class Tpe(Searcher):
             )
         return dict(study.ask(self.distributions).params)
 
-    def _open(self) -> list[Proposal]:
-        return [proposal for proposal in self.proposals if proposal["state"] == "running"]
-
     def _chosen(self, proposal: Proposal) -> dict[str, Any]:
         return {p.name: p.from_optuna(proposal["params"]) for p in self.space.parameters}
 
-    def _settle(self, proposal: Proposal, metrics: dict[str, Any]) -> None:
-        """What the study learns of a trial; one without a score teaches nothing."""
-        values = [metrics.get(name) for name, _ in self.space.metrics]
-        scored = metrics.get("status") != "failed" and None not in values
-        proposal |= {
-            "state": "complete" if scored else "failed",
-            "values": values if scored else None,
-        }
-
     def _add(self, proposal: Proposal) -> None:
         self.proposals.append(proposal)
-        self._save()
-
-    def _save(self) -> None:
         self.files.save_search(self.space.key, self.proposals)

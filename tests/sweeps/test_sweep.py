@@ -1,6 +1,5 @@
 """Search spaces on Ray: grid and random, TPE, ASHA, and what is refused."""
 
-import dataclasses
 import os
 import signal
 from contextlib import suppress
@@ -11,22 +10,13 @@ import numpy as np
 import pytest
 from ray.tune.schedulers import FIFOScheduler
 
-from dpfp_ray.plan.values import make_plan
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps import sweep_trials
-from dpfp_ray.sweeps.resources import RayOptions
-from dpfp_ray.sweeps.runner import Runner
-from dpfp_ray.sweeps.search_space import SearchSpace
-from dpfp_ray.sweeps.shared import input_key
-from dpfp_ray.sweeps.space_files import read_search_space
-from dpfp_ray.sweeps.sweep_trials import (
-    NO_EPOCH_LIMIT,
-    InputsOnce,
-    bind_trial,
-    input_variants,
-    make_scheduler,
-    plan_trials,
-)
+from dpfp_ray.sweeps import sweep as sweeping
+from dpfp_ray.sweeps.cluster import RayOptions
+from dpfp_ray.sweeps.driver import Runner
+from dpfp_ray.sweeps.space import SearchSpace, read_search_space
+from dpfp_ray.sweeps.sweep import NO_EPOCH_LIMIT, input_variants, make_scheduler, plan_trials
+from dpfp_ray.sweeps.trial import InputsOnce, bind_trial, input_key
 from dpfp_ray.system.errors import UserError
 from tests.support.ray_runs import records, sweep_here, write_space
 from tests.support.result_records import make_record
@@ -86,8 +76,6 @@ def test_a_space_with_nothing_left_is_an_error(tiny_task: dict[str, Any], tmp_pa
         plan_trials(read_search_space(path, {}), runner(tmp_path))
 
 
-SPACES = Path(__file__).parents[2] / "search_spaces"
-TPE_SPACES = sorted(p.name for p in SPACES.glob("*.yaml") if "method: tpe" in p.read_text())
 HEADS = {"setting": {"values": [{"method": "objpert"}, {"method": "dpsgd", "scope": "head"}]}}
 
 
@@ -109,15 +97,6 @@ def test_all_inputs_that_a_search_may_ask_for_are_known_beforehand(
     keys = {"method": "tpe", "budget": {"accountant": "pld"}, "parameters": parameters}
     path = write_space(tmp_path / "s.yaml", task, plan=plan, **keys)
     assert_foreseen(read_search_space(path, {}))
-
-
-@pytest.mark.parametrize("name", TPE_SPACES)
-def test_all_inputs_of_the_spaces_that_we_ship_are_known_beforehand(
-    tiny_task: dict[str, Any], name: str
-) -> None:
-    changes = {field: tiny_task[field] for field in ("train_file", "dev_file", "model")}
-    smaller = {} if name.endswith("dpfp.yaml") else {"batch_size": "8"}
-    assert_foreseen(read_search_space(SPACES / name, {**changes, **smaller}))
 
 
 def assert_foreseen(space: SearchSpace) -> None:
@@ -198,17 +177,6 @@ def test_tpe_on_ray_is_on_budget_and_can_be_extended(
     assert records(tmp_path / "runs") == second
 
 
-def test_a_thousand_trials_read_the_encoder_s_settings_once(
-    tiny_task: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inputs_of, asked = InputsOnce(), []
-    plan = make_plan({**tiny_task, "representation": "mean"})
-    inputs_of(plan)
-    monkeypatch.setattr("dpfp_ray.sweeps.sweep_trials.choose_representation", asked.append)
-    assert inputs_of(plan) is inputs_of(dataclasses.replace(plan, learning_rate=0.5))
-    assert asked == []
-
-
 class KillsOnce(FIFOScheduler):
     """Kills the process of the first trial that ends, just before Tune hands it to the next."""
 
@@ -224,6 +192,7 @@ class KillsOnce(FIFOScheduler):
             os.kill(self.killed, signal.SIGKILL)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["grid", "tpe"])
 def test_a_process_that_dies_while_it_is_handed_over_costs_no_trial(
     tiny_task: dict[str, Any],
@@ -235,7 +204,7 @@ def test_a_process_that_dies_while_it_is_handed_over_costs_no_trial(
 ) -> None:
     store = tmp_path / "store"
     scheduler = KillsOnce(store)
-    monkeypatch.setattr(sweep_trials, "make_scheduler", lambda *_: scheduler)
+    monkeypatch.setattr(sweeping, "make_scheduler", lambda *_: scheduler)
     rates = {"learning_rate": {"values": [1e-4, 1e-3]}}
     more = {"samples": 2} if method == "tpe" else {}
     space = write_space(

@@ -26,10 +26,14 @@ from ray.train.torch.config import _TorchBackend
 from ray.train.v2._internal.execution.worker_group import WorkerGroup
 from torch import Tensor
 
-from dpfp_ray.sweeps import trial_process
-from dpfp_ray.sweeps.state import ray_storage
-from dpfp_ray.sweeps.trial import RETRIES, Trial
-from dpfp_ray.sweeps.trial_process import Sweep, run_worker, settle_failed
+from dpfp_ray.sweeps.experiment import (
+    Sweep,
+    run_worker,
+    settle_failed,
+    settled_record,
+    trial_metrics,
+)
+from dpfp_ray.sweeps.trial import RETRIES, Trial, ray_storage
 from dpfp_ray.system.cache import NoRoom
 from dpfp_ray.training.machine import TorchComm
 
@@ -68,15 +72,15 @@ def worker_loop(config: dict[str, Any]) -> None:
     """What each worker runs. Ray Train restarts the group on any error; the record then ends it."""
     trial = Trial.from_config(config["trial"])
     sweep: Sweep = ray.get(config["sweep"])
-    record = trial_process.settled_record(trial, sweep)
+    record = settled_record(trial, sweep)
     if record is not None:
-        ray.train.report(trial_process.trial_metrics(record))
+        ray.train.report(trial_metrics(record))
         return
     try:
         # Ray Train wants a report from every worker, and passes on the first one's.
         place = (GroupComm(), ray.train.torch.get_device())
-        shared = ray.get(config["shared"])
-        run_worker(trial, sweep, shared, ray.train.report, config["facts"], *place)
+        inputs = ray.get(config["shared"])
+        run_worker(trial, sweep, inputs, ray.train.report, config["facts"], *place)
     except (ray.exceptions.RayError, OSError, NoRoom, PeerLost):
         raise  # the group starts again
     except Exception as error:

@@ -1,6 +1,4 @@
-"""Several Ray Train workers for one trial: the same draw, the same noise, the same numbers, also
-when a worker is killed on the way. Workers find each other by the address that Ray has, and give
-back what they held."""
+"""Several Ray Train workers for one trial: the same numbers, also when one is killed."""
 
 import os
 import signal
@@ -11,13 +9,8 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.sweeps.train_workers import (
-    INTERFACE,
-    GroupConfig,
-    interface_of,
-    use_node_interface,
-)
 from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.sweeps.workers import INTERFACE, GroupConfig, use_node_interface
 from tests.support.ray_runs import (
     PATIENCE,
     run_here,
@@ -75,25 +68,13 @@ def test_a_worker_that_raises_fails_the_trial_and_nothing_else(together: dict[st
     assert "IndexError" in record["trial"]["error"]
 
 
-def test_nothing_but_records_is_left(together: dict[str, Any]) -> None:
-    assert [path.name for path in together["storage"].iterdir()] == ["records"]
-
-
-def test_an_address_of_this_machine_has_an_interface() -> None:
-    assert interface_of("127.0.0.1") in ("lo", "lo0")
-
-
-def test_an_address_of_no_interface_leaves_the_choice_to_gloo() -> None:
-    assert interface_of("203.0.113.9") is None  # of a network for documentation
-
-
 def test_an_interface_that_the_user_has_named_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(INTERFACE, "ib0")
     use_node_interface()
     assert os.environ[INTERFACE] == "ib0"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_that_cannot_meet_give_back_what_they_held(
     ray_session: None, tmp_path: Path
 ) -> None:

@@ -1,0 +1,236 @@
+"""Explore any plan fields under one privacy budget, on Ray. Stopped or killed, the same call
+continues and repeats no finished trial.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Unpack
+
+from dpfp_ray.plan.plan import INPUT_FIELDS, Plan
+from dpfp_ray.plan.values import make_plan
+from dpfp_ray.privacy.ledger import Ledger, open_ledger
+from dpfp_ray.privacy.ledger_entries import Spent
+from dpfp_ray.privacy.sampling import keyed_generator
+from dpfp_ray.privacy.selection import check_search, parse_selection
+from dpfp_ray.privacy.statement import brief
+from dpfp_ray.results.query import sort_rows
+from dpfp_ray.results.rows import Row, flatten
+from dpfp_ray.results.store import Store, as_frame
+from dpfp_ray.sweeps.cluster import RayChoices, ray_options
+from dpfp_ray.sweeps.driver import Runner, close, refuse_encoder, stopped
+from dpfp_ray.sweeps.selection import SelectionCost, run_selection
+from dpfp_ray.sweeps.shared import hands_of
+from dpfp_ray.sweeps.space import PUBLIC_SEED, SearchSpace, read_search_space
+from dpfp_ray.sweeps.trial import SETTLED, InputsOnce, Trial, bind_trial, resolve_storage
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.terminal import stderr
+from dpfp_ray.training.dev_scores import quote
+from dpfp_ray.training.prepare import Inputs, load_inputs, possible_representations
+from dpfp_ray.training.record import Record, fitting_fields, make_record
+
+if TYPE_CHECKING:
+    import pandas
+    from ray.tune.schedulers import TrialScheduler
+
+# More epochs than any trial has: Tune's ASHA stops every trial at its limit, good ones too.
+NO_EPOCH_LIMIT = 10_000
+
+
+@dataclass(frozen=True, repr=False)
+class FinishedSweep:
+    """A finished sweep: its trials' records, and what they cost.
+
+    `costs` are the ledger's sums of everything that was ever done to these records; after a
+    selection, what it costs to release the best trial.
+    """
+
+    storage: str
+    space: SearchSpace
+    records: list[Record]
+    costs: Sequence[SelectionCost | Spent]
+
+    @property
+    def rows(self) -> list[Row]:
+        """One flat row for each trial, the best first."""
+        return sort_rows([flatten(record) for record in self.records], "accuracy")
+
+    @property
+    def best(self) -> Record | None:
+        """The record of the trial with the best accuracy."""
+        chosen = self.rows[0]["id"] if self.records else None
+        return next((r for r in self.records if flatten(r)["id"] == chosen), None)
+
+    @property
+    def statement(self) -> str:
+        """What may be said about the best trial's privacy."""
+        best = self.best
+        return brief(best["statement"]) if best and best["statement"] else ""
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        return as_frame(self.rows)
+
+    def __repr__(self) -> str:
+        return f"<sweep {self.space.name}: {len(self.records)} trials in {self.storage}>"
+
+
+def sweep(
+    space: str | Path | SearchSpace,
+    *,
+    storage: str | Path | None = None,
+    changes: Mapping[str, Any] | None = None,
+    samples: int | None = None,
+    selection: str | None = None,
+    encoder: None = None,
+    ledger: str | Path | Ledger | None = None,
+    total_epsilon: float | None = None,
+    total_delta: float | None = None,
+    **ray: Unpack[RayChoices],
+) -> FinishedSweep:
+    """Run all trials of a search space, each calibrated to the same budget before it starts.
+
+    space      a YAML file (see search_spaces/), or one that was read
+    storage    folder or URI of the results (default: runs/NAME of the space)
+    changes    keys of the space to change, or plan fields to fix
+    samples    how many trials (random, tpe)
+    selection  what releasing the best trial is charged as: composition (default) counts every
+               trial; logarithmic:N, geometric:N, poisson:N draw their number at random, N
+               expected, keep it and all trials but the best secret, and release that one
+    ledger, total_epsilon, total_delta   as in `train`; a list of trials is entered as a whole
+               before the first one starts, what a searcher proposes when it proposes it
+    """
+    refuse_encoder(encoder)
+    if not isinstance(space, SearchSpace):
+        given = {**(changes or {}), **({} if samples is None else {"samples": samples})}
+        space = read_search_space(space, {key: as_text(value) for key, value in given.items()})
+    elif changes:
+        raise UserError("changes are for a space in a file; change this one itself")
+    elif samples is not None:
+        space = dataclasses.replace(space, samples=samples)
+    place = resolve_storage(str(storage or f"runs/{space.name}"))
+    options = ray_options(ray)
+    inputs_of = InputsOnce(partial(load_inputs, hands=hands_of(options)))
+    book = open_ledger(ledger, total_epsilon, total_delta)
+    if selection:
+        chosen = parse_selection(selection)
+        check_search(chosen, space.search, space.scheduler)
+        if chosen.repeats:
+            return FinishedSweep(
+                place, space, *run_selection(space, chosen, place, options, inputs_of, book)
+            )
+    try:
+        with Runner(space.name, place, options, inputs_of, book) as runner:
+            run_sweep(space, runner)
+    except KeyboardInterrupt as stop:
+        raise stopped(place, stop) from None
+    return FinishedSweep(place, space, close(place), runner.charges.spent())
+
+
+def as_text(value: Any) -> str:
+    """As it would stand after `--set KEY=`."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def run_sweep(space: SearchSpace, runner: Runner) -> None:
+    """Run what is left of a sweep. Nothing is started for one that is finished, or wrong."""
+    if space.search != "tpe":
+        trials = plan_trials(space, runner)
+        scheduler = make_scheduler(space, runner.storage)
+        runner.run(trials, varied=space.varied, scheduler=scheduler)
+        return
+    from dpfp_ray.sweeps.search import Tpe
+
+    bind_trial(space.plan_values(first_choice(space)), runner.inputs_of)  # wrong spaces fail now
+    plans = input_variants(space, runner.inputs_of)
+    searcher = Tpe(
+        space,
+        runner.storage,
+        bind=lambda chosen: bind_trial(space.plan_values(chosen), runner.inputs_of),
+        refuse=lambda chosen, error: refuse(space, runner.storage, chosen, error),
+    )
+    scheduler = make_scheduler(space, runner.storage)
+    runner.search(searcher, plans, varied=space.varied, scheduler=scheduler)
+
+
+def plan_trials(space: SearchSpace, runner: Runner) -> list[Trial]:
+    """All trials of a grid or a random search, calibrated; what cannot meet the budget is refused.
+
+    Repetition by repetition, so that a sweep which is stopped has treated all points alike.
+    """
+    # Random search must draw the same trials when it is resumed; what it draws is public.
+    points = list(space.choices(keyed_generator(PUBLIC_SEED, f"search {space.name}", 0)))
+    trials: dict[str, Trial] = {}
+    for index in range(space.seeds):
+        for point in list(points):
+            try:
+                trial = bind_trial(space.plan_values(point), runner.inputs_of, index)
+                trials[trial.id] = trial
+            except UserError as error:
+                refuse(space, runner.storage, point, error)
+                points.remove(point)
+    if not trials:
+        raise UserError("every trial of this space was refused; see the reasons above")
+    return list(trials.values())
+
+
+def input_variants(space: SearchSpace, inputs_of: Callable[[Plan], Inputs]) -> list[Plan]:
+    """Plans that between them need all data and models which the space's trials may need."""
+    points = [first_choice(space)]
+    for parameter in space.parameters:
+        if parameter.grouped or parameter.name in ("method", "mode", *INPUT_FIELDS):
+            if not parameter.values:
+                raise UserError(
+                    f"{parameter.name} is a distribution; with method: tpe give it {{values: …}}, "
+                    "because what trials load is prepared before the first of them"
+                )
+            points = [{**point, parameter.name: v} for point in points for v in parameter.values]
+    plans = []
+    for point in points:
+        with suppress(UserError):  # no plan, or none for these data: such a trial is refused
+            plan = make_plan(space.plan_values(point))
+            names = possible_representations(plan, inputs_of(plan).paired)
+            plans += [replace(plan, representation=name) for name in names]
+    return plans
+
+
+def first_choice(space: SearchSpace) -> dict[str, Any]:
+    rng = keyed_generator(PUBLIC_SEED, "first", 0)
+    return {parameter.name: parameter.draw(rng) for parameter in space.parameters}
+
+
+def make_scheduler(space: SearchSpace, storage: str) -> "TrialScheduler | None":
+    """ASHA, told what the trials of an interrupted sweep had reached; None for no scheduler."""
+    if space.scheduler == "none":
+        return None
+    from ray.tune.schedulers import ASHAScheduler
+
+    from dpfp_ray.sweeps.experiment import trial_metrics
+
+    metric, mode = space.metrics[0]
+    scheduler = ASHAScheduler(time_attr="epoch", metric=metric, mode=mode, max_t=NO_EPOCH_LIMIT)
+    controller: Any = None
+    for record in Store(storage).records():
+        if record["trial"].get("status") not in SETTLED or not record.get("history"):
+            continue
+        trial: Any = SimpleNamespace(trial_id=record["trial"]["id"])
+        scheduler.on_trial_add(controller, trial)
+        for end in range(1, len(record["history"]) + 1):
+            history = record["history"][:end]
+            result = trial_metrics({**record, "history": history, "metrics": quote(history)})
+            scheduler.on_trial_result(controller, trial, result)
+    return scheduler
+
+
+def refuse(space: SearchSpace, storage: str, chosen: dict[str, Any], error: Exception) -> None:
+    """Say why a trial is not run, and keep it on record."""
+    settings = ", ".join(f"{name} {value}" for name, value in chosen.items())
+    stderr.print(f"refused: {settings}: {error}", markup=False)
+    values = space.plan_values(chosen)
+    mark = blake2b(repr([space.name, sorted(values.items())]).encode(), digest_size=6).hexdigest()
+    trial = {"id": f"refused-{mark}", "sweep": space.name, "status": "refused", "error": str(error)}
+    Store(storage).put(make_record(plan=fitting_fields(values), trial=trial))

@@ -1,0 +1,252 @@
+"""What people see of a running sweep: the live table, and gauges with few and public tags."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
+from dpfp_ray.sweeps import progress as live
+from dpfp_ray.sweeps import progress as telemetry
+from dpfp_ray.sweeps.progress import (
+    GAUGES,
+    STATUSES,
+    LiveTable,
+    SealedTable,
+    TrialCounts,
+    TrialGauges,
+    trial_tags,
+)
+from dpfp_ray.sweeps.trial import Trial
+from tests.support.result_records import make_record
+from tests.support.tune_trial import TuneTrial
+
+
+@pytest.fixture
+def output(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    stream = io.StringIO()
+    monkeypatch.setattr(live, "stderr", Console(file=stream, width=120, highlight=False))
+    return stream
+
+
+def table(total: int = 4, done: int = 0) -> LiveTable:
+    return LiveTable("title", total, done, ["learning_rate"])
+
+
+def test_one_line_a_trial_with_the_right_count(output: io.StringIO) -> None:
+    shown = table(total=4, done=1)
+    with shown:
+        good = TuneTrial(1e-3, accuracy=0.5, epsilon=3.0, nominal=True)
+        good.last_result["status"] = "finished"
+        shown.on_trial_complete(0, [good], good)
+        stopped = TuneTrial(1e-4, accuracy=0.25, epsilon=1.5)
+        stopped.last_result["status"] = "running"
+        shown.on_trial_complete(0, [stopped], stopped)
+        failed = TuneTrial(1e-5, error="no luck")
+        failed.last_result["status"] = "failed"
+        shown.on_trial_complete(0, [failed], failed)
+    assert output.getvalue().splitlines() == [
+        "1 of 4 trials are finished already",
+        "[2/4]  learning_rate 0.001  done  accuracy 0.5000  ε 3.000†",
+        "[3/4]  learning_rate 0.0001  stopped  accuracy 0.2500  ε 1.500",
+        "[4/4]  learning_rate 1e-05  failed: no luck",
+    ]
+
+
+def test_table_shows_running_trials_and_the_best() -> None:
+    shown = table()
+    trials = [
+        TuneTrial(1e-3, "TERMINATED", accuracy=0.75, epsilon=3.0, epoch=3),
+        TuneTrial(1e-4, "TERMINATED", accuracy=0.5, epsilon=3.0, epoch=3),
+        TuneTrial(1e-5, accuracy=0.6, epsilon=1.0, epoch=1),
+        TuneTrial(1e-6),
+        TuneTrial(1e-7, "PENDING"),
+    ]
+    for trial, status in zip(trials, ("finished", "finished", "running"), strict=False):
+        trial.last_result["status"] = status
+    shown.trials, shown.done = trials, 2
+    stream = io.StringIO()
+    Console(file=stream, width=120).print(shown._table())
+    text = stream.getvalue()
+    assert "2 of 4 done, 2 running, best 0.7500" in text
+    assert "left" in text
+    lines = [line for line in text.splitlines() if "│" in line]
+    assert ["running" in lines[0], "starts" in lines[1], "0.7500" in lines[2]] == [True] * 3
+    assert len(lines) == 4, "pending trials are only counted"
+
+
+def test_a_selection_shows_neither_trials_nor_their_number(
+    output: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live.sys.stderr, "isatty", lambda: False)
+    trials = [TuneTrial(rate, "TERMINATED", accuracy=0.77) for rate in (1e-3, 1e-4)]
+    for trial in trials:
+        trial.last_result["status"] = "finished"
+    shown = SealedTable("title", 7, 3, ["learning_rate"])
+    with shown:
+        shown.on_trial_complete(0, trials, trials[0])
+        shown.on_trial_recover(0, trials, trials[1])
+        shown.on_step_end(0, trials)
+        Console(file=output, width=120).print(shown._table())
+    first, *rest = output.getvalue().splitlines()
+    assert first == "selection in progress; only its winner will be shown"
+    assert "selection in progress, 0:00 gone" in "".join(rest)
+    assert not set("123456789") & set(output.getvalue())
+
+
+def test_without_a_terminal_a_line_a_minute_says_how_it_stands(
+    output: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live.sys.stderr, "isatty", lambda: False)
+    monkeypatch.setattr(live, "LINE_EVERY_SECONDS", 0.0)
+    trials = [TuneTrial(1e-3), TuneTrial(2e-3, "TERMINATED", accuracy=0.8)]
+    for table in (LiveTable, SealedTable):
+        with table("mine", 5, 0, []) as shown:
+            shown.on_step_end(1, trials)
+    first, *_, last = output.getvalue().splitlines()
+    assert first.startswith("0 of 5 done, 1 running, best 0.8000, 0:00 gone, about 0:0")
+    assert last == "selection in progress, 0:00 gone"  # how many there are is secret
+
+
+def test_a_trial_s_warning_is_shown_once(output: io.StringIO) -> None:
+    with table() as shown:
+        trial = TuneTrial(1e-3, accuracy=0.5)
+        for _ in range(2):
+            shown.on_trial_result(0, [trial], trial, {"warning": "states/x.pt is damaged"})
+    assert output.getvalue().splitlines() == ["warning: states/x.pt is damaged"]
+
+
+def test_a_trial_that_starts_again_is_a_line_with_the_reason(output: io.StringIO) -> None:
+    ended_without_need = TuneTrial(1e-4, "ERROR")
+    ended_without_need.num_failures = 1
+    with table() as shown:
+        restarted = TuneTrial(1e-3)
+        shown.on_trial_recover(0, [restarted], restarted)
+        shown.on_trial_error(0, [ended_without_need], ended_without_need)
+    assert output.getvalue().splitlines() == [
+        "again:  learning_rate 0.001  the worker died",
+        "again:  learning_rate 0.0001  the worker died",
+    ]
+    assert shown.done == 0
+
+
+Shown = dict[tuple[str, ...], float]
+
+
+@pytest.fixture
+def gauges_shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
+    """Value by (gauge, tag values in the gauge's order), in place of Ray's."""
+    values: Shown = {}
+
+    def put(name: str, value: float | None, tags: dict[str, str]) -> None:
+        assert set(tags) == set(GAUGES[name][1])
+        if value is not None:
+            values[name, *(tags[key] for key in GAUGES[name][1])] = value
+
+    monkeypatch.setattr(telemetry, "put", put)
+    return values
+
+
+def bound(**values: Any) -> Plan:
+    return Plan(**values).bind(records=1000, representation="mean")
+
+
+def test_a_sealed_trial_has_no_gauges(gauges_shown: Shown) -> None:
+    gauges = TrialGauges(Trial(bound(method="dpfp"), 0.5), "a sweep", silent=True)
+    gauges.report(make_record("t"))
+    assert gauges_shown == {}
+
+
+def gauges_of(plan: Plan) -> TrialGauges:
+    return TrialGauges(Trial(plan, 0.5), "a sweep")
+
+
+def names(gauges_shown: Shown) -> set[str]:
+    return {key[0] for key in gauges_shown}
+
+
+def test_tags_hold_no_path_and_no_model() -> None:
+    plan = bound(train_file="/home/me/secret.csv", dev_file="/home/me/dev.csv", model="/home/me/m")
+    text = " ".join(trial_tags(plan, "abc-0", "sweep").values())
+    assert "/" not in text
+    assert "me" not in text
+
+
+def test_epsilon_is_nominal_for_the_papers_mode_and_proved_for_dpsgd_but_not_by_clt(
+    gauges_shown: Shown,
+) -> None:
+    for method in ("dpfp", "dpsgd"):
+        gauges_of(bound(method=method)).report(make_record(method=method))
+    guarantees = {(k[3], k[-1]): k[-2] for k in gauges_shown if k[0] == "dpfp_epsilon_spent"}
+    assert {guarantees["dpfp", name] for name in ACCOUNTANTS} == {"nominal"}
+    assert {name: guarantees["dpsgd", name] for name in ACCOUNTANTS} == {
+        "gdp": "nominal",
+        "rdp": "proved",
+        "pld": "proved",
+    }
+
+
+def test_a_report_shows_everything_of_the_last_epoch(gauges_shown: Shown) -> None:
+    record = make_record()
+    record["metrics"] |= {"accuracy": 0.9, "accuracy_last": 0.8}
+    gauges_of(bound()).report(record)
+    trial_gauges = {name for name, (_, tags) in GAUGES.items() if "trial" in tags}
+    assert names(gauges_shown) == trial_gauges
+    assert {v for k, v in gauges_shown.items() if k[0] == "dpfp_accuracy"} == {0.8}
+
+
+def test_a_save_shows_the_middle_of_an_epoch(gauges_shown: Shown) -> None:
+    progress = {"step": 3, "rows": 60, "train_seconds": 2.0}
+    state = {"epsilon": {"pld": 0.5}, "progress": progress, "loss_sum": 10.0, "loss_rows": 20}
+    gauges_of(bound()).save(state)
+    values = {key[0]: value for key, value in gauges_shown.items()}
+    assert values["dpfp_loss"] == 0.5
+    assert values["dpfp_examples_per_second"] == 30.0
+    assert values["dpfp_step"] == 3
+    assert "dpfp_accuracy" not in values
+
+
+def test_ray_takes_every_gauge_and_its_tags(ray_session: None, recwarn: Any) -> None:
+    for name, (_, tags) in GAUGES.items():
+        telemetry.put(name, 1.0, dict.fromkeys(tags, "x"))
+    assert not recwarn.list
+
+
+class CountedTrial(TuneTrial):
+    def __init__(self, status: str, last: str | None = None, failures: int = 0) -> None:
+        super().__init__(1e-3, status)
+        self.last_result = {"status": last}
+        self.num_failures = failures
+
+
+def test_trials_are_counted_by_status_with_zeros(gauges_shown: Shown) -> None:
+    trials = [
+        CountedTrial("PENDING"),
+        CountedTrial("RUNNING", failures=2),
+        CountedTrial("TERMINATED", "finished"),
+        CountedTrial("TERMINATED", "running"),
+        CountedTrial("ERROR"),
+    ]
+    TrialCounts("s", 9).on_step_end(0, trials)
+    counts = {status: gauges_shown["dpfp_trials", "s", "dpfp", status] for status in STATUSES}
+    assert counts == {
+        "waiting": 1,
+        "running": 1,
+        "finished": 1,
+        "stopped": 1,
+        "failed": 1,
+        "refused": 0,
+    }
+    assert gauges_shown["dpfp_trials_planned", "s"] == 9
+    assert gauges_shown["dpfp_restarts", "s", "dpfp"] == 2
+
+
+def test_a_sweep_that_goes_on_counts_on(gauges_shown: Shown) -> None:
+    plan = bound()
+    settled = {"plan": plan.to_dict(), "trial": {"id": "a", "status": "finished"}}
+    unsettled = {"plan": plan.to_dict(), "trial": {"id": "b", "status": "running"}}
+    counts = TrialCounts("s", 2, [settled, unsettled])
+    counts.on_trial_complete(0, [CountedTrial("TERMINATED", "stopped")], None)
+    assert gauges_shown["dpfp_trials", "s", "dpfp", "finished"] == 1
+    assert gauges_shown["dpfp_trials", "s", "dpfp", "running"] == 0
