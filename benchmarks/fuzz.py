@@ -186,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     areas = [arguments.only] if arguments.only else list(AREAS)
     kept = Kept(arguments.kept, cases=arguments.cases, seed=arguments.seed, areas=areas)
     found = Found.of(kept.facts)
-    demo.pip_download = no_download
+    setattr(demo, "pip_download", no_download)  # noqa: B010 - not its own name
     try:
         inputs = Inputs(world)
         if arguments.case is not None:

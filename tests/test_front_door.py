@@ -29,7 +29,7 @@ from dpfp_ray import (
 )
 from dpfp_ray.cli.main import main
 from dpfp_ray.plan.values import make_plan
-from dpfp_ray.system.terminal import Interrupted
+from dpfp_ray.system.signals import Interrupted
 from dpfp_ray.training import console
 from dpfp_ray.training.checkpoints import RESUME, SEED
 from dpfp_ray.training.console import Silent

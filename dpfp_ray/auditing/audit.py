@@ -36,7 +36,8 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.sampling import fresh_seed, keyed_generator
 from dpfp_ray.system.errors import UserError, unknown
-from dpfp_ray.system.terminal import Interrupted, waiting
+from dpfp_ray.system.signals import Interrupted
+from dpfp_ray.system.terminal import waiting
 from dpfp_ray.training import run_folder
 from dpfp_ray.training.charged import charged, enter_past, register
 from dpfp_ray.training.checkpoints import ask_for_room, load_state, save_seconds

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from dpfp_ray import __version__
 from dpfp_ray.system.errors import Guess, UserError
-from dpfp_ray.system.terminal import signal_of, stopped_by_signals
+from dpfp_ray.system.signals import signal_of, stopped_by_signals
 
 VERBS = {
     "calibrate": "the noise that a privacy budget asks for, without any data",

@@ -25,7 +25,8 @@ from dpfp_ray.sweeps import access_tokens
 from dpfp_ray.sweeps.cluster import connected, default_address, settings
 from dpfp_ray.sweeps.trial import resolve_storage
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.system.terminal import handling, ignoring_signals, stderr
+from dpfp_ray.system.signals import handling, ignoring_signals
+from dpfp_ray.system.terminal import stderr
 
 START_SECONDS = 120.0
 # At Ray's own niceness of 15, pages would wait for all else that the machine does.

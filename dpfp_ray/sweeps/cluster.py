@@ -18,8 +18,9 @@ from typing import Any, TypedDict
 
 from dpfp_ray.sweeps import access_tokens
 from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.signals import Interrupted, handling
 from dpfp_ray.system.storage import one_line
-from dpfp_ray.system.terminal import JOB, Interrupted, handling
+from dpfp_ray.system.terminal import JOB
 from dpfp_ray.training.checkpoints import save_seconds
 
 

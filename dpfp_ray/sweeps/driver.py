@@ -27,15 +27,9 @@ from dpfp_ray.sweeps.trial import (
 )
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.lease import held_unless
+from dpfp_ray.system.signals import Interrupted, ignoring_signals, signal_of, stopped_by_signals
 from dpfp_ray.system.storage import open_files
-from dpfp_ray.system.terminal import (
-    Interrupted,
-    ignoring_signals,
-    signal_of,
-    stderr,
-    stopped_by_signals,
-    waiting,
-)
+from dpfp_ray.system.terminal import stderr, waiting
 from dpfp_ray.training.prepare import Inputs
 from dpfp_ray.training.record import Record
 

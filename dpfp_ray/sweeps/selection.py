@@ -42,8 +42,9 @@ from dpfp_ray.sweeps.space import SearchSpace
 from dpfp_ray.sweeps.trial import SETTLED, SweepState, Trial, bind_trial
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.lease import held_unless
+from dpfp_ray.system.signals import Interrupted, signal_of
 from dpfp_ray.system.storage import SEALED, below, open_files
-from dpfp_ray.system.terminal import Interrupted, signal_of, stderr
+from dpfp_ray.system.terminal import stderr
 from dpfp_ray.system.whole_files import PRIVATE_FOLDER, private_folder
 from dpfp_ray.training.charged import register
 from dpfp_ray.training.prepare import Inputs

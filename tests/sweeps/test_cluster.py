@@ -19,7 +19,7 @@ from dpfp_ray.sweeps.cluster import (
 )
 from dpfp_ray.sweeps.trial import Trial
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.system.terminal import Interrupted
+from dpfp_ray.system.signals import Interrupted
 from tests.support.ray_runs import (
     SEED,
     Command,

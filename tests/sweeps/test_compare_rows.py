@@ -20,7 +20,8 @@ def rows() -> list[dict[str, Any]]:
     slow = record("dpsgd", 0.7, epsilon=3)
     slow["cost"] |= {"examples_per_second": 617.25, "peak_memory_bytes": 600 * 2**20}
     failed = record("dpsgd", 0.7, seed=1, epsilon=3)
-    failed |= {"finished": False, "metrics": {}}
+    failed |= {"finished": False, "history": []}
+    failed["trial"]["status"] = "failed"
     return summarise(
         [
             record("dpfp", 0.78, epsilon=8),

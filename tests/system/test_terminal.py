@@ -9,18 +9,8 @@ import pytest
 from rich.table import Table
 
 from dpfp_ray.system import terminal
-from dpfp_ray.system.terminal import (
-    JOB,
-    Interrupted,
-    clock,
-    counted,
-    ignoring_signals,
-    print_table,
-    signal_of,
-    stopped_by_signals,
-    that_fit,
-    waiting,
-)
+from dpfp_ray.system.signals import Interrupted, ignoring_signals, signal_of, stopped_by_signals
+from dpfp_ray.system.terminal import JOB, clock, counted, print_table, that_fit, waiting
 
 
 def columns() -> Table:

@@ -17,7 +17,7 @@ from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_entries import Spent
 from dpfp_ray.privacy.sampling import PoissonSampler
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.system.terminal import Interrupted
+from dpfp_ray.system.signals import Interrupted
 from dpfp_ray.system.whole_files import without_checksum
 from dpfp_ray.training import train as train_module
 from dpfp_ray.training.charged import use_for

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dpfp_ray import Plan, train
-from dpfp_ray.system.terminal import Interrupted
+from dpfp_ray.system.signals import Interrupted
 from dpfp_ray.training.checkpoints import RESUME
 from dpfp_ray.training.console import Silent
 from dpfp_ray.training.loop import Event, Step

@@ -13,7 +13,7 @@ from transformers import AutoModel
 from dpfp_ray.models.pretrained import load_tokenizer
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.system.terminal import Interrupted
+from dpfp_ray.system.signals import Interrupted
 from dpfp_ray.system.whole_files import ChecksumWriter, check_file
 from dpfp_ray.training import console
 from dpfp_ray.training.console import Keeper, Lines, Silent
