@@ -66,13 +66,6 @@ def ray_options(choices: RayChoices) -> RayOptions:
     return RayOptions(**given)
 
 
-def node_resources() -> list[dict[str, Any]]:
-    """What each living node of the cluster has."""
-    import ray
-
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
 @dataclass(frozen=True)
 class Resources:
     """What one worker gets, and how many trials run side by side, on the nodes that there are."""
