@@ -75,7 +75,7 @@ def story(
 
     def saved() -> bool:
         assert first.process.poll() is None, first.end()[1][-3000:]
-        return bool(store.names("sweep/states/"))
+        return any(name.endswith(".pt") for name in store.names("sweep/states/"))
 
     wait_for(saved, "a saved state")
     first.kill()
