@@ -1,6 +1,6 @@
 """Writes dpfp.json, the Grafana dashboard: `python dashboards/build.py`.
 
-Needs Grafana 11 or later. All that is shown comes from the gauges of dpfp_ray/sweeps/telemetry.py.
+Needs Grafana 11 or later. All that is shown comes from the gauges of dpfp_ray/sweeps/progress.py.
 """
 
 import json

@@ -205,7 +205,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = "dpfp: interrupted" if number == signal.SIGINT else "dpfp: stopped by SIGTERM"
         print(str(stop) or name, file=sys.stderr)
         return 128 + number
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

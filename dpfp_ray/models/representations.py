@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Elsewhere(Protocol):
-    """In place of h: rows in a store that other machines can work on (`sweeps/published.py`)."""
+    """In place of h: rows in a store that other machines can work on (`sweeps/shared.py`)."""
 
     def by_shard(
         self, table: "RepresentationTable", work: Callable[["RepresentationTable"], T]

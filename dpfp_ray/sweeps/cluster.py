@@ -66,13 +66,6 @@ def ray_options(choices: RayChoices) -> RayOptions:
     return RayOptions(**given)
 
 
-def node_resources() -> list[dict[str, Any]]:
-    """What each living node of the cluster has."""
-    import ray
-
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
 @dataclass(frozen=True)
 class Resources:
     """What one worker gets, and how many trials run side by side, on the nodes that there are."""
@@ -144,7 +137,7 @@ SETTINGS = {
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a failed trial reports no accuracy
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # our records replace its CSV, JSON and TensorBoard
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C ends us at once; Tune has nothing to save
-    "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # `state.py` keeps what a sweep needs
+    "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # `trial.py` keeps what a sweep needs
     "TUNE_WARN_SLOW_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "1000000000",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # at 0.1 asking takes 5% of a small machine
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",

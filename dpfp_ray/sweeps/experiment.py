@@ -252,7 +252,8 @@ def run_experiment(
         resources if alone else {"memory": 1.0},
     )
     tune_config.reuse_actors = alone
-    tune_config.trial_dirname_creator = short_name
+    # Without a name of ours Tune makes a folder's name of the whole config.
+    tune_config.trial_dirname_creator = lambda trial: str(trial.trial_id)
     callbacks: list[Any] = [LastRecords(sweep.storage), table, *listeners]
     name = uuid4().hex[:12]
     tuner = ray.tune.Tuner(
@@ -298,24 +299,25 @@ class LastRecords(Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if (trial.last_result or {}).get("status") not in SETTLED:
-            settle(self.storage, _ours(trial), "stopped", "stopped early by the scheduler")
+            settle(
+                self.storage,
+                Trial.from_config(trial.config["trial"]),
+                "stopped",
+                "stopped early by the scheduler",
+            )
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         # A full disk is not its fault: it goes on when there is room.
         if not (has_restarts_left(trial) or no_room(str(trial.get_error()))):
-            ours = _ours(trial)
-            drawn = drawn_before_failure(self.storage, ours)
-            settle(self.storage, ours, "failed", given_up(trial), drawn)
+            given = Trial.from_config(trial.config["trial"])
+            drawn = drawn_before_failure(self.storage, given)
+            settle(self.storage, given, "failed", given_up(trial), drawn)
 
 
 def no_room(reason: str) -> str:
     """What a trial said that found its disk full or its store away; empty: it ended otherwise."""
     _, name, said = " ".join(reason.split()).rpartition(f"{NoRoom.__name__}: ")
     return said if name else ""
-
-
-def _ours(trial: Any) -> Trial:
-    return Trial.from_config(trial.config["trial"])
 
 
 def check_deadlock(scheduler: Any, workers: int) -> None:
@@ -336,8 +338,3 @@ def forget_artifacts(experiment: str) -> None:
 
     for folder in Path(_get_ray_train_session_dir()).glob(f"*/{experiment}"):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def short_name(trial: Any) -> str:
-    """Tune's folder for a trial: without a name of ours it makes one of the whole config."""
-    return str(trial.trial_id)

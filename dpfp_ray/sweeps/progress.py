@@ -153,10 +153,12 @@ class LiveTable(Callback):
         )
         chosen = running + ([best] if best and best not in running else []) + rest
         for trial in chosen[:SHOWN]:
-            result = _result(trial)
+            result, state = _result(trial), status_of(trial)
+            if state == "running" and "status" not in result:
+                state = "starts"
             table.add_row(
                 *(_short(dict(_facts(trial, self.varied)).get(name)) for name in self.varied),
-                _state(trial),
+                state,
                 str(result.get("epoch", "")),
                 f"{result['accuracy']:.4f}" if "accuracy" in result else "",
                 _spent(result),
@@ -202,28 +204,28 @@ def _facts(trial: Any, varied: list[str]) -> list[tuple[str, Any]]:
     return [(name, values[name]) for name in varied if values.get(name) is not None]
 
 
-def _state(trial: Any) -> str:
+def ending(trial: Any) -> str:
+    """How a Tune trial ended; a trial that last reported that it runs was stopped."""
+    status = "failed" if trial.status == "ERROR" else _result(trial).get("status")
+    return status if status in SETTLED else "stopped"
+
+
+def status_of(trial: Any) -> str:
+    """A Tune trial's state in the words of records."""
     if trial.status == "RUNNING":
-        return "running" if "status" in _result(trial) else "starts"
-    return _ending(trial)
-
-
-def _ending(trial: Any) -> str:
-    """How a trial ended; one that last reported that it runs was stopped by the scheduler."""
-    if trial.status == "ERROR":
-        return "failed"
-    status = _result(trial).get("status", "stopped")
-    return {"finished": "done", "running": "stopped"}.get(status, status)
+        return "running"
+    return ending(trial) if trial.is_finished() else "waiting"
 
 
 def _outcome(trial: Any) -> str:
-    result, ending = _result(trial), _ending(trial)
-    if ending == "failed":
+    result, end = _result(trial), ending(trial)
+    if end == "failed":
         return f"failed: {result.get('error') or given_up(trial)}"
+    end = "done" if end == "finished" else end
     if "accuracy" not in result:
-        return ending
+        return end
     spent = f"  ε {_spent(result)}" if _spent(result) else ""
-    return f"{ending}  accuracy {result['accuracy']:.4f}{spent}"
+    return f"{end}  accuracy {result['accuracy']:.4f}{spent}"
 
 
 def _spent(result: dict[str, Any]) -> str:
@@ -375,16 +377,6 @@ class TrialCounts(Callback):
             put("dpfp_restarts", restarts[method], tags)
             for status in STATUSES:  # zeros too: "no failures" must not look like "no data"
                 put("dpfp_trials", counts[method, status], {**tags, "status": status})
-
-
-def status_of(trial: Any) -> str:
-    """A Tune trial's state in our words; one that ended while "running" was stopped."""
-    if trial.status in ("RUNNING", "ERROR"):
-        return "running" if trial.status == "RUNNING" else "failed"
-    if trial.status != "TERMINATED":
-        return "waiting"
-    last = (trial.last_result or {}).get("status")
-    return last if last in SETTLED else "stopped"
 
 
 def trial_tags(plan: Plan, identity: str, sweep: str) -> dict[str, str]:

@@ -110,7 +110,7 @@ def compare(
     ledger, total_epsilon, total_delta   as in `train`; all runs and audits are entered as one list
 
     Any other keyword is a plan field that all methods share (task, model, epochs, …), or one of
-    `resources.RayChoices`.
+    `cluster.RayChoices`.
     """
     refuse_encoder(encoder)
     ray: Any = {name: fields.pop(name) for name in RayChoices.__annotations__ if name in fields}

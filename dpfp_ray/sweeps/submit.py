@@ -4,11 +4,9 @@ With a job go the local files that its command names, and nothing else. A relati
 here: it is sent along. An absolute path or a URI means what the cluster sees, and is left alone.
 
 A job runs on the cluster whether or not anyone listens. Requests are repeated while the cluster
-cannot be reached. A job's log is followed over a WebSocket, which always starts at the log's
-beginning, so after a break as many characters are skipped as were shown.
+cannot be reached. The log is read again and again, and what is new in it is shown.
 """
 
-import asyncio
 import logging
 import os
 import re
@@ -33,7 +31,7 @@ DEFAULT = "http://127.0.0.1:8265"
 LARGEST = 100 * 2**20  # bytes in all; Ray keeps them in its head's memory
 OUTSIDE = "outside"  # for files above the present folder
 TIMEOUT = 30.0  # seconds for one answer
-QUIET = 60.0  # seconds without a line after which we connect again: the connection may be dead
+LOOK_SECONDS = 1.0  # between two looks at a job's log
 PATIENCE = 15 * 60.0  # seconds without a connection after which following ends; the job goes on
 PATIENCE_TO_ACT = 60.0  # the same for submitting and stopping, where somebody waits
 LONGEST_PAUSE = 30.0
@@ -93,25 +91,16 @@ class Cluster:
 
     def follow(self, identity: str, write: Callable[[str], None]) -> Any:
         """Show the log to its end; the job's last state."""
-        shown = 0
-
-        def show(text: str, start: int) -> None:
-            """`text` stands at `start` of the log; what of it is new is written."""
-            nonlocal shown
-            fresh = text[max(0, shown - start) :]
-            if fresh:
-                write(fresh)
-                shown += len(fresh)
-
-        def listen() -> None:
-            asyncio.run(tail(self.client, identity, show))
-
+        length = 0
         while True:
-            self.retry(listen)
-            info = self.info(identity)
+            info = self.info(identity)  # before the log, which then has the job's last words
+            log = self.retry(lambda: self.client.get_job_logs(identity))
+            if len(log) > length:
+                write(log[length:])
+                length = len(log)
             if info.status.is_terminal():
-                show(self.retry(lambda: self.client.get_job_logs(identity)), 0)
                 return info
+            time.sleep(LOOK_SECONDS)
 
     def retry(self, act: Callable[[], Any], patience: float | None = None) -> Any:
         """The answer of `act`, tried again with growing pauses while the cluster is unreachable."""
@@ -135,21 +124,6 @@ class Cluster:
             return answer
 
 
-async def tail(client: Any, identity: str, show: Callable[[str, int], None]) -> None:
-    """The log from its beginning until the job ends or nothing comes for a while."""
-    lines, at = client.tail_job_logs(identity), 0
-    try:
-        while True:
-            try:
-                piece = await asyncio.wait_for(anext(lines), QUIET)
-            except (StopAsyncIteration, TimeoutError):
-                return
-            show(piece, at)
-            at += len(piece)
-    finally:
-        await lines.aclose()
-
-
 def make_client(address: str, headers: dict[str, str] | None) -> Any:
     from ray.job_submission import JobSubmissionClient
 
@@ -171,7 +145,6 @@ def make_client(address: str, headers: dict[str, str] | None) -> Any:
 @contextmanager
 def translated(address: str) -> Iterator[None]:
     """Ray's many errors as two: Unreachable is worth another try, UserError is not."""
-    import aiohttp
     import requests
     from ray.exceptions import AuthenticationError
 
@@ -182,21 +155,17 @@ def translated(address: str) -> Iterator[None]:
         raise UserError(
             f"a token {wrong} for Ray at {address}; give --token-file, or set RAY_AUTH_TOKEN"
         ) from None
-    except aiohttp.WSServerHandshakeError as error:
-        if error.status in (401, 403, 404):
-            raise UserError(f"{address} refuses the job's log: {error.status}") from None
-        raise Unreachable(f"status {error.status}") from None
     except (requests.exceptions.InvalidURL, requests.exceptions.SSLError) as error:
         raise UserError(
             f"cannot use {address}: {one_line(error) or type(error).__name__}"
         ) from None
-    except (requests.RequestException, aiohttp.ClientError, OSError, TimeoutError) as error:
+    except (requests.RequestException, OSError) as error:
         raise Unreachable(one_line(error) or type(error).__name__) from None
     except RuntimeError as error:
         text = one_line(error) or type(error).__name__
         if "status code 404" in text:
             raise UserError(f"{address}: {text.partition('404: ')[2] or text}") from None
-        if "status code 5" in text or "WebSocket" in text:
+        if "status code 5" in text:
             raise Unreachable(text) from None
         raise UserError(f"Ray at {address} refuses: {text}") from None
 

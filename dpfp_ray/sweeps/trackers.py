@@ -34,7 +34,7 @@ PACKAGES = {
 }
 # Ray's callbacks plot over this field of a result; here that is the training step.
 AXIS = "training_iteration"
-# The numbers that a trial reports (`trial_process.trial_metrics`), without Tune's own.
+# The numbers that a trial reports (`experiment.trial_metrics`), without Tune's own.
 PLOTTED = (
     "accuracy",
     "dev_loss",

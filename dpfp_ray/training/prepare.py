@@ -158,7 +158,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Hands:
-    """Who works on rows that no cache holds: this process, or others (`sweeps/row_work.py`)."""
+    """Who works on rows that no cache holds: this process, or others (`sweeps/shared.py`)."""
 
     tokenise: Tokenise = tokenise_here
     encode: Encode = encode_here

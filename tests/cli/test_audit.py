@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dpfp_ray.auditing.canaries import FAMILIES
+from dpfp_ray.auditing.scores import ACCESS
+from dpfp_ray.cli import audit as verb
 from dpfp_ray.cli.main import main
 from tests.support.tiny_runs import tiny_world, write_csv
 
@@ -91,3 +94,8 @@ def test_mistakes_get_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_the_flags_offer_what_there_is() -> None:
+    assert verb.FAMILIES == FAMILIES
+    assert verb.ACCESS == ACCESS

@@ -1,11 +1,16 @@
-"""`dpfp submit`: a mistake is one line, before anything is sent (jobs: test_submit_on_ray.py)."""
+"""`dpfp submit`: commands are checked before they travel, and described for the Jobs page."""
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dpfp_ray.cli.main import main
+from dpfp_ray.cli.submit import describe, variables
+from dpfp_ray.sweeps.space import space_path
 from dpfp_ray.sweeps.submit import exit_code
+from dpfp_ray.system.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -34,3 +39,97 @@ def test_a_mistake_is_one_line(
 )
 def test_the_exit_code_follows_the_job(status: str, own: int | None, code: int) -> None:
     assert exit_code(SimpleNamespace(status=status, driver_exit_code=own)) == code
+
+
+DEMO = str(space_path("demo"))
+
+
+def test_a_sweep_is_described_by_its_space() -> None:
+    found = describe(["sweep", DEMO, "--storage", "/shared/runs", "--set", "epsilon=1"])
+    assert found.name == "sweep demo-sweep"
+    assert found.facts == {
+        "verb": "sweep",
+        "sweep": "demo-sweep",
+        "task": "demo",
+        "methods": "dpfp",
+        "epsilon": "1",
+    }
+
+
+def test_a_comparison_is_described_by_its_flags() -> None:
+    words = ["compare", "--task", "sst2", "--methods", "dpfp,rgp", "--epsilon", "3,8"]
+    found = describe([*words, "--output", "s3://bucket/night"])
+    assert found.name == "compare sst2"
+    assert found.facts == {
+        "verb": "compare",
+        "sweep": "night",
+        "task": "sst2",
+        "methods": "dpfp,rgp",
+        "epsilon": "3,8",
+    }
+
+
+def test_one_run_is_described_by_its_plan_and_names_its_files() -> None:
+    words = ["train", "--train-file", "my.csv", "--method", "dpsgd", "--output", "/shared/one"]
+    found = describe(words)
+    assert found.facts["methods"] == "dpsgd"
+    assert found.facts["task"] == "custom"
+    assert found.files == ("my.csv",)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sweep", DEMO],
+        ["sweep", DEMO, "--storage", "runs/here"],
+        ["sweep", DEMO, "--storage", "~/runs"],
+        ["compare", "--output", "runs"],
+        ["train", "--output", "../one"],
+    ],
+)
+def test_results_that_would_go_with_the_job_are_refused(words: list[str]) -> None:
+    with pytest.raises(UserError, match="a job's own folder goes with it"):
+        describe(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], "no command"),
+        (["submit", "--", "sweep", DEMO], "cannot be a job"),
+        (["sweep", "nothing.yaml", "--storage", "/r"], "nothing.yaml"),
+        (["sweep", DEMO, "--storage", "/r", "--set", "batch=3"], "batch"),
+        (["compare", "--methods", "dpgsd", "--output", "/r"], "dpgsd"),
+    ],
+)
+def test_what_is_wrong_shows_before_it_travels(words: list[str], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        describe(words)
+
+
+def test_a_misspelt_flag_shows_before_it_travels(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        describe(["sweep", DEMO, "--storage", "/r", "--sampels", "3"])
+    assert caught.value.code == 2
+    assert "--sampels" in capsys.readouterr().err
+
+
+def test_variables_are_given_or_copied() -> None:
+    here: dict[str, Any] = {"HF_TOKEN": "secret"}
+    assert variables(["A=1=2", "HF_TOKEN", "B="], here) == {
+        "A": "1=2",
+        "HF_TOKEN": "secret",
+        "B": "",
+    }
+
+
+@pytest.mark.parametrize("text", ["=x", "1A=2", "A B=1", "MISSING"])
+def test_a_variable_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="--env"):
+        variables([text], {})
+
+
+def test_a_relative_space_is_read_from_here(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "mine.yaml").write_text(Path(DEMO).read_text())
+    monkeypatch.chdir(tmp_path)
+    assert describe(["sweep", "mine.yaml", "--storage", "/r"]).facts["task"] == "demo"

@@ -80,6 +80,7 @@ def test_the_page_loads_in_silence_and_its_figures_come(browser: Browser, url: s
     assert {request.startswith((url, "data:")) for request in browser.requests} == {True}
 
 
+@pytest.mark.nightly
 def test_new_records_appear_and_the_readers_choices_stay(
     browser: Browser, url: str, few: Path
 ) -> None:

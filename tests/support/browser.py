@@ -9,7 +9,6 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
@@ -54,12 +53,7 @@ class Browser:
     def __enter__(self) -> "Browser":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.session = ""
         with contextlib.suppress(OSError, EOFError):
             self.call("Browser.close")
@@ -155,10 +149,6 @@ class Browser:
     def requests(self) -> list[str]:
         sent = [e for e in self.events if e.get("method") == "Network.requestWillBeSent"]
         return [e["params"]["request"]["url"] for e in sent]
-
-    def screenshot(self, path: Path, whole: bool = False) -> None:
-        picture = self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
-        path.write_bytes(base64.b64decode(picture))
 
     def pdf(self, path: Path) -> None:
         path.write_bytes(

@@ -3,7 +3,6 @@
 import socket
 import threading
 from contextlib import suppress
-from types import TracebackType
 from urllib.parse import urlsplit
 
 
@@ -23,12 +22,7 @@ class Link:
     def __enter__(self) -> "Link":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.break_off()
         self.listener.close()
 

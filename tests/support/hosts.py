@@ -94,7 +94,6 @@ class Hosts(list["Host"]):
 class Host:
     def __init__(self, number: int, shared: Path, tmp: str) -> None:
         self.name, self.address = f"host{number}", f"10.77.0.{number}"
-        self.environment: dict[str, str] = {}
         self.started: list[subprocess.Popen[str]] = []
         flags = ["--net", "--mount", "--uts", "--pid", "--ipc", "--fork", "--mount-proc"]
         self.process = subprocess.Popen(
@@ -117,7 +116,7 @@ class Host:
         for name in ("DPFP_CACHE", "DPFP_LEDGER", "RAY_TMPDIR", "TMPDIR"):
             home[name] = ""
         kept = {n: v for n, v in os.environ.items() if n not in home}
-        kept |= {n: v for n, v in {**home, **self.environment, **environment}.items() if v}
+        kept |= {n: v for n, v in {**home, **environment}.items() if v}
         process = subprocess.Popen(
             [*enter, *words],
             env=kept,

@@ -1,4 +1,4 @@
-"""An S3 server for tests (moto), behind a proxy that counts requests and lets some of them fail."""
+"""An S3 server for tests (moto), behind a proxy that lets some requests fail."""
 
 import http.client
 import json
@@ -47,7 +47,6 @@ class ObjectStore:
     endpoint: str
     client: Any
     faults: Faults = field(default_factory=Faults)
-    seen: Counter[str] = field(default_factory=Counter)  # requests by method, "LIST" for listings
     failed: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -65,13 +64,6 @@ class ObjectStore:
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
         keys = [one["Key"] for page in pages for one in page.get("Contents", [])]
         return [key for key in keys if not key.endswith("/")]  # pyarrow's marks of folders
-
-    def put(self, name: str, content: str) -> None:
-        """Past the network: thousands of objects in a moment."""
-        from moto.core import DEFAULT_ACCOUNT_ID
-        from moto.s3.models import s3_backends
-
-        s3_backends[DEFAULT_ACCOUNT_ID]["aws"].put_object(BUCKET, name, content.encode())
 
     def read(self, name: str) -> bytes:
         return bytes(self.client.get_object(Bucket=BUCKET, Key=name)["Body"].read())
@@ -119,8 +111,6 @@ class Proxy(BaseHTTPRequestHandler):
         body = self._body()
         store: ObjectStore = self.server.store
         with store.lock:
-            listing = self.command == "GET" and ("list-type" in self.path or "prefix" in self.path)
-            store.seen["LIST" if listing else self.command] += 1
             fault = store.faults.draw()
             store.failed[fault] += bool(fault)
         if fault == "refused":

@@ -160,3 +160,15 @@ def test_trials_that_are_left_again_and_again_are_an_error() -> None:
         next(rounds)
     with pytest.raises(UserError, match="the same command continues"):
         next(rounds)
+
+
+def test_every_trial_is_on_budget_and_none_over_it(swept: Swept) -> None:
+    for name in ("dpfp", "dpsgd", "again"):
+        record = swept.record(name)
+        assert record["privacy"]["epsilon"]["gdp"] == pytest.approx(8, rel=1e-3)
+        assert record["privacy"]["epsilon"]["gdp"] <= 8
+        assert record["privacy"]["steps"] == swept.trials[name].plan.steps
+
+
+def test_repetitions_have_noise_of_their_own(swept: Swept) -> None:
+    assert swept.record("dpfp")["history"] != swept.record("again")["history"]

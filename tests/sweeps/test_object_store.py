@@ -1,5 +1,6 @@
 """A sweep on S3 (moto), behind a proxy where many requests fail: killed, continued, read."""
 
+import json
 import sys
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import requests
 
 from dpfp_ray.cli.main import main
 from dpfp_ray.models import representations
@@ -22,6 +24,7 @@ from dpfp_ray.system.lease import held
 from dpfp_ray.system.storage import NewObjects, open_files
 from tests.support.object_store import BUCKET, SECRET_KEY, Faults, ObjectStore, object_store
 from tests.support.one_release import make_table
+from tests.support.ports import free_ports
 from tests.support.ray_runs import SEED, Command, measured, sweep_here, wait_for, write_space
 
 pytestmark = pytest.mark.nightly
@@ -71,7 +74,7 @@ def story(
 
     def saved() -> bool:
         assert first.process.poll() is None, first.end()[1][-3000:]
-        return bool(store.names("sweep/states/"))
+        return any(name.endswith(".pt") for name in store.names("sweep/states/"))
 
     wait_for(saved, "a saved state")
     first.kill()
@@ -226,3 +229,36 @@ def test_a_shared_cache_may_lie_on_it(
     published.mapped.cache_clear()
     assert np.array_equal(found.h, table.h)
     assert isinstance(np.asarray(found.h).base, np.memmap)
+
+
+def test_results_and_report_read_it(
+    story: Story, store: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["results", story.storage, "--json"]) == 0
+    said = capsys.readouterr()
+    assert {row["status"] for row in json.loads(said.out)} == {"finished"}
+    output = tmp_path / "report"
+    assert main(["report", story.storage, "--output", str(output), "--ledger", story.ledger]) == 0
+    said_later = capsys.readouterr()
+    assert "dpfp" in next(output.rglob("*.html")).read_text(encoding="utf-8")
+    assert SECRET_KEY not in "".join([*said, *said_later])
+
+
+def test_the_service_shows_it(story: Story, store: ObjectStore, ray_turn: None) -> None:
+    (port,) = free_ports(1)
+    service = Command("serve", "--storage", story.storage, "--port", str(port))
+    try:
+        url = f"http://127.0.0.1:{port}/api/results"
+
+        def answer() -> Any:
+            try:
+                found = requests.get(url, timeout=60)
+            except requests.ConnectionError:
+                assert service.process.poll() is None
+                return None
+            return found.text if found.ok and "finished" in found.text else None
+
+        assert SECRET_KEY not in wait_for(answer, "the service's answer")
+    finally:
+        _, said = service.interrupt()
+    assert SECRET_KEY not in said

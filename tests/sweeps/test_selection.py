@@ -522,3 +522,9 @@ def test_a_killed_selection_goes_on_to_the_same_winner(
     assert measured(winner) == measured(same)
     if winner["trial"]["id"] in before:
         assert measured({**before[winner["trial"]["id"]]})["metrics"] == winner["metrics"]
+
+
+def test_releases_that_differ_are_selected_from_with_noise_of_their_own(tmp_path: Path) -> None:
+    found = space(tmp_path, {"scaling": {"values": ["clip", "unit"]}})
+    charge = selection_cost(found, parse_selection("geometric:3"), bind(found, mode="moments"))
+    assert charge.epsilon > 3

@@ -289,3 +289,10 @@ def test_what_ended_a_process_is_one_line(text: str | None, reason: str) -> None
     said = last_error(SimpleNamespace(get_error=lambda: text))
     assert said.startswith(reason)
     assert "\n" not in said
+
+
+def test_a_name_takes_the_place_of_plan_and_repetition() -> None:
+    trial = make()
+    one, other = (Trial(trial.plan, 0.5, name=name) for name in ("a", "b"))
+    assert (one.id, other.id) == ("a", "b")
+    assert one.seed(1) != other.seed(1)
