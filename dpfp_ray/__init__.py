@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dpfp_ray.reports.export import export as export
     from dpfp_ray.reports.glossary import glossary as glossary
     from dpfp_ray.reports.ledger import ledger as ledger
-    from dpfp_ray.reports.make import report as report
+    from dpfp_ray.reports.page import report as report
     from dpfp_ray.reports.statements import statement as statement
     from dpfp_ray.results.predict import evaluate as evaluate
     from dpfp_ray.results.predict import predict as predict
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from dpfp_ray.service.client import ask_service as ask_service
     from dpfp_ray.service.deploy import serve as serve
     from dpfp_ray.service.deploy import stop_serving as stop_serving
-    from dpfp_ray.sweeps.compare_runs import preview as preview
-    from dpfp_ray.sweeps.run_compare import compare as compare
+    from dpfp_ray.sweeps.compare import compare as compare
+    from dpfp_ray.sweeps.compare import preview as preview
     from dpfp_ray.sweeps.space import read_search_space as read_search_space
     from dpfp_ray.sweeps.submit import find_job as find_job
     from dpfp_ray.sweeps.submit import submit as submit
@@ -52,7 +52,7 @@ _MODULES = {
     "ask_service": "service.client",
     "audit": "auditing.audit",
     "calibrate": "privacy.calibration",
-    "compare": "sweeps.run_compare",
+    "compare": "sweeps.compare",
     "evaluate": "results.predict",
     "export": "reports.export",
     "find_job": "sweeps.submit",
@@ -62,9 +62,9 @@ _MODULES = {
     "load_model": "training.load_model",
     "load_results": "results.store",
     "predict": "results.predict",
-    "preview": "sweeps.compare_runs",
+    "preview": "sweeps.compare",
     "read_search_space": "sweeps.space",
-    "report": "reports.make",
+    "report": "reports.page",
     "serve": "service.deploy",
     "statement": "reports.statements",
     "stop_serving": "service.deploy",

@@ -24,7 +24,7 @@ from dpfp_ray import Plan, UserError
 from dpfp_ray.plan.plan import NOT_HASHED
 from dpfp_ray.plan.values import check_budgets, check_methods, field_name, make_plan, read_plan_file
 from dpfp_ray.results.runs import TASK_NAMES, label
-from dpfp_ray.sweeps.compare_runs import plan_cells
+from dpfp_ray.sweeps.compare import plan_cells
 from dpfp_ray.system.errors import unknown
 from dpfp_ray.system.whole_files import read_json, to_json
 from dpfp_ray.training.run_folder import RESULT

@@ -1,14 +1,16 @@
 """Accuracy against ε with interval bands, and differences between methods with theirs.
 
 What an ε is worth is told without colour: a proved one has a filled marker and a solid line, a
-nominal one an open marker and dashes, a refuted one a crossed marker and dots.
+nominal one an open marker and dashes, a refuted one a crossed marker and dots. A single ε, or so
+many methods that their curves would lie on each other, get one row a method in place of curves;
+each ε then has its shade and its marker.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from dpfp_ray.reports import method_rows
 from dpfp_ray.reports.plots import (
+    COLOURS,
     Drawing,
     canvas,
     clean,
@@ -23,6 +25,87 @@ from dpfp_ray.results.cells import Cell, budgets_of
 from dpfp_ray.results.contests import Contest
 from dpfp_ray.results.runs import ACCOUNTANT_NAMES
 from dpfp_ray.results.statistics import Pair
+
+ROWS_WORTH = "Filled: proved ε. Open: nominal (†), no guarantee. Crossed: refuted (‡)."
+_MARKERS = "osD^vPh*"
+_LIGHTEST = 0.75  # of the colour map; lighter markers are hard to see on white
+_SPREAD = 0.5  # of a row's height, over which its points are spread
+
+
+class _Point(NamedTuple):
+    """How the points of one ε look, and where they are in a row, from its middle downwards."""
+
+    colour: Any
+    marker: str
+    below: float
+
+
+_WITHOUT_PRIVACY = _Point("#000000", "|", 0.0)
+
+
+def rows_of(plain: Sequence[Cell], private: Sequence[Cell]) -> list[list[Cell]]:
+    """The cells of each row, from the top: without privacy first, then the best mean first."""
+    by_method: dict[str, list[Cell]] = {}
+    for cell in (*plain, *private):
+        by_method.setdefault(cell.key.method, []).append(cell)
+    return sorted(by_method.values(), key=lambda row: (row[0].private, -_mean_accuracy(row)))
+
+
+def height_of(rows: Sequence[Sequence[Cell]]) -> float:
+    """Inches."""
+    return 1.4 + sum(0.16 + 0.1 * len(row) for row in rows)
+
+
+def row_axes(axes: Any, rows: Sequence[Sequence[Cell]], accountant: str) -> None:
+    points = _points([cell for row in rows for cell in row])
+    for at, row in enumerate(rows):
+        for cell in row:
+            _draw_cell(axes, cell, at, points.get(cell.key.epsilon, _WITHOUT_PRIVACY))
+    by = ACCOUNTANT_NAMES.get(accountant, accountant)
+    for epsilon, point in points.items():
+        axes.plot([], [], color=point.colour, marker=point.marker, label=f"ε = {epsilon:g} by {by}")
+    majority = next((c.majority for row in rows for c in row if c.majority is not None), None)
+    if majority is not None:
+        axes.axvline(
+            100 * majority, color="#000000", linestyle=":", linewidth=1.2, label="majority class"
+        )
+    legend(axes)
+    names = [clean(max((tagged_label(cell) for cell in row), key=len), 40) for row in rows]
+    axes.set_yticks(range(len(rows)), labels=names)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel("dev accuracy (%)")
+
+
+def _points(cells: Sequence[Cell]) -> Mapping[float | None, _Point]:
+    """From light, the smallest ε, to dark."""
+    import matplotlib
+
+    shades = matplotlib.colormaps[COLOURS]
+    budgets = sorted({c.key.epsilon for c in cells if c.key.epsilon is not None})
+    found: dict[float | None, _Point] = {}
+    for place, epsilon in enumerate(budgets):
+        share = place / (len(budgets) - 1) if len(budgets) > 1 else 0.5
+        colour = shades(_LIGHTEST * (1 - share)) if len(budgets) > 1 else shades(0.0)
+        marker = _MARKERS[place % len(_MARKERS)]
+        found[epsilon] = _Point(colour, marker, _SPREAD * (share - 0.5))
+    return found
+
+
+def _draw_cell(axes: Any, cell: Cell, row: int, point: _Point) -> None:
+    score, at = 100 * cell.accuracy, row + point.below
+    if cell.interval:
+        ends = [100 * end for end in cell.interval]
+        axes.plot(ends, [at, at], color=point.colour, linewidth=1.1)
+    filled = cell.guarantee == "proved" or not cell.private
+    face = point.colour if filled else "white"
+    axes.plot([score], [at], color=point.colour, marker=point.marker, markerfacecolor=face)
+    if cell.guarantee == "refuted":
+        axes.plot([score], [at], color="#A8071A", marker="x", markersize=10, zorder=4)
+
+
+def _mean_accuracy(row: Sequence[Cell]) -> float:
+    return sum(cell.accuracy for cell in row) / len(row)
+
 
 WORTH = (
     "Filled, solid: proved ε. Open, dashed: nominal (†), no guarantee. Crossed, dotted: "
@@ -58,12 +141,12 @@ def epsilon_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
             by = ACCOUNTANT_NAMES.get(accountant, accountant)
             said = f"at {budgets[0]}" if len(budgets) == 1 else f"against ε ({by})"
             title = f"Accuracy {said}: {task}, {model}"
-            rows = method_rows.rows_of(plain, private)
+            rows = rows_of(plain, private)
             as_rows = len(budgets) == 1 or len(rows) > MOST_CURVES
-            caption = _caption(private) + (method_rows.WORTH if as_rows else WORTH)
-            with canvas(method_rows.height_of(rows) if as_rows else 4.0) as (figure, axes):
+            caption = _caption(private) + (ROWS_WORTH if as_rows else WORTH)
+            with canvas(height_of(rows) if as_rows else 4.0) as (figure, axes):
                 if as_rows:
-                    method_rows.row_axes(axes, rows, accountant)
+                    row_axes(axes, rows, accountant)
                 else:
                     _epsilon_axes(axes, plain, private, accountant)
                 yield finish(figure, f"epsilon-{number}", title, caption, command)

@@ -6,9 +6,9 @@ from typing import Any
 
 from dpfp_ray.models.export import Change, check_free, export_adapter, export_model
 from dpfp_ray.privacy.statement_forms import first_line
+from dpfp_ray.reports.bundle import own_name
 from dpfp_ray.reports.ledger import known_ledger, spent_on
 from dpfp_ray.reports.model_card import base_model, model_card
-from dpfp_ray.reports.portable import own_name
 from dpfp_ray.reports.statements import record_with_audit
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.whole_files import write_text

@@ -11,7 +11,7 @@ from dpfp_ray.reports.plots import cell_label, method_label
 from dpfp_ray.results.cells import Cell, budgets_of
 from dpfp_ray.results.contests import Contest, contests_of
 from dpfp_ray.results.runs import ACCOUNTANT_NAMES, REFUTED, SPLIT_NAMES, TASK_NAMES, Budget, order
-from dpfp_ray.training.predictions import majority_class
+from dpfp_ray.training.dev_scores import majority_class
 
 OURS, PAPERS, DIFFERENCE = "ours", "paper", "ours − paper"
 _KEYS = {name: key for key, name in TASK_NAMES.items()}

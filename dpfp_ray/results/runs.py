@@ -10,8 +10,7 @@ from dpfp_ray.plan.method_spec import FIRST_MODE, METHODS, is_private
 from dpfp_ray.results.rows import SPLIT, flatten
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training import LEAST_SECONDS
-from dpfp_ray.training.dev_scores import quote
-from dpfp_ray.training.predictions import DevPredictions
+from dpfp_ray.training.dev_scores import DevPredictions, quote
 from dpfp_ray.training.record import Record, Select
 
 if TYPE_CHECKING:
@@ -201,7 +200,7 @@ class Run:
 
 def correct_answers(runs: Sequence[Run]) -> "NDArray[np.bool_] | None":
     """Which rows each run has right, (runs, rows); None if one kept no answers, or has others."""
-    from dpfp_ray.training.predictions import stack
+    from dpfp_ray.training.dev_scores import stack
 
     kept = [run.answers for run in runs]
     known = [one for one in kept if one is not None]

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from dpfp_ray.results import paired
 from dpfp_ray.results.paired import Correct
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.training.predictions import DevPredictions, majority_class, one_class_runs, stack
+from dpfp_ray.training.dev_scores import DevPredictions, majority_class, one_class_runs, stack
 
 LEVEL = 0.05
 

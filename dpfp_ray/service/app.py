@@ -18,9 +18,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from dpfp_ray import __version__
-from dpfp_ray.reports.cost_tables import MARKS
+from dpfp_ray.reports.cost_tables import MARKS, epochs_table, progress_table
 from dpfp_ray.reports.page import TEMPLATES, data_files, page_text, report_of, templates
-from dpfp_ray.reports.progress import epochs_table, progress_table
 from dpfp_ray.results.query import MAX_LENGTH, compile_where
 from dpfp_ray.service import SERVICE
 from dpfp_ray.service.guard import base_of, guard, login_routes

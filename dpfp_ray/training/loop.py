@@ -31,9 +31,8 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import Spending
 from dpfp_ray.privacy.sampling import keyed_generator, make_sampler, run_seed
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.training.dev_scores import ANSWERS, best_epoch, measure
+from dpfp_ray.training.dev_scores import ANSWERS, best_epoch, measure, pack
 from dpfp_ray.training.machine import Comm, keep_freed_memory, share
-from dpfp_ray.training.predictions import pack
 from dpfp_ray.training.prepare import Data, Run
 from dpfp_ray.training.record import Record
 from dpfp_ray.training.step import (

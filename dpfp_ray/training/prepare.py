@@ -41,7 +41,7 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.sampling import keyed_integer
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.training.predictions import fingerprint_rows
+from dpfp_ray.training.dev_scores import fingerprint_rows
 from dpfp_ray.training.record import Select
 
 

@@ -11,7 +11,7 @@ from dpfp_ray.cli.compare import parse_settings
 from dpfp_ray.cli.main import main
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.sweeps.compare_runs import plan_cells
+from dpfp_ray.sweeps.compare import plan_cells
 from dpfp_ray.sweeps.compare_table import HEADINGS
 from dpfp_ray.system.errors import UserError
 from tests.support.ray_runs import ONE_PROCESS_FLAGS, records

@@ -16,7 +16,7 @@ from dpfp_ray.plan.method_spec import METHODS, all_specs, labels
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import variant
 from dpfp_ray.privacy.statement import one_line, render
-from dpfp_ray.sweeps.compare_runs import plan_cells, space_name
+from dpfp_ray.sweeps.compare import plan_cells, space_name
 from dpfp_ray.sweeps.space import read_search_space
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.prepare import prepare

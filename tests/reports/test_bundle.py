@@ -11,8 +11,7 @@ import yaml
 
 from dpfp_ray import UserError, report, train
 from dpfp_ray.plan.values import make_plan
-from dpfp_ray.reports import portable
-from dpfp_ray.reports.bundle import expected_interval
+from dpfp_ray.reports.bundle import expected_interval, refuse_secrets
 from dpfp_ray.results.store import Store
 from tests.support.finished_runs import finished
 from tests.support.samples import sample
@@ -128,7 +127,7 @@ def test_one_more_run_is_expected_within_the_spread(
 def test_a_token_of_this_machine_stops_a_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "abcdefgh12345678")
     with pytest.raises(UserError, match=r"value of \$SOME_TOKEN"):
-        portable.refuse_secrets({"a.txt": b"it is abcdefgh12345678"})
+        refuse_secrets({"a.txt": b"it is abcdefgh12345678"})
 
 
 @pytest.mark.parametrize(
@@ -136,4 +135,4 @@ def test_a_token_of_this_machine_stops_a_bundle(monkeypatch: pytest.MonkeyPatch)
 )
 def test_a_home_folder_stops_a_bundle(folder: str) -> None:
     with pytest.raises(UserError, match="would show the folder"):
-        portable.refuse_secrets({"a.txt": f"title: {folder}".encode()})
+        refuse_secrets({"a.txt": f"title: {folder}".encode()})

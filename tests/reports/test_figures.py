@@ -11,9 +11,8 @@ import pytest
 from PIL import Image
 
 from dpfp_ray.reports import epsilon_figures, figures
-from dpfp_ray.reports.epsilon_figures import _LINES
+from dpfp_ray.reports.epsilon_figures import _LINES, row_axes, rows_of
 from dpfp_ray.reports.figures import all_figures, averaged, curve_of
-from dpfp_ray.reports.method_rows import row_axes, rows_of
 from dpfp_ray.reports.page import Report
 from dpfp_ray.reports.plots import Drawing, canvas, log_x_axis, method_label, short, styles
 from dpfp_ray.reports.sweep_figures import heat_maps

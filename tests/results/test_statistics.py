@@ -7,7 +7,7 @@ import pytest
 
 from dpfp_ray.results.statistics import Comparison, compare_methods, compare_predictions
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.training.predictions import DevPredictions
+from dpfp_ray.training.dev_scores import DevPredictions
 
 ROWS = 400
 LABELS = np.tile([0, 1, 1, 0, 1], ROWS // 5)  # class 1 is the majority with 0.6

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.training.dev_scores import measure
-from dpfp_ray.training.predictions import DevPredictions
+from dpfp_ray.training.dev_scores import DevPredictions, measure
 from dpfp_ray.training.record import make_record
 
 HOSTILE = "<script>alert(1)</script>\"'|$x^2$ \\input{/etc/passwd} =1+1 %_#&~ [r](javascript:0)"

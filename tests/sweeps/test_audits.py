@@ -16,7 +16,7 @@ from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps import audits
 from dpfp_ray.sweeps.audits import audit_folder, audit_trials, audits_left, with_outcomes
 from dpfp_ray.sweeps.cluster import RayOptions
-from dpfp_ray.sweeps.compare_rows import summarise
+from dpfp_ray.sweeps.compare_table import summarise
 from dpfp_ray.sweeps.driver import Runner
 from dpfp_ray.sweeps.trial import InputsOnce
 from dpfp_ray.training.step import Steps

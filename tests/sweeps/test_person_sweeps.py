@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.reports.make import report
+from dpfp_ray.reports.page import report
 from dpfp_ray.sweeps.sweep import FinishedSweep, sweep
 from tests.support.ray_runs import ONE_PROCESS, SEED, write_space
 from tests.support.tiny_runs import write_person_csv

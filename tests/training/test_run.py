@@ -27,7 +27,7 @@ from dpfp_ray.system.whole_files import without_checksum
 from dpfp_ray.training import run_folder
 from dpfp_ray.training.checkpoints import RESUME, load_state, save_state
 from dpfp_ray.training.checkpoints import SEED as SEED_FILE
-from dpfp_ray.training.predictions import DevPredictions
+from dpfp_ray.training.dev_scores import DevPredictions
 from dpfp_ray.training.prepare import Prepared, prepare
 from tests.support.tiny_runs import Killed, Listener, run_with, tiny_world, write_csv
 

@@ -4,8 +4,14 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.sweeps.compare_rows import summarise
-from dpfp_ray.sweeps.compare_table import AUDIT_HEADING, HEADINGS, audit_mark, entries, markdown
+from dpfp_ray.sweeps.compare_table import (
+    AUDIT_HEADING,
+    HEADINGS,
+    audit_mark,
+    entries,
+    markdown,
+    summarise,
+)
 from tests.support.result_records import make_record
 from tests.support.samples import sample
 
