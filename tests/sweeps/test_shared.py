@@ -160,7 +160,8 @@ def test_trials_of_a_sweep_give_the_same_records(
     found = run_here([one], tmp_path / "sweep")
     assert list((tmp_path / "shared" / "representations").glob("*/000000.arrow"))
     alone = run_plainly([one])
-    assert json.dumps(measured(found[one.id])) == json.dumps(measured(alone[one.id]))
+    first, second = (measured(run[one.id]) for run in (found, alone))
+    assert json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
 
 
 def test_one_machine_and_ray_client_keep_the_plain_path() -> None:
