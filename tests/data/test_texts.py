@@ -97,3 +97,10 @@ def test_what_people_are_known_by_is_counted_as_it_is_told() -> None:
     told = ["a", "b", "c", "d", "e", "f", "a", "c", "d", "f", "a long text"]
     assert list(both) == [*told, "person: ann", "person: bob", "person: ann"]
     assert len(both) == len(list(both))
+
+
+def test_people_are_known_by_both_texts_of_a_pair() -> None:
+    split = Split(["one", "two"], ["first", "second"], np.zeros(2, np.int64))
+    everything = split.all_texts()
+    assert sorted(everything) == ["first", "one", "second", "two"]
+    assert len(everything) == 4

@@ -386,3 +386,13 @@ def test_a_plan_can_be_a_key_and_cannot_be_changed() -> None:
     assert len({Plan(), Plan()}) == 1
     with pytest.raises(dataclasses.FrozenInstanceError):
         Plan().clip = 2.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("method", ["dpfp", "dpsgd", "rgp"])
+def test_a_private_plan_with_dropout_is_not_run(method: str) -> None:
+    with pytest.raises(UserError, match=rf"dropout is 0.1, .*; use dropout 0 with {method}"):
+        Plan(method=method, dropout=0.1).bind(records=SST2)
+
+
+def test_a_plan_without_privacy_may_have_dropout() -> None:
+    assert Plan(method="non_private", dropout=0.1).bind(records=SST2).dropout == 0.1

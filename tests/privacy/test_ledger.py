@@ -634,3 +634,50 @@ def test_a_mechanism_with_a_theorem_of_its_own_is_charged_by_it(
 )
 def test_what_is_published_is_never_less_than_the_sum(epsilon: float, text: str) -> None:
     assert float(rounded_up(epsilon)) == float(text)
+
+
+def test_two_seeds_are_two_runs(ledger: Ledger) -> None:
+    for seed in (1, 2):
+        run_through(ledger, use(ledger, run=ledger.mark(seed)))
+    assert spent(ledger) >= least({Gaussian(0.05, 1.0): 200})
+
+
+def test_a_run_costs_its_plan_before_its_first_step(ledger: Ledger) -> None:
+    ledger.begin(use(ledger))
+    assert spent(ledger) == least({Gaussian(0.05, 1.0): 100})
+
+
+def test_a_nominal_use_makes_the_sum_nominal(ledger: Ledger) -> None:
+    run_through(ledger, use(ledger))
+    run_through(ledger, use(ledger, run="b", guarantee="nominal", labels_protected=False))
+    group = ledger.groups()[0]
+    assert (group.guarantee, group.labels_protected) == ("nominal", False)
+
+
+def test_unprotected_labels_are_not_promised(ledger: Ledger) -> None:
+    run_through(ledger, use(ledger, labels_protected=False))
+    assert "the odds that a record's text was in the data" in ledger.groups()[0].headline()
+
+
+def test_replace_one_keeps_its_noise_and_has_half_the_sensitivity_under_zero_out() -> None:
+    made = use_of(
+        plan(method="dpfp", mode="release_once", adjacency="replace_one"), 2.0, people="p", run="r"
+    )
+    assert made.parts == (Gaussian(1.0, 2.0),)
+
+
+def test_randomised_labels_are_a_part_of_their_own() -> None:
+    bound = plan(method="dpfp", mode="release_once", epsilon=3.0, label_epsilon=1.0)
+    made = use_of(bound, 2.0, people="p", run="r")
+    assert made.parts == (Gaussian(1.0, 2.0), Pure(1.0))
+    assert made.labels_protected
+
+
+def test_training_without_noise_is_a_use_too() -> None:
+    made = use_of(plan(method="non_private"), 0.0, people="p", run="r")
+    assert (made.guarantee, made.parts, made.labels_protected) == ("none", (), False)
+
+
+def test_an_end_needs_a_beginning(ledger: Ledger) -> None:
+    with pytest.raises(UserError, match="no entry 'x'"):
+        ledger.end("x", 1)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import stat
 from pathlib import Path
 
@@ -260,3 +261,18 @@ def test_records_that_were_dev_rows_are_known_whoever_came_first(
     assert people.dev_rows([mine]) == 30
     assert people.dev_rows([strangers]) == 0
     assert not same_group(people, mine, strangers)
+
+
+def test_a_repeated_row_changes_nothing(people: People) -> None:
+    assert people.register(TEXTS).id == people.register(TEXTS + TEXTS[:5]).id
+
+
+def test_keys_and_people_lost_together_are_an_error_where_entries_are_left(
+    people: People, tmp_path: Path
+) -> None:
+    people.register(TEXTS)
+    people.files.write_json("entries/one.json", {})
+    for folder in ("keys", "people"):
+        shutil.rmtree(tmp_path / "ledger" / folder)
+    with pytest.raises(UserError, match=r"entries but no key .* restore its folders"):
+        people.register(TEXTS)

@@ -393,3 +393,23 @@ def test_weights_that_want_gradients_can_be_noised() -> None:
 def test_nothing_to_noise_is_fine() -> None:
     add_noise([], 1.0, seed=3, step=5)
     add_noise([torch.zeros(0), torch.zeros(2, 0)], 1.0, seed=3, step=5)
+
+
+def test_std_zero_changes_nothing() -> None:
+    assert not noised((100,), std=0.0)[0].any()
+
+
+def test_same_key_same_noise() -> None:
+    assert torch.equal(noised((3, 4))[0], noised((3, 4))[0])
+
+
+def test_other_seeds_shuffle_differently() -> None:
+    assert ShuffleSampler(20, 20, 1).draw(0).tolist() != ShuffleSampler(20, 20, 2).draw(0).tolist()
+
+
+@pytest.mark.parametrize("start", range(12))
+def test_a_run_that_starts_in_the_middle_draws_the_same(start: int) -> None:
+    whole = ShuffleSampler(10, 4, seed=1)
+    expected = [whole.draw(step).tolist() for step in range(12)]
+    resumed = ShuffleSampler(10, 4, seed=1)
+    assert [resumed.draw(step).tolist() for step in range(start, 12)] == expected[start:]

@@ -243,3 +243,27 @@ def test_searches_that_look_at_scores_and_grids_may_not(
 ) -> None:
     with pytest.raises(UserError, match="--selection composition"):
         check_search(parse_selection(text), search, scheduler)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["logarithmic", "geometric", "poisson"])
+def test_a_list_of_the_same_mechanism_costs_what_it_costs_alone(kind: str) -> None:
+    selection = Selection(kind, 30.0)
+    alone = selection_epsilon([dpsgd()], selection, DELTA)
+    listed = selection_epsilon([dpsgd(), dpsgd()], selection, DELTA)
+    assert listed == pytest.approx(alone, rel=1e-12)
+
+
+def test_an_unsupported_candidate_is_refused() -> None:
+    events = [dpsgd(), dp_accounting.dp_event.UnsupportedDpEvent()]
+    with pytest.raises(UserError):
+        selection_epsilon(events, Selection("geometric", 10.0), DELTA)
+
+
+def test_poisson_may_draw_no_trial_at_all() -> None:
+    rng = np.random.default_rng(0)
+    assert 0 in {draw_trials(Selection("poisson", 1.0), rng) for _ in range(100)}
+
+
+def test_one_expected_trial_is_one_trial() -> None:
+    assert draw_trials(Selection("logarithmic", 1.0), np.random.default_rng(0)) == 1

@@ -23,6 +23,7 @@ from tests.support.hosts import (
     Hosts,
     an_hour_ahead,
     missing,
+    python_with_late_workers,
 )
 from tests.support.ray_runs import SEED, measured, records, wait_for, write_space
 
@@ -271,3 +272,25 @@ def test_a_driver_s_host_that_vanishes(cluster: Cluster, undisturbed: Any) -> No
     assert code == 0, said[-3000:]
     assert "looking for up to" in said  # whether the lost driver still lives
     assert cluster.results("driverless") == undisturbed
+
+
+def test_trials_on_a_host_whose_clock_is_an_hour_ahead(cluster: Cluster, undisturbed: Any) -> None:
+    host = cluster.hosts[2]
+    cluster.leave(host)
+    cluster.wait_for_nodes(2)
+    cluster.join(host, python_with_late_workers(cluster.shared))
+    cluster.wait_for_nodes(3)
+    try:
+        code, said = ended(cluster.sweep(cluster.hosts[0], "late"))
+    finally:
+        cluster.leave(host)
+        cluster.wait_for_nodes(2)
+        cluster.join(host)
+        cluster.wait_for_nodes(3)
+    assert code == 0, said[-3000:]
+    assert cluster.results("late") == undisturbed
+    began = {
+        record["trial"]["node"].partition("/")[0]: record["trial"]["started_at"]
+        for record in records(cluster.shared / "late" / "runs").values()
+    }
+    assert began[host.address] - began[cluster.hosts[0].address] > 1800, began

@@ -1,3 +1,5 @@
+""""""
+
 import json
 import random
 from pathlib import Path
@@ -149,3 +151,10 @@ def test_the_file_of_proposals_has_no_secrets(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("search-*.json")
     proposals = json.loads(without_checksum(path.read_bytes()))
     assert {key for p in proposals for key in p} == {"params", "id"}
+
+
+def test_what_cannot_meet_its_budget_is_refused_and_counts(tmp_path: Path) -> None:
+    tpe = make(tmp_path, samples=12)
+    run(tpe)
+    assert tpe.refused  # type: ignore[attr-defined]
+    assert len(tpe.proposals) == 12

@@ -528,3 +528,28 @@ def test_releases_that_differ_are_selected_from_with_noise_of_their_own(tmp_path
     found = space(tmp_path, {"scaling": {"values": ["clip", "unit"]}})
     charge = selection_cost(found, parse_selection("geometric:3"), bind(found, mode="moments"))
     assert charge.epsilon > 3
+
+
+def test_the_same_seed_draws_the_same_and_another_draws_others(tmp_path: Path) -> None:
+    found, chosen = space(tmp_path, RATES), parse_selection("geometric:20")
+    one = draw_all(found, chosen, 1)
+    assert draw_all(found, chosen, 1) == one
+    others = [draw for seed in range(2, 20) for draw in draw_all(found, chosen, seed)]
+    assert not {draw.name for draw in one} & {draw.name for draw in others}
+    rates = {draw.settings["learning_rate"] for draw in one}
+    assert not rates & {draw.settings["learning_rate"] for draw in others}
+
+
+def test_equal_draws_are_trials_of_their_own(tmp_path: Path) -> None:
+    found = space(tmp_path, {"rank": {"values": [1]}})
+    seed = seed_with(found, "geometric:6", trials=6)
+    draws = draw_all(found, parse_selection("geometric:6"), seed)
+    assert {draw.settings["rank"] for draw in draws} == {1}
+    assert len({draw.name for draw in draws}) == 6
+
+
+def test_all_trials_that_were_drawn_are_run_however_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpfp_ray.sweeps.selection.draw_trials", lambda *_: 137)
+    assert len(draw_all(space(tmp_path, RATES), parse_selection("geometric:2"), seed=1)) == 137

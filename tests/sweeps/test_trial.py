@@ -296,3 +296,12 @@ def test_a_name_takes_the_place_of_plan_and_repetition() -> None:
     one, other = (Trial(trial.plan, 0.5, name=name) for name in ("a", "b"))
     assert (one.id, other.id) == ("a", "b")
     assert one.seed(1) != other.seed(1)
+
+
+def test_a_trial_that_recorded_nothing_is_settled_with_its_plan(tmp_path: Path) -> None:
+    trial = make()
+    assert settle(str(tmp_path), trial, "failed", "why") == Store(tmp_path).get(trial.id)
+    kept = Store(tmp_path).get(trial.id)
+    assert kept is not None
+    assert kept["plan"] == trial.plan.to_dict()
+    assert kept["trial"]["status"] == "failed"
