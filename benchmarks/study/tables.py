@@ -19,10 +19,9 @@ from dpfp_ray import Plan, calibrate
 from dpfp_ray.plan.values import read_plan_file
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_entries import Spent
-from dpfp_ray.reports.plots import cell_label, method_label
 from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.contests import contests_of
-from dpfp_ray.results.runs import REFUTED, TASK_NAMES, Run, read_runs
+from dpfp_ray.results.runs import REFUTED, TASK_NAMES, Run, method_label, read_runs
 from dpfp_ray.results.store import Store
 from dpfp_ray.training.charged import enter_past
 from dpfp_ray.training.record import Record
@@ -103,8 +102,8 @@ def accuracy_tables(cells: Sequence[Cell]) -> str:
         rows = []
         for method, accountant in dict.fromkeys((c.key.method, c.key.accountant) for c in here):
             mine = [c for c in here if (c.key.method, c.key.accountant) == (method, accountant)]
-            label = cell_label(mine[0]) + (f", by {accountant}" if accountant != "pld" else "")
-            label = label if mine[0].private else cell_label(mine[0])
+            label = mine[0].title + (f", by {accountant}" if accountant != "pld" else "")
+            label = label if mine[0].private else mine[0].title
             by = {cell.key.epsilon: score(cell) for cell in mine}
             rows.append([label, by.get(None, ""), *(by.get(budget, "") for budget in budgets)])
         majority = next((c.majority for c in here if c.majority is not None), None)
@@ -152,8 +151,8 @@ def outcome_lines(cells: Sequence[Cell]) -> str:
     for one in contests_of([cell for cell in cells if len(cell.runs) > 1]):
         if len(one.ranked) < 2 or one.budget is None:
             continue
-        names = ", ".join(cell_label(cell) for cell in one.leaders)
-        behind = ", ".join(cell_label(c) for c in one.ranked if c not in one.leaders)
+        names = ", ".join(cell.title for cell in one.leaders)
+        behind = ", ".join(c.title for c in one.ranked if c not in one.leaders)
         said = {"won": f"{names} is best", "tie": f"a tie of {names}"}.get(one.outcome, one.outcome)
         said += f"; behind: {behind}" if behind else ""
         lines.append(f"- {one.task}, {one.model}, {one.budget}: {said}.\n")
@@ -182,7 +181,7 @@ def again_table(cells: Sequence[Cell], again: Path) -> str:
         for accuracy in accuracies(one):
             inside = "inside" if low <= accuracy <= high else "outside"
             at = "" if one.key.epsilon is None else f"{one.key.epsilon:g}"
-            place = [one.key.task, one.key.model, cell_label(known), at]
+            place = [one.key.task, one.key.model, known.title, at]
             rows.append([*place, score(known), f"{100 * accuracy:.1f}", inside])
     headings = ["task", "model", "method", "ε", "the study", "once more", "its interval"]
     return table(headings, rows)

@@ -17,20 +17,18 @@ from dpfp_ray.reports.epsilon_figures import (
 from dpfp_ray.reports.plots import (
     Drawing,
     canvas,
-    cell_label,
     clean,
     finish,
     legend,
     line_styles,
     log_x_axis,
-    method_label,
     plain_ticks,
     styles,
 )
 from dpfp_ray.reports.sweep_figures import heat_maps, held_fixed, held_text, sweep_figures
 from dpfp_ray.results.cells import Cell
 from dpfp_ray.results.contests import Contest, contests_of
-from dpfp_ray.results.runs import ACCOUNTANT_NAMES, NOMINAL, Budget, Run
+from dpfp_ray.results.runs import ACCOUNTANT_NAMES, NOMINAL, Budget, Run, method_label
 from dpfp_ray.training import LEAST_SECONDS
 
 
@@ -82,7 +80,7 @@ def cost_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
                     marker=look["marker"],
                     linestyle="none",
                     capsize=3,
-                    label=None if cell.key.method in named else clean(cell_label(cell), 40),
+                    label=None if cell.key.method in named else clean(cell.title, 40),
                 )
                 named.add(cell.key.method)
                 if cell.key.epsilon is not None and not crowded:
@@ -196,7 +194,7 @@ def _draw(axes: Any, lines: Sequence[tuple[Cell, list[Point]]], budget: Budget) 
         look = style[cell.key.method]
         epochs = [point[0] for point in points]
         scores = [100 * point[1] for point in points]
-        axes.plot(epochs, scores, label=clean(cell_label(cell), 40), **look)
+        axes.plot(epochs, scores, label=clean(cell.title, 40), **look)
         spent = [(point[0], point[2]) for point in points if point[2] is not None]
         if cell.private and spent:
             shown = True

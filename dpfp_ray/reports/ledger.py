@@ -7,7 +7,7 @@ ledger().set_total(8)
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -19,10 +19,9 @@ from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_cost import Gaussian, Total
 from dpfp_ray.privacy.ledger_entries import Entry, Spent, sum_up
-from dpfp_ray.reports import formats
-from dpfp_ray.reports.formats import Column, Row, Table, number, text
-from dpfp_ray.reports.formats import Entry as Cell
 from dpfp_ray.reports.plots import Drawing, canvas, finish
+from dpfp_ray.reports.tables import Entry as Cell
+from dpfp_ray.reports.tables import Table, build, number, text, to_csv, to_markdown
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.whole_files import to_json
 from dpfp_ray.training.record import Record, entry_of, fingerprint, status_of
@@ -103,8 +102,8 @@ class LedgerView:
         drawing = ledger_figure(self.spent, self.total, command)
         files = {
             "ledger.json": (to_json(self.to_json(), indent=2) + "\n").encode(),
-            "ledger.csv": formats.to_csv(table).encode(),
-            "ledger.md": formats.to_markdown(table).encode(),
+            "ledger.csv": to_csv(table).encode(),
+            "ledger.md": to_markdown(table).encode(),
             "ledger.svg": drawing.svg,
             "ledger.png": drawing.png,
         }
@@ -181,38 +180,33 @@ def spent_of_total(spent: Spent) -> str:
 
 def uses_table(spent: Spent) -> Table:
     """Every entry, oldest first: who, what for, mechanism, steps charged of those planned."""
-    titles = (
-        *("Opened", "By", "For", "Method", "Records", "Rate p", "σ/C", "Steps", "Of"),
-        *("Guarantee", "Status"),
+
+    def noise(entry: Entry) -> Gaussian | None:
+        """Other mechanisms are known by their theorem's curve."""
+        return next((part for part in entry.use.parts if isinstance(part, Gaussian)), None)
+
+    columns: dict[str, Callable[[Entry], Cell]] = {
+        "Opened": lambda e: text(e.opened_at[:19].replace("T", " ")),
+        "By": lambda e: text(e.who),
+        "For": lambda e: text(e.use.purpose),
+        "Method": lambda e: text(e.use.method + " (persons)" * (e.use.unit == "person")),
+        "Records": lambda e: number(e.use.records, ",.0f"),
+        "Rate p": lambda e: number(part.p if (part := noise(e)) else None, ".3g"),
+        "σ/C": lambda e: number(part.noise_multiplier if (part := noise(e)) else None, ".3g"),
+        "Steps": lambda e: number(e.charged, ",.0f"),
+        "Of": lambda e: number(e.use.steps, ",.0f"),
+        "Guarantee": lambda e: text(e.use.guarantee),
+        "Status": lambda e: text(e.status),
+    }
+    refused = {"refused": "refuted"}
+    return build(
+        "ledger",
+        "Uses of these records",
+        spent.entries,
+        columns,
+        tone=lambda entry: refused.get(entry.status, ""),
+        notes=[spent.sentence()],
     )
-    numeric = ("Records", "Rate p", "σ/C", "Steps", "Of")
-    rows = [
-        Row(
-            [
-                text(entry.opened_at[:19].replace("T", " ")),
-                text(entry.who),
-                text(entry.use.purpose),
-                text(entry.use.method + " (persons)" * (entry.use.unit == "person")),
-                number(entry.use.records, ",.0f"),
-                *_noise(entry),
-                number(entry.charged, ",.0f"),
-                number(entry.use.steps, ",.0f"),
-                text(entry.use.guarantee),
-                text(entry.status),
-            ],
-            tone="refuted" if entry.status == "refused" else "",
-        )
-        for entry in spent.entries
-    ]
-    columns = [Column(title, numeric=title in numeric) for title in titles]
-    return Table("ledger", "Uses of these records", columns, rows, notes=[spent.sentence()])
-
-
-def _noise(entry: Entry) -> list[Cell]:
-    """Rate and σ/C of a use that is Gaussian; others are known by their theorem's curve."""
-    found = [part for part in entry.use.parts if isinstance(part, Gaussian)]
-    values = (found[0].p, found[0].noise_multiplier) if found else (None, None)
-    return [number(value, ".3g") for value in values]
 
 
 def curve(spent: Spent, total: Total | None) -> list[tuple[datetime, float]]:

@@ -11,7 +11,7 @@ from dpfp_ray.plan.plan import FIELDS, NOT_HASHED, Plan
 from dpfp_ray.privacy.statement import number, unit_word
 from dpfp_ray.privacy.statement_forms import first_line, seed_handling
 from dpfp_ray.reports.bundle import is_folder, needed_files, own_name
-from dpfp_ray.reports.formats import markdown_text
+from dpfp_ray.reports.tables import markdown_text
 from dpfp_ray.results.predict import CONFIDENCE, wilson
 from dpfp_ray.training.dev_scores import saved_epoch
 from dpfp_ray.training.record import Record, plan_of

@@ -45,6 +45,7 @@ function enhance(root) {
       });
     });
 
+    if (original.length < 12) continue;
     const tools = document.createElement("div");
     tools.className = "tools";
     const label = document.createElement("label");

@@ -21,24 +21,26 @@ from typing import Any
 
 from dpfp_ray import __version__
 from dpfp_ray.models.download import PRETRAINING_OVERLAP
-from dpfp_ray.reports import formats, winners
 from dpfp_ray.reports.bundle import Contents, portable_record, write_bundle
-from dpfp_ray.reports.cost_tables import (
+from dpfp_ray.reports.cell_tables import (
     accounting_table,
     audit_table,
     cost_table,
     guarantee_text,
     noise_table,
+    overview,
+    pairs_table,
     runs_table,
+    scores_table,
 )
-from dpfp_ray.reports.formats import Table
 from dpfp_ray.reports.glossary import glossary
+from dpfp_ray.reports.headline import headline
 from dpfp_ray.reports.ledger import Paid, known_ledger, ledger_figure, spent_of_total, spent_on
 from dpfp_ray.reports.main_table import main_table
 from dpfp_ray.reports.paper import paper_table
-from dpfp_ray.reports.plots import Drawing, cell_label, method_label
-from dpfp_ray.reports.score_tables import pairs_table, scores_table, summary_table
+from dpfp_ray.reports.plots import Drawing
 from dpfp_ray.reports.statements import statement_text
+from dpfp_ray.reports.tables import Table, latex_document, to_csv, to_latex, to_markdown
 from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.contests import Contest, contests_of
 from dpfp_ray.results.runs import Run, read_runs
@@ -164,7 +166,7 @@ def report_of(
     contests = contests_of(cells)
     refuted = [run for run in runs if run.refuted]
     tables = [
-        summary_table(contests),
+        overview(cells, contests),
         main_table(cells, contests),
         scores_table(cells, contests),
         pairs_table(contests),
@@ -178,7 +180,7 @@ def report_of(
     return Report(
         title or TITLE,
         command,
-        winners.headline(contests, refuted),
+        headline(contests, refuted),
         contests,
         {table.name: table for table in tables if table.rows},
         [],
@@ -202,7 +204,7 @@ def _statements(cells: Sequence[Cell]) -> list[Statement]:
         if shown is None:
             continue
         at = f" at {cell.budget}" if cell.budget else ""
-        title = f"{cell_label(cell)} on {cell.key.task}{at}, {cell.key.model}"
+        title = f"{cell.title} on {cell.key.task}{at}, {cell.key.model}"
         runs = ", ".join(str(run.row["id"]) for run in cell.runs)
         statements.append(Statement(title, guarantee_text(cell), shown, runs))
     return statements
@@ -220,18 +222,11 @@ def _remarks(runs: Sequence[Run], cells: Sequence[Cell], select: Select) -> list
         )
     for model in sorted({run.model for run in runs} & set(PRETRAINING_OVERLAP)):
         remarks.append(f"{model} was {PRETRAINING_OVERLAP[model]}.")
-    if cells and all(len(cell.runs) == 1 for cell in cells):
-        remarks.append("Each number is one run; repeat with --seeds 5 to compare methods.")
     if select == "best":
         remarks.append(
             "Every run quotes its best epoch on dev (--select best), which flatters all of them."
         )
     return remarks
-
-
-def shown_contests(found: Sequence[Contest]) -> list[Contest]:
-    """Those that the headline counts: with two methods or more, if there are any."""
-    return [contest for contest in found if len(contest.ranked) > 1] or list(found)
 
 
 @functools.cache
@@ -247,12 +242,7 @@ def templates(*folders: Path) -> Any:
         lstrip_blocks=True,
     )
     environment.globals["glossary"] = glossary
-    environment.filters |= {
-        "method_label": method_label,
-        "accuracy_text": winners.accuracy_text,
-        "cell_label": cell_label,
-        "spent_of_total": spent_of_total,
-    }
+    environment.filters["spent_of_total"] = spent_of_total
     return environment
 
 
@@ -282,15 +272,14 @@ def page_text(template: Any, report: Report, **facts: Any) -> str:
     facts   also what the template needs to link: `picture` gives a figure's address by its name,
             `file` that of a table or figure to download, `run_link` that of a run's own page
     """
-    cards = [winners.Card(contest) for contest in shown_contests(report.contests)]
-    shared = {"report": report, "cards": cards, "paid": report.paid, "refuted": report.refuted}
+    shared = {"report": report, "paid": report.paid, "refuted": report.refuted}
     text: str = template.render({"run_link": None, "package": __version__} | shared | facts)
     return text
 
 
 def data_files(report: Report) -> dict[str, Callable[[], bytes]]:
     """Tables and figures to download: a file's name, and what makes its content."""
-    forms = {"csv": formats.to_csv, "md": formats.to_markdown, "tex": formats.to_latex}
+    forms = {"csv": to_csv, "md": to_markdown, "tex": to_latex}
     files: dict[str, Callable[[], bytes]] = {}
     for name, table in report.tables.items():
         for ending, form in forms.items():
@@ -309,7 +298,7 @@ def _table_bytes(form: Callable[[Table], str], table: Table) -> bytes:
 def report_files(report: Report) -> dict[str, bytes]:
     """Everything that a report consists of, by name."""
     files = {name: content() for name, content in data_files(report).items()}
-    files["tables/all.tex"] = _bytes(formats.latex_document(list(report.tables)))
+    files["tables/all.tex"] = _bytes(latex_document(list(report.tables)))
     files["index.html"] = _bytes(render(report))
     return files
 

@@ -8,8 +8,8 @@ captions' claims (`FIGURE_CLAIMS`).
 
 from dataclasses import dataclass
 
-from dpfp_ray.reports.formats import Column, Row, Table, number, text
-from dpfp_ray.reports.plots import method_label
+from dpfp_ray.reports.tables import Column, Row, Table, number, text
+from dpfp_ray.results.runs import method_label
 
 SOURCE = "Du & Mi 2021, Table main_results"
 METHOD, BASELINE = "dpfp", "dpsgd"  # what the paper proposes, and whose noise it compares with

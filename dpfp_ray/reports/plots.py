@@ -5,7 +5,6 @@ its own marker and line, so that a grey print can be read. Names from data are d
 matplotlib's $…$ markup is off.
 """
 
-import functools
 import io
 import textwrap
 import threading
@@ -13,21 +12,13 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from dpfp_ray.plan.method_spec import FIRST_MODE, all_specs, labels
 from dpfp_ray.results.cells import Cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-class Look(NamedTuple):
-    label: str
-    colour: str
-    marker: str
-    dashes: str
 
 
 # Colour, marker and dashes of a method, or of its head-only variant.
@@ -41,18 +32,6 @@ _STYLES = {
     "rgp": ("#009E73", "^", "-"),
     "objpert head": ("#882255", "8", "-"),
 }
-
-
-@functools.cache
-def known_looks() -> dict[str, Look]:
-    """Those of `_STYLES` whose method is there, by the names of `results.runs.label`."""
-    looks = {}
-    for spec in all_specs().values():
-        name = spec.method if spec.mode == FIRST_MODE else f"{spec.method} {spec.mode}"
-        for variant, label in ((name, spec.label), (f"{name} head", f"{spec.label} (head)")):
-            if variant in _STYLES:
-                looks[variant] = Look(label, *_STYLES[variant])
-    return looks
 
 
 # A method without a look of its own keeps its name and takes one of these: as many as a comparison
@@ -156,32 +135,16 @@ def clean(text: str, longest: int = 400) -> str:
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
 
 
-def method_label(name: str) -> str:
-    """A method's name for people: `dpfp moments` is DP-FP (moments)."""
-    if name in known_looks():
-        return known_looks()[name].label
-    method, _, variant = name.partition(" ")
-    if method not in labels():
-        return name
-    shown = variant.replace(" ", ", ").replace("_", " ")
-    return f"{labels()[method]} ({shown})" if shown else labels()[method]
-
-
-def cell_label(cell: Cell) -> str:
-    """The same, with the marks of a nominal and of a refuted ε."""
-    return method_label(cell.key.method) + cell.mark
-
-
 def tagged_label(cell: Cell) -> str:
-    """The same, with what else a figure has to say of its score."""
+    """A method's title, with what else a figure has to say of its score."""
     tags = (" (tuned)" if cell.tuning else "") + (" (one class)" if cell.one_class else "")
-    return cell_label(cell) + tags
+    return cell.title + tags
 
 
 def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Colour, marker and dashes for each method of a figure.
 
-    Methods of `known_looks` always look the same. The others do too, unless two of one figure would
+    Methods of `_STYLES` always look the same. The others do too, unless two of one figure would
     look alike: their place in `_MORE` comes from their name.
     """
     found: dict[str, tuple[str, str, str]] = {}
@@ -189,13 +152,13 @@ def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
         start = zlib.crc32(name.encode("utf-8", "replace")) % len(_MORE)
         spare = [*_MORE[start:], *_MORE[:start]]
         free = [look for look in spare if look not in found.values()] or spare
-        found[name] = known_looks()[name][1:] if name in known_looks() else free[0]
+        found[name] = _STYLES.get(name, free[0])
     return {name: _options(look) for name, look in found.items()}
 
 
 def line_styles() -> list[dict[str, Any]]:
     """Looks for lines that are no methods."""
-    return [_options(look) for look in (*(look[1:] for look in known_looks().values()), *_MORE)]
+    return [_options(look) for look in (*_STYLES.values(), *_MORE)]
 
 
 def _options(look: tuple[str, str, str]) -> dict[str, Any]:

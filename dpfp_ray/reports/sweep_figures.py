@@ -8,8 +8,8 @@ from statistics import mean
 from typing import Any
 
 from dpfp_ray.reports import paper
-from dpfp_ray.reports.plots import COLOURS, Drawing, canvas, clean, finish, method_label, short
-from dpfp_ray.results.runs import NOMINAL, Budget, Run
+from dpfp_ray.reports.plots import COLOURS, Drawing, canvas, clean, finish, short
+from dpfp_ray.results.runs import NOMINAL, Budget, Run, method_label
 
 # What makes two settings differ; a map varies two of these and holds the rest.
 _FIELDS = ("batch_size", "micro_batches", "clip", "learning_rate", "epochs")
@@ -183,7 +183,7 @@ def _settings(runs: Sequence[Run]) -> int:
 
 def _value(run: Run, name: str) -> Any:
     if name == "method":
-        return method_label(run.method) + run.mark
+        return run.title
     return run.row[name]
 
 

@@ -20,6 +20,7 @@ from dpfp_ray.results.runs import (
     Run,
     correct_answers,
     finite,
+    method_label,
     order,
 )
 from dpfp_ray.training import LEAST_SECONDS
@@ -111,6 +112,11 @@ class Cell:
     @property
     def mark(self) -> str:
         return self.first.mark + (REFUTED if self.guarantee == "refuted" else "")
+
+    @property
+    def title(self) -> str:
+        """The method for people, with the marks of a nominal and of a refuted ε."""
+        return method_label(self.key.method) + self.mark
 
     @property
     def budget(self) -> Budget | None:

@@ -17,9 +17,10 @@ from dpfp_ray.results.runs import Budget, correct_answers
 from dpfp_ray.results.statistics import Comparison, MethodScore, Pair, compare_predictions
 from dpfp_ray.system.errors import UserError
 
-Outcome = Literal["won", "tie", "one seed", "one class", "alone", "tuned", "untested"]
+Outcome = Literal["won", "tie", "few seeds", "one class", "alone", "tuned", "untested"]
 # How a table calls the outcome for one method.
-Standing = Literal["best", "tie", "behind", "one seed", "one class", "tuned", ""]
+Standing = Literal["best", "tie", "behind", "few seeds", "one class", "tuned", ""]
+FEWEST_SEEDS = 3  # two tell next to nothing of a spread: their intervals are ±100 points
 NO_ANSWERS = "records without dev predictions: nothing is tested"
 PICKED = "the best of several settings, picked by these scores: nothing is tested"
 
@@ -81,8 +82,8 @@ class Contest:
             return "untested"
         if self.winner is not None:
             return "won"
-        if any(len(cell.runs) < 2 for cell in self.ranked):
-            return "one seed"
+        if any(len(cell.runs) < FEWEST_SEEDS for cell in self.ranked):
+            return "few seeds"
         return "one class" if all(cell.one_class for cell in self.ranked) else "tie"
 
     def standing(self, cell: Cell) -> Standing:
@@ -97,7 +98,7 @@ class Contest:
             return "best"
         if self._beaten(cell):
             return "behind"
-        return "one seed" if self.outcome == "one seed" else "tie"
+        return "few seeds" if self.outcome == "few seeds" else "tie"
 
     def pairs_of(self, cell: Cell) -> list[Pair]:
         others = [*self.ranked, *([self.plain] if self.plain else [])]

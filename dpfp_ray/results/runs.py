@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpfp_ray.plan.method_spec import FIRST_MODE, METHODS, is_private
+from dpfp_ray.plan.method_spec import FIRST_MODE, METHODS, all_specs, is_private, labels
 from dpfp_ray.results.rows import SPLIT, flatten
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training import LEAST_SECONDS
@@ -40,6 +40,17 @@ def label(plan: Mapping[str, Any]) -> str:
     if plan.get("adjacency") == "replace_one":
         parts.append("replace-one")
     return " ".join(parts)
+
+
+def method_label(name: str) -> str:
+    """A method's name for people: `dpfp moments` is DP-FP (moments)."""
+    for spec in all_specs().values():
+        if name == (spec.method if spec.mode == FIRST_MODE else f"{spec.method} {spec.mode}"):
+            return spec.label
+    method, _, variant = name.partition(" ")
+    if method not in labels():
+        return name
+    return f"{labels()[method]} ({variant.replace(' ', ', ').replace('_', ' ')})"
 
 
 class Key(NamedTuple):
@@ -76,6 +87,11 @@ class Run:
     @cached_property
     def method(self) -> str:
         return label(self.record["plan"])
+
+    @property
+    def title(self) -> str:
+        """The method for people, with the mark of a nominal ε."""
+        return method_label(self.method) + self.mark
 
     @property
     def task(self) -> str:

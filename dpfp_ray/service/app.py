@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from dpfp_ray import __version__
-from dpfp_ray.reports.cost_tables import MARKS, epochs_table, progress_table
+from dpfp_ray.reports.cell_tables import MARKS, epochs_table, runs_table
 from dpfp_ray.reports.page import TEMPLATES, data_files, page_text, report_of, templates
 from dpfp_ray.results.query import MAX_LENGTH, compile_where
 from dpfp_ray.service import SERVICE
@@ -160,7 +160,9 @@ def build_app(storage: str, digest: str | None = None, ledger: str | None = None
             drawing=live.drawing,
             news=news,
             total=len(chosen),
-            table=progress_table(chosen[question.offset : question.offset + question.limit]),
+            table=runs_table(
+                chosen[question.offset : question.offset + question.limit], progress=True
+            ),
             epochs=epochs_table(only) if only else None,
             only=only,
             page_link=lambda at: link("", **question.model_dump(exclude_defaults=True) | at),

@@ -38,7 +38,7 @@ function keepChoices(before, after) {
 function replaceParts(text) {
   const fresh = new DOMParser().parseFromString(text, "text/html");
   const old = parts(document), now = parts(fresh);
-  const key = (part) => part.dataset.part || part.id || part.querySelector("[id]")?.id || part.tagName;
+  const key = (part) => part.dataset.part || part.id || (part.tagName === "SECTION" && part.querySelector("[id]")?.id) || part.tagName;
   const byKey = new Map(old.map((part) => [key(part), part]));
   const keys = new Set(now.map(key));
   for (const part of old) if (!keys.has(key(part))) part.remove();

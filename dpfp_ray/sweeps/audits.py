@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from dpfp_ray.auditing.audit import Audited, Settings, audit_events, open_audit, power_warning
 from dpfp_ray.data import Task
@@ -118,20 +117,6 @@ def say(record: Record) -> None:
         f"ε ≥ {audit['epsilon']:.2f}: {audit['verdict']}",
         markup=False,
     )
-
-
-def with_outcomes(rows: list[dict[str, Any]], audits: Iterable[Record]) -> list[dict[str, Any]]:
-    """The rows of a comparison, each with the bound and the outcome of its method's audit."""
-    known = {(label(a["plan"]), a["plan"]["epsilon"]): a["audit"] for a in audits}
-    for row in rows:
-        audit = known.get((row["method"], row["epsilon"]))
-        if audit is not None:
-            row |= {
-                "audit_epsilon": audit["epsilon"],
-                "audit_ceiling": audit["ceiling"],
-                "verdict": audit["verdict"],
-            }
-    return rows
 
 
 def write_outcomes(store: Store, audits: Iterable[Record]) -> None:

@@ -18,16 +18,15 @@ from dpfp_ray.plan.plan import DATA_FIELDS, FIELDS
 from dpfp_ray.plan.values import field_name, make_plan
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.ledger_entries import Spent
+from dpfp_ray.reports.comparison import Compared, compared
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.audits import (
     audit_trials,
     audits_left,
     say_powerless,
-    with_outcomes,
     write_outcomes,
 )
 from dpfp_ray.sweeps.cluster import RayChoices, ray_options
-from dpfp_ray.sweeps.compare_table import markdown, print_comparison, summarise, with_candidates
 from dpfp_ray.sweeps.driver import Runner, close, refuse_encoder, stopped
 from dpfp_ray.sweeps.shared import hands_of
 from dpfp_ray.sweeps.trial import InputsOnce, resolve_storage
@@ -287,9 +286,13 @@ class Comparison:
     """A finished comparison: one of `rows` for each (method, ε), and the records behind them."""
 
     storage: str
-    rows: list[dict[str, Any]]
+    compared: Compared
     records: list[Record]
     costs: list[Spent]  # what everything that was ever done to these records costs
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return self.compared.rows
 
     def to_pandas(self) -> "pandas.DataFrame":
         import pandas
@@ -303,11 +306,11 @@ class Comparison:
         return report(self.storage, output=folder, title=title)
 
     def show(self, *, wide: bool = False) -> None:
-        """Print the table, what its marks mean, and each method's privacy in a line or two."""
-        print_comparison(self.rows, self.records, wide=wide)
+        """Print what came out, the table, and each method's privacy in a line or two."""
+        self.compared.show(wide=wide)
 
     def __repr__(self) -> str:
-        return markdown(self.rows)
+        return self.compared.to_markdown()
 
 
 def compare(
@@ -382,10 +385,10 @@ def compare(
     records = close(storage)
     chosen = {trial.id for trial in trials}
     shown = [record for record in records if record["trial"]["id"] in chosen]
-    # With what was tried for tuning: it tells how the settings of a row were chosen.
-    rows = with_outcomes(summarise(with_candidates(shown, records), select), audits)
-    store.files.write("table.md", markdown(rows).encode())
-    return Comparison(storage, rows, shown, runner.charges.spent())
+    asked = [*chosen, *(str(record["trial"]["id"]) for record in audits)]
+    made = compared(records, asked, select)
+    store.files.write("table.md", made.to_markdown().encode())
+    return Comparison(storage, made, shown, runner.charges.spent())
 
 
 def _with_data(fields: dict[str, Any], data: Any, **columns: Any) -> tuple[dict[str, Any], Task]:

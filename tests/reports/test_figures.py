@@ -14,11 +14,11 @@ from dpfp_ray.reports import epsilon_figures, figures
 from dpfp_ray.reports.epsilon_figures import _LINES, row_axes, rows_of
 from dpfp_ray.reports.figures import all_figures, averaged, curve_of
 from dpfp_ray.reports.page import Report
-from dpfp_ray.reports.plots import Drawing, canvas, log_x_axis, method_label, short, styles
+from dpfp_ray.reports.plots import Drawing, canvas, log_x_axis, short, styles
 from dpfp_ray.reports.sweep_figures import heat_maps
 from dpfp_ray.results.cells import cells_of
 from dpfp_ray.results.contests import contests_of
-from dpfp_ray.results.runs import read_runs
+from dpfp_ray.results.runs import method_label, read_runs
 from tests.support import samples
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfp_ray.reports.formats import (
+from dpfp_ray.reports.tables import (
     Column,
     Row,
     Table,

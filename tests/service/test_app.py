@@ -156,10 +156,9 @@ def test_trials_that_run_come_first_unless_an_order_is_asked_for(tmp_path: Path)
 
 
 def test_report_and_downloads_follow_the_filter(url: str) -> None:
-    assert "2 comparisons" in heading(get(url).text)
+    assert "Too few seeds" in heading(get(url).text)
     part = get(url, where="epsilon == 3 or epsilon is None").text
-    assert "at ε = 3 (PLD) on demo" in heading(part)
-    assert part.count('<article class="card') == 1
+    assert "on demo at ε = 3 (PLD)" in heading(part)
     (link,) = re.findall(r'href="([^"]+runs\.csv[^"]*)"', part)
     rows = get(url + unescape(link)).text.splitlines()
     assert {row.split(",")[3] for row in rows[1:]} == {"3.0", ""}

@@ -14,9 +14,8 @@ from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps import audits
-from dpfp_ray.sweeps.audits import audit_folder, audit_trials, audits_left, with_outcomes
+from dpfp_ray.sweeps.audits import audit_folder, audit_trials, audits_left
 from dpfp_ray.sweeps.cluster import RayOptions
-from dpfp_ray.sweeps.compare_table import summarise
 from dpfp_ray.sweeps.driver import Runner
 from dpfp_ray.sweeps.trial import InputsOnce
 from dpfp_ray.training.step import Steps
@@ -55,16 +54,6 @@ def test_every_plan_is_audited_once(
     assert audited() == found
     assert len(ledger.entries()) == 2
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
-
-    rows = with_outcomes(summarise([]) or [{"method": "dpfp moments", "epsilon": 8.0}], found)
-    assert rows[0]["verdict"] == found[1]["audit"]["verdict"]
-    assert rows[0]["audit_epsilon"] == found[1]["audit"]["epsilon"]
-
-
-def test_rows_without_an_audit_stay_as_they_are() -> None:
-    assert with_outcomes([{"method": "rgp", "epsilon": 3.0}], []) == [
-        {"method": "rgp", "epsilon": 3.0}
-    ]
 
 
 def test_a_remote_store_gets_a_folder_on_the_node() -> None:

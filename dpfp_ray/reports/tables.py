@@ -1,4 +1,4 @@
-"""A table as data, and as CSV, Markdown and LaTeX, which like the page are all written from it.
+"""One table model: page, terminal, CSV, Markdown and LaTeX are all written from it.
 
 Text comes from data and paths: it stays text in each.
 """
@@ -7,12 +7,17 @@ import csv
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from dpfp_ray.results.rows import csv_text
+from dpfp_ray.system.terminal import page_width, print_prose, that_fit
+from dpfp_ray.system.terminal import print_table as print_rich
 
 MISSING = "—"
+GAP = 2  # spaces between columns in the terminal
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,26 @@ class Table:
             else:
                 spans.append((column.group, 1))
         return spans if any(group for group, _ in spans) else []
+
+
+def build(
+    name: str,
+    title: str,
+    items: Iterable[Item],
+    columns: Mapping[str, Callable[[Item], Entry]],
+    *,
+    tone: Callable[[Item], str] = lambda item: "",
+    foot: Sequence[Row] = (),
+    notes: Sequence[str] = (),
+) -> Table:
+    """A row for each item; a column is a title and what makes its entry. Columns without any number
+    are words."""
+    rows = [Row([entry(item) for entry in columns.values()], tone(item)) for item in items]
+    shown = [
+        Column(title, numeric=any(row.entries[at].value is not None for row in (*rows, *foot)))
+        for at, title in enumerate(columns)
+    ]
+    return Table(name, title, shown, rows, foot, notes)
 
 
 def text(value: object) -> Entry:
@@ -157,6 +182,29 @@ _LATEX = {
     "’": "'",
     "é": r"\'e",
 }
+
+
+def show(table: Table, optional: Sequence[str] = ()) -> None:
+    """Print on stdout; on a narrow page columns of `optional` go, the last one first."""
+    from rich.table import Table as RichTable
+
+    texts = {
+        column.title: [row.entries[at].text for row in (*table.rows, *table.foot)]
+        for at, column in enumerate(table.columns)
+    }
+    shown = that_fit(texts, optional, GAP, page_width())
+    rich = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+    for column in table.columns:
+        if column.title in shown:
+            rich.add_column(
+                column.title, justify="right" if column.numeric else "left", no_wrap=True
+            )
+    for row in zip(*(texts[title] for title in shown), strict=True):
+        rich.add_row(*row)
+    # At its natural width also where rich, not seeing a terminal, assumes 80.
+    print_rich(rich, max(page_width(), 0 if optional else 400))
+    for note in table.notes:
+        print_prose(note)
 
 
 def to_csv(table: Table) -> str:
