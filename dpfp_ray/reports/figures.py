@@ -47,8 +47,8 @@ def all_figures(
         lambda: heat_maps(runs, "batch_size", command, paper.FIGURE_CLAIMS["batch"]),
         lambda: heat_maps(runs, "clip", command, paper.FIGURE_CLAIMS["clip"]),
         lambda: micro_figures(runs, command),
-        lambda: training_figures(cells, command),
         lambda: sweep_figures(runs, command),
+        lambda: training_figures(cells, command),
     )
     return [drawing for make in makers for drawing in make()]
 

@@ -83,10 +83,14 @@ def place(contest: Contest) -> str:
 
 
 def measured(cell: Cell) -> str:
-    """A method with its accuracy, and with the interval where one is known."""
+    return f"{cell.title} with {accuracy_text(cell)}"
+
+
+def accuracy_text(cell: Cell) -> str:
+    """With its interval over rows and seeds, where one is known."""
     ends = cell.interval
     shown = f" [{100 * ends[0]:.1f}, {100 * ends[1]:.1f}]" if ends else ""
-    return f"{cell.title} with {100 * cell.accuracy:.1f}%{shown}"
+    return f"{100 * cell.accuracy:.1f}%{shown}"
 
 
 def worth(winners: Sequence[Cell], refuted: Sequence[Run]) -> str:

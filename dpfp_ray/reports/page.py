@@ -21,6 +21,7 @@ from typing import Any
 
 from dpfp_ray import __version__
 from dpfp_ray.models.download import PRETRAINING_OVERLAP
+from dpfp_ray.reports.best_setting import SweepOutcome, settings_table
 from dpfp_ray.reports.bundle import Contents, portable_record, write_bundle
 from dpfp_ray.reports.cell_tables import (
     accounting_table,
@@ -132,6 +133,7 @@ class Report:
     command: str
     headline: str
     contests: Sequence[Contest]
+    first: str  # the table of the first screen
     tables: Mapping[str, Table]
     figures: Sequence[Drawing]
     statements: Sequence[Statement]
@@ -165,7 +167,11 @@ def report_of(
     """A report without figures, which take most of the time."""
     contests = contests_of(cells)
     refuted = [run for run in runs if run.refuted]
+    sweep = SweepOutcome(runs)
+    compared = any(len(contest.ranked) > 1 for contest in contests)
+    told = sweep.headline if sweep.searched and not compared else ""
     tables = [
+        *([settings_table(sweep)] if sweep.searched else []),
         overview(cells, contests),
         main_table(cells, contests),
         scores_table(cells, contests),
@@ -180,8 +186,9 @@ def report_of(
     return Report(
         title or TITLE,
         command,
-        headline(contests, refuted),
+        told or headline(contests, refuted),
         contests,
+        "settings" if told else "overview",
         {table.name: table for table in tables if table.rows},
         [],
         _statements(cells),

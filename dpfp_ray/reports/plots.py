@@ -96,14 +96,21 @@ _DRAWING = threading.RLock()
 
 
 @contextmanager
-def canvas(height: float = 4.0) -> Iterator[tuple["Figure", "Axes"]]:
-    """A figure and its axes in our style, without pyplot, which keeps state. Threads draw one after
-    the other: matplotlib's settings and fonts belong to the whole process."""
+def drawing_alone() -> Iterator[None]:
+    """Our style, for one thread at a time: settings and fonts belong to the whole process."""
     import matplotlib
+
+    with _DRAWING, matplotlib.rc_context(_SETTINGS):
+        yield
+
+
+@contextmanager
+def canvas(height: float = 4.0) -> Iterator[tuple["Figure", "Axes"]]:
+    """A figure and its axes, without pyplot, which keeps state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with _DRAWING, matplotlib.rc_context(_SETTINGS):
+    with drawing_alone():
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         FigureCanvasAgg(figure)
         yield figure, figure.add_subplot()
@@ -182,7 +189,7 @@ def short(value: float, form: str = "g") -> str:
 
 def log_x_axis(axes: "Axes", values: Sequence[float], base: int = 10) -> None:
     """A log scale of x whose labels are plain numbers; linear if the values span little."""
-    from matplotlib.ticker import FuncFormatter, LogLocator
+    from matplotlib.ticker import FuncFormatter
 
     low, high = min(values), max(values)
     axis = axes.xaxis
@@ -190,9 +197,15 @@ def log_x_axis(axes: "Axes", values: Sequence[float], base: int = 10) -> None:
         axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
         return
     axes.set_xscale("log", base=base)
-    # 1, 2 and 5 of each decade, as long as their labels do not touch.
-    subs = (1.0, 2.0, 5.0) if base == 10 and high / low < 1e3 else (1.0,)
-    axis.set_major_locator(LogLocator(base=base, subs=subs))
+    plain_log_labels(axis, base, high / low < 1e3)
+
+
+def plain_log_labels(axis: Any, base: int = 10, dense: bool = False) -> None:
+    """Plain numbers at each power; with `dense` at 1, 2 and 5 of each decade, if they fit."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    subs = (1.0, 2.0, 5.0) if base == 10 and dense else (1.0,)
+    axis.set_major_locator(LogLocator(base=base, subs=subs, numticks=6))
     axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axis.set_minor_locator(_no_ticks())
 

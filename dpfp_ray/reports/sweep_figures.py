@@ -1,15 +1,30 @@
 """Figures of sweeps: heat maps of accuracy over two hyperparameters, everything else fixed, and
-parallel coordinates: a line for each trial through what was varied, to its score.
+Optuna's own plots of the trials.
 """
 
-import math
-from collections.abc import Iterator, Sequence
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.reports import paper
-from dpfp_ray.reports.plots import COLOURS, Drawing, canvas, clean, finish, short
+from dpfp_ray.reports.plots import (
+    COLOURS,
+    Drawing,
+    canvas,
+    clean,
+    drawing_alone,
+    finish,
+    plain_log_labels,
+    short,
+)
 from dpfp_ray.results.runs import NOMINAL, Budget, Run, method_label
+from dpfp_ray.results.study import study_of, varied_fields
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # What makes two settings differ; a map varies two of these and holds the rest.
 _FIELDS = ("batch_size", "micro_batches", "clip", "learning_rate", "epochs")
@@ -26,18 +41,7 @@ AXES = {
     "learning_rate": "learning rate",
 }
 _FULL = 0.75  # a map needs at least this share of its cells; else the trials are no grid
-# What a line goes through, as its axis is called.
-_VARIED = {
-    "method": "method",
-    "epsilon": "ε",
-    "batch_size": "B",
-    "micro_batches": "M",
-    "clip": "C",
-    "learning_rate": "learning\nrate",
-    "epochs": "E",
-}
 _FEWEST = 3  # settings that are worth a picture
-_MOST_LABELS = 6
 
 Held = tuple[Any, ...]
 
@@ -149,118 +153,105 @@ def _draw(
 
 
 def sweep_figures(runs: Sequence[Run], command: str) -> Iterator[Drawing]:
-    """For each sweep that varied two things or more in three settings or more."""
+    """Optuna's plots of each sweep that tried three settings or more of something."""
     sweeps: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
         if run.row["sweep"]:
             sweeps.setdefault((run.row["sweep"], run.task, run.model), []).append(run)
     number = 0
     for (sweep, task, model), trials in sweeps.items():
-        done = [run for run in trials if run.scored]
-        varied = [name for name in _VARIED if len({_value(run, name) for run in done}) > 1]
-        if len(varied) < 2 or _settings(done) < _FEWEST:
+        done = [run.row for run in trials if run.scored]
+        fields = [name for name in varied_fields(done) if name not in ("method", "mode", "scope")]
+        # A comparison of methods is no search.
+        if not fields or len({run.method for run in trials}) > 1 or len(done) < _FEWEST:
             continue
         number += 1
-        title = f"Sweep {sweep}: {task}, {model}"
-        with canvas(height=4.2) as (figure, axes):
-            _draw_lines(figure, axes, done, varied)
-            lost = len(trials) - len(done)
-            caption = f"{len(done)} finished trials, the best one drawn thick."
-            caption += f" {lost} failed, refused or stopped: see Every run." if lost else ""
-            nominal = any(run.nominal for run in done)
-            caption += f" {NOMINAL}: nominal ε, no guarantee." if nominal else ""
-            made = f"{command}  # sweep {sweep}"
-            yield finish(figure, f"sweep-{number}", title, caption, made)
+        lost = len(trials) - len(done)
+        note = f" {lost} trials without a score are left out." if lost else ""
+        nominal = any(run.nominal for run in trials)
+        note += f" {NOMINAL}: nominal ε, no guarantee." if nominal else ""
+        where = f"{sweep}{NOMINAL * nominal}, {task}, {model}"
+        for kind, drawn in optuna_plots(done, fields):
+            title, caption = _PLOTS[kind]
+            name, made = f"{kind}-{number}", f"{command}  # sweep {sweep}"
+            with drawn as figure:
+                yield finish(figure, name, f"{title}: {where}", caption + note, made)
 
 
-def _settings(runs: Sequence[Run]) -> int:
-    """How many settings of one method at one ε were tried: a comparison of methods is no search."""
-    tried: dict[tuple[str, float | None], set[str]] = {}
-    for run in runs:
-        tried.setdefault((run.method, run.row["epsilon"]), set()).add(run.setting)
-    return max((len(settings) for settings in tried.values()), default=0)
+_PLOTS = {
+    "history": ("Trials in order", "Each point is a trial; the line is the best so far."),
+    "parallel": ("Settings and scores", "Each line is a trial; darker is better."),
+    "slices": (
+        "Accuracy against each field",
+        "Also against what follows from the fields: σ, and how long the noise is beside the "
+        "signal (noise_to_signal), which says why a setting wins.",
+    ),
+    "contour": ("Two fields at a time", "Interpolated between the trials, which are the points."),
+    "importance": (
+        "Which fields mattered",
+        "PED-ANOVA: how far the good half of the trials agrees on a field.",
+    ),
+    "pareto": ("Accuracy against time", "Red: no other trial is both better and faster."),
+}
+_MOST_CONTOURS = 3  # fields; their pairs fill a square
 
 
-def _value(run: Run, name: str) -> Any:
-    if name == "method":
-        return run.title
-    return run.row[name]
+def optuna_plots(
+    rows: Sequence[Mapping[str, Any]], fields: list[str]
+) -> Iterator[tuple[str, "AbstractContextManager[Figure]"]]:
+    """Optuna's pictures of a study rebuilt from the rows, by the names of `_PLOTS`."""
+    import optuna
+    from optuna.visualization import matplotlib as plots
+
+    study = study_of(rows, fields)
+    why = [name for name in ("sigma", "noise_to_signal") if len({r[name] for r in rows}) > 1]
+    wide = study_of(rows, [*fields, *why])
+    if len(fields) > 1:
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        scores = optuna.importance.get_param_importances(study, evaluator=evaluator)
+        first = list(scores)[:_MOST_CONTOURS]
+        yield "parallel", pyplot_figure(plots.plot_parallel_coordinate, study)
+        yield "importance", pyplot_figure(plots.plot_param_importances, study, evaluator=evaluator)
+        yield "contour", pyplot_figure(plots.plot_contour, study, params=first)
+    yield "slices", pyplot_figure(plots.plot_slice, wide)
+    yield "history", pyplot_figure(plots.plot_optimization_history, study)
+    both = study_of(rows, fields, ("accuracy", "train_seconds"))
+    names = ["accuracy", "seconds of training"]
+    yield "pareto", pyplot_figure(plots.plot_pareto_front, both, target_names=names)
 
 
-def _draw_lines(figure: Any, axes: Any, runs: Sequence[Run], varied: Sequence[str]) -> None:
+_WIDTHS = {1: 7.0, 2: 7.0}  # inches, by how many plots stand side by side
+
+
+@contextmanager
+def pyplot_figure(plot: Callable[..., Any], study: Any, **options: Any) -> "Iterator[Figure]":
+    """What an Optuna plot draws. It uses pyplot, whose state is the whole process's."""
     import matplotlib
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
+    import numpy as np
 
-    scores = [100 * run.row["accuracy"] for run in runs]
-    low, high = min(scores), max(scores)
-    shade = Normalize(low, high if high > low else low + 1)
-    # The lightest tenth of the scale would vanish on white.
-    colours = matplotlib.colormaps[COLOURS].resampled(256)
-    scales = [_scale([_value(run, name) for run in runs]) for name in varied]
-    scales.append(_scale(scores))
-    best = scores.index(max(scores))  # one of them, should several be equally good
-    for number, (run, score) in sorted(
-        enumerate(zip(runs, scores, strict=True)), key=lambda pair: (pair[0] == best, pair[1][1])
-    ):
-        values = [*(_value(run, name) for name in varied), score]
-        heights = [place(value) for (place, _), value in zip(scales, values, strict=True)]
-        axes.plot(
-            range(len(values)),
-            heights,
-            color=colours(0.9 * shade(score)),
-            linewidth=3.0 if number == best else 1.2,
-            alpha=1.0 if number == best else 0.75,
-            marker="o",
-            markersize=4,
-            clip_on=False,
-        )
-    for at, (_, ticks) in enumerate(scales):
-        axes.axvline(at, color="#444444", linewidth=0.8, zorder=0)
-        for height, label in ticks:
-            axes.annotate(
-                clean(label, 24),
-                (at, height),
-                xytext=(-5, 0),
-                textcoords="offset points",
-                ha="right",
-                va="center",
-                fontsize=8,
-                bbox={"facecolor": "white", "alpha": 0.75, "pad": 0.5, "linewidth": 0},
-            )
-    names = [*(_VARIED[name] for name in varied), "accuracy\n(%)"]
-    axes.set_xticks(range(len(names)), labels=names)
-    axes.set_xlim(-0.45, len(names) - 0.9)
-    axes.set_ylim(-0.04, 1.04)
-    axes.set_yticks([])
-    axes.grid(visible=False)
-    for side in ("left", "right", "bottom"):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(axis="x", length=0)
-    scalar = ScalarMappable(
-        norm=shade, cmap=matplotlib.colors.ListedColormap(colours([i / 284 for i in range(256)]))
-    )
-    figure.colorbar(scalar, ax=axes, label="dev accuracy (%)")
+    if "matplotlib.pyplot" not in sys.modules:
+        matplotlib.use("Agg")  # no window; whoever has loaded pyplot has chosen
+    from matplotlib import pyplot
 
-
-def _scale(values: Sequence[Any]) -> tuple[Any, list[tuple[float, str]]]:
-    """Where a value lies from 0 to 1 on its axis, and the axis's labels. Wide ranges are log."""
-    known = [value for value in values if value is not None]
-    if any(isinstance(value, str) for value in known) or not known:
-        names = sorted({str(value) for value in values})
-        step = {name: i / max(1, len(names) - 1) for i, name in enumerate(names)}
-        return (lambda value: step[str(value)]), [(at, name) for name, at in step.items()]
-    log = min(known) > 0 and max(known) / min(known) > 8
-    warp = math.log if log else float
-    low, high = warp(min(known)), warp(max(known))
-
-    def place(value: float | None) -> float:
-        if value is None:
-            return math.nan
-        return 0.5 if high == low else (warp(value) - low) / (high - low)
-
-    distinct = sorted(set(known))
-    if len(distinct) > _MOST_LABELS:
-        ends = [low + (high - low) * i / 4 for i in range(5)]
-        distinct = [math.exp(end) if log else end for end in ends]
-    return place, [(place(value), short(value, ".3g")) for value in distinct]
+    with drawing_alone(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # experimental, says Optuna of each of its plots
+        matplotlib.rcParams["figure.constrained_layout.use"] = True
+        first = np.ravel(np.asarray(plot(study, **options), dtype=object))[0]
+        figure = first.figure
+        try:
+            for axes in figure.axes:
+                axes.set_title("")
+                for axis in (axes.xaxis, axes.yaxis):
+                    if axis.get_scale() == "log":
+                        plain_log_labels(axis)
+            parallel = plot.__name__ == "plot_parallel_coordinate"  # its axes share one place
+            across = len({round(axes.get_position().x0, 2) for axes in figure.axes})
+            figure.set_size_inches(_WIDTHS.get(across, 9.0) if not parallel else 9.0, 4.4)
+            if plot.__name__ == "plot_contour" and across > 2:
+                figure.set_size_inches(9.0, 8.0)
+            if parallel:
+                figure.set_layout_engine("none")
+                figure.subplots_adjust(left=0.1, right=0.88, top=0.85, bottom=0.27)
+            yield figure
+        finally:
+            pyplot.close(figure)

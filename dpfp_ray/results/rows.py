@@ -38,7 +38,7 @@ COLUMNS: dict[str, type] = {
     **{name: kind for name, kind in PLAN_COLUMNS.items() if name not in FIRST_FIELDS},
     "unit": str,  # what `records` counts and ε protects: record, or person
     **dict.fromkeys(("epsilon_gdp", "epsilon_rdp", "epsilon_pld"), float),
-    **dict.fromkeys(("sigma", "noise_multiplier"), float),
+    **dict.fromkeys(("sigma", "noise_multiplier", "noise_to_signal"), float),
     **dict.fromkeys(("noise_coordinates", "steps"), int),
     "examples_per_second": float,
     "peak_memory_bytes": int,
@@ -69,6 +69,7 @@ def flatten(record: Record, select: Select = "last") -> Row:
         "id": record_id(record),
         "status": trial.get("status") or ended,
         "delta": privacy.get("delta", plan.get("delta")),
+        "noise_to_signal": noise_to_signal(plan, privacy),
         "plan_hash": record["plan_hash"],
         "unit": "person" if plan.get("user_column") else "record",
         "audit_epsilon": audit.get("epsilon"),
@@ -80,6 +81,21 @@ def flatten(record: Record, select: Select = "last") -> Row:
         if name == "accuracy":
             row |= {key: metrics[key] for key in sorted(metrics) if key.startswith(SPLIT)}
     return row
+
+
+def noise_to_signal(plan: Mapping[str, Any], privacy: Mapping[str, Any]) -> float | None:
+    """Length of the noise in what a step learns from, over the most that its records may weigh.
+
+    A sum of clipped parts gets one noise of σ√k, against n·C: (σ/C)·√k / n. Rows that get noise one
+    by one average it: (σ/C)·√(k / n). n is B, which is all records for a single release.
+    """
+    spec = find_spec(plan.get("method"), plan.get("mode"))
+    ratio, k = privacy.get("noise_multiplier"), privacy.get("noise_coordinates")
+    n = plan.get("batch_size")
+    if spec is None or not ratio or not k or not n:
+        return None
+    rows = plan.get("method") == "dpfp" and plan.get("mode") != "moments"
+    return float(ratio * math.sqrt(k / n) if rows else ratio * math.sqrt(k) / n)
 
 
 def _cell(value: Any, kind: type) -> Any:

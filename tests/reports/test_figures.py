@@ -43,7 +43,8 @@ def by_name(report: Report, start: str) -> Drawing:
 def test_everything_the_paper_draws_and_more_is_drawn(report: Report) -> None:
     kinds = Counter(drawing.name.rsplit("-", 1)[0] for drawing in report.figures)
     wanted = {"epsilon", "cost", "heatmap-batch", "heatmap-clip", "micro-batches", "training"}
-    assert wanted | {"sweep", "differences"} == set(kinds)
+    of_sweeps = {"parallel", "importance", "contour", "slices", "history", "pareto"}
+    assert wanted | of_sweeps | {"differences"} == set(kinds)
     assert len({drawing.name for drawing in report.figures}) == len(report.figures)
 
 
