@@ -113,6 +113,14 @@ def classes_of(
             f"{table.path}: {column!r} has {len(classes)} different values in {rows} rows; "
             f"it is not a class label, give another --label-column"
         )
+    if len(classes) > MANY_CLASSES and rows < FEW_ROWS * len(classes):
+        warnings.warn(
+            Guess(
+                f"{table.path}: {column!r} has {len(classes)} different values in {rows:,} rows; "
+                "is it an id? (--label-column to change it)"
+            ),
+            stacklevel=2,
+        )
     try:
         return tuple(sorted(classes, key=float))
     except ValueError:
@@ -136,6 +144,12 @@ FIRST = ("sentence1", "premise", "question1", "#1 string", "text1", "text_a", "q
 SECOND = ("sentence2", "hypothesis", "question2", "#2 string", "text2", "text_b", "sentence")
 # A value in more rows than both of these says nothing about whose row it is.
 COMMON_ROWS, COMMON_SHARE = 10, 0.01
+# More classes than this, with fewer rows each on average, look like an id's values.
+MANY_CLASSES, FEW_ROWS = 50, 20
+# Columns that may say whose a row is, by a word of their names.
+PERSON = re.compile(
+    r"(^|_)(user|author|person|patient|customer|client|speaker|reviewer|account|member)(_|s?$)"
+)
 LABEL = (
     *("gold_label", "label", "is_duplicate", "quality"),
     *("labels", "target", "class", "category", "sentiment", "polarity"),
@@ -171,6 +185,8 @@ def read_split(
     used = [*texts_at, label_at, *([] if user_at is None else [user_at])]
     # A later run on the same file may train on another of its columns.
     others = [i for i in table.with_text if i not in used]
+    if user_at is None and not glue:
+        _ask_for_persons(table, used)
     width = len(texts_at)
     texts = [TextWriter() for _ in texts_at]
     users = TextWriter()
@@ -219,6 +235,25 @@ def read_split(
         None if user_at is None else users.finish(),
     )
     return split, names
+
+
+def _ask_for_persons(table: RawTable, used: Sequence[int]) -> None:
+    """Hint at a column that may say whose a row is, if its values repeat."""
+    for i, name in enumerate(table.columns):
+        if i in used or not PERSON.search(name.casefold()):
+            continue
+        rows, values = 0, set()
+        for row in table.rows([i]):
+            rows += 1
+            values.add(label_text(row.fields[0]) if row.fields else "")
+        if 1 < len(values) < rows:
+            warnings.warn(
+                Guess(
+                    f"{table.path}: {name!r} has {len(values):,} values in {rows:,} rows; if it "
+                    f"says whose a row is, --user-column {name} protects persons, not rows alone"
+                ),
+                stacklevel=2,
+            )
 
 
 def _is_text(value: object) -> bool:

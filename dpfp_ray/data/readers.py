@@ -19,12 +19,13 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from glob import glob, has_magic
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.errors import Guess, UserError
 
 # The order is also the preference when a folder holds the same split in several formats.
 TSV, CSV = (".tsv", ".tab", ".txt"), (".csv",)
@@ -87,7 +88,8 @@ def open_table(path: Path, names: tuple[str, ...] | None = None) -> RawTable:
             return _open_parquet(path)
         if suffix in JSONL:
             return _open_jsonl(path)
-        return _open_delimited(path, _split_csv if suffix in CSV else _split_tsv, names)
+        split = partial(_split_csv, delimiter=_delimiter(path)) if suffix in CSV else _split_tsv
+        return _open_delimited(path, split, names)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
 
@@ -147,8 +149,43 @@ def find_column(table: RawTable, wanted: str, flag: str) -> int:
     )
 
 
+SAMPLE = 1 << 20  # bytes by which an encoding and a delimiter are recognised
+DELIMITERS = ",;\t|"
+
+
+@lru_cache(maxsize=64)
+def _encoding(path: Path, size: int, modified: int) -> str:
+    """UTF-8 unless the first megabyte says otherwise, which is then said once."""
+    from charset_normalizer import from_bytes
+
+    with path.open("rb") as file:
+        sample = file.read(SAMPLE)
+    if sample.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    try:
+        sample[: sample.rfind(b"\n") + 1].decode("utf-8")
+    except UnicodeDecodeError:
+        best = from_bytes(sample).best()
+        # Of Western texts, all that Windows writes; its names for one another differ in detail.
+        western = best is None or best.encoding in ("cp1250", "cp1252", "latin_1", "cp1257")
+        encoding = "cp1252" if western or best is None else best.encoding
+        warnings.warn(
+            Guess(f"{path}: not UTF-8; read as {encoding} (if letters look wrong, convert it)"),
+            stacklevel=2,
+        )
+        return encoding
+    return "utf-8"
+
+
 def _decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number, text without its line end); bytes that are not UTF-8 name their line."""
+    """(number, text without its line end); bytes that do not decode name their line."""
+    facts = path.stat()
+    encoding = _encoding(path, facts.st_size, facts.st_mtime_ns)
+    if encoding != "utf-8":
+        with path.open(encoding=encoding, errors="replace", newline="\n") as lines:
+            for number, text in enumerate(lines, start=1):
+                yield number, text.removesuffix("\n").removesuffix("\r")
+        return
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             if number == 1:
@@ -170,9 +207,27 @@ def _split_tsv(path: Path) -> Iterator[Row]:
             yield Row(number, text.split("\t"))
 
 
-def _split_csv(path: Path) -> Iterator[Row]:
+def _delimiter(path: Path) -> str:
+    """A comma, unless another sign parts the first rows into as many fields as the header."""
+    lines = [text for _, text in islice(_decoded_lines(path), 20) if text]
+
+    def fields(sign: str) -> int:
+        counts = [len(row) for row in csv.reader(lines, delimiter=sign)]
+        return counts[0] if counts and len(set(counts)) == 1 else 1
+
+    best = max(DELIMITERS, key=fields) if fields(",") == 1 else ","
+    if fields(best) == 1:
+        return ","
+    if best != ",":
+        said = f"{path}: fields are separated by {best!r}"
+        warnings.warn(Guess(said), stacklevel=2)
+    return best
+
+
+def _split_csv(path: Path, delimiter: str = ",") -> Iterator[Row]:
     """Ordinary quoting; a quoted field may run over lines, the row is named by its first."""
-    reader = csv.reader((text + "\n" for _, text in _decoded_lines(path)), strict=True)
+    lines = (text + "\n" for _, text in _decoded_lines(path))
+    reader = csv.reader(lines, strict=True, delimiter=delimiter)
     while True:
         first = reader.line_num + 1
         try:

@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from dpfp_ray.data import Split, Task
-from dpfp_ray.data.columns import GLUE, Glue, open_split, read_split, require_all_classes
+from dpfp_ray.data.columns import (
+    GLUE,
+    Glue,
+    open_split,
+    read_asked,
+    read_split,
+    require_all_classes,
+)
 from dpfp_ray.data.demo import DEMO_DEV_SHARE, DEMO_LABELS, MADE_UP, demo_rows, made_up_persons
 from dpfp_ray.data.readers import BATCH, SUFFIXES, RawTable, Row, numbered, open_dataset, shorten
 from dpfp_ray.data.split import at_most, hold_out, subset
@@ -55,6 +62,11 @@ def load_task(plan: Plan, tables: Tables | None = None) -> Task:
         raise UserError("data_dir and train_file are both given; drop one")
     if glue and plan.labels not in (None, glue.labels):
         raise UserError(f"task {name} has its own labels ({', '.join(glue.labels)}); drop labels")
+    if plan.max_per_user is not None and plan.user_column is None:
+        raise UserError(
+            f"max_per_user is {plan.max_per_user}, but nothing says whose a record is; give "
+            "--user-column NAME, or drop it"
+        )
     if plan.labels and len(plan.labels) < 2:
         raise UserError(f"labels names only {plan.labels[0]!r}; two classes or more are needed")
     if plan.train_file:
@@ -305,6 +317,14 @@ def _advice_for_calls() -> Iterator[None]:
         for flag, argument in ADVICE.items():
             message = message.replace(flag, argument)
         raise UserError(message) from None
+
+
+def rows_in_memory(
+    data: Any, plan: Plan, names: tuple[str, ...]
+) -> tuple[bool, Iterator[tuple[tuple[str, ...], int | None]]]:
+    """As `read_asked`, of data that the caller holds."""
+    with _advice_for_calls():
+        return read_asked(_table("data", data), plan, None, names)
 
 
 def _splits(data: Any) -> list[Any]:

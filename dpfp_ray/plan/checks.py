@@ -148,11 +148,6 @@ def _check_representation(plan: "Plan") -> None:
 def _check_persons(plan: "Plan") -> None:
     column = plan.user_column
     if column is None:
-        if plan.max_per_user is not None:
-            raise UserError(
-                f"max_per_user is {plan.max_per_user}, but nothing says whose a record is; give "
-                f"--user-column NAME, or drop it"
-            )
         return
     for name in ("text_column", "pair_column", "label_column"):
         if getattr(plan, name) == column:

@@ -20,7 +20,7 @@ from scipy.stats import binomtest
 
 from dpfp_ray.data.columns import GLUE, open_split, read_asked
 from dpfp_ray.data.readers import CSV, TSV
-from dpfp_ray.data.tasks import load_task
+from dpfp_ray.data.tasks import load_task, rows_in_memory
 from dpfp_ray.data.texts import pack
 from dpfp_ray.models.export import Predictor, Text
 from dpfp_ray.plan.plan import Plan
@@ -198,7 +198,9 @@ class Answers:
 
     def evaluation(self) -> Evaluation:
         if not self.labelled:
-            raise UserError("these rows have no labels to evaluate by; give --label-column")
+            raise UserError(
+                "these rows have no labels to evaluate by; name their column (--label-column)"
+            )
         return evaluate_answers(self._found, self._right, self.model.labels)
 
     def _parts(self) -> Iterator[list[Row]]:
@@ -215,8 +217,12 @@ def predict(
     run: Any,
     texts: str | Iterable[Text] | None = None,
     *,
+    data: Any = None,
     file: str | Path | None = None,
     dev: bool = False,
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
     text_column: str | None = None,
     pair_column: str | None = None,
     label_column: str | None = None,
@@ -232,6 +238,8 @@ def predict(
 
     run      what `train` gave, or the folder that it wrote
     texts    texts, or pairs of them; any number, they are read as they are needed
+    data     in place of texts: a DataFrame, a datasets.Dataset or a dict of columns; text, pair and
+             label name its columns, as in `train`
     file     in place of texts: any file that training reads, with the columns that the run was
              trained with unless text_column, pair_column, label_column, header or bad_rows differ
     dev      in place of texts: the run's own dev rows
@@ -241,8 +249,8 @@ def predict(
              exactly: those that are private records are entered there as used without privacy,
              and refused under a total
     """
-    if [texts is not None, file is not None, dev].count(True) != 1:
-        raise UserError("give one of: texts, file=, dev=True")
+    if [texts is not None, data is not None, file is not None, dev].count(True) != 1:
+        raise UserError("give one of: texts, data=, file=, dev=True")
     if batch < 1:
         raise UserError(f"--batch is {batch}; give 1 or more")
     model = load_model(run, encoder=encoder, tokenizer=tokenizer)
@@ -253,22 +261,29 @@ def predict(
         rows = (((t,) if isinstance(t, str) else tuple(t), None) for t in _each(texts))
     else:
         given: dict[str, Any] = {
-            "text_column": text_column,
-            "pair_column": pair_column,
+            "text_column": text or text_column,
+            "pair_column": pair or pair_column,
+            "label_column": label or label_column,
             "header": header,
+            "bad_rows": bad_rows,
         }
-        given |= {"label_column": label_column, "bad_rows": bad_rows}
-        known = {name: value for name, value in given.items() if value is not None}
-        plan = dataclasses.replace(plan_of(record_of(run)), **known)
-        labelled, rows = (True, _dev_rows(plan)) if dev else _file_rows(file, plan, model.labels)
+        asked = {name: value for name, value in given.items() if value is not None}
+        plan = dataclasses.replace(plan_of(record_of(run)), **asked)
+
+        def read() -> tuple[bool, Iterator[Row]]:
+            if data is not None:
+                return rows_in_memory(data, plan, model.labels)
+            return _file_rows(file, plan, model.labels)
+
+        labelled, rows = (True, _dev_rows(plan)) if dev else read()
         if labelled and not dev:
             _enter_private_rows(open_ledger(ledger), rows, plan)
-            labelled, rows = _file_rows(file, plan, model.labels)
+            labelled, rows = read()
     return Answers(model, rows, labelled, batch)
 
 
 def evaluate(run: Any, **options: Any) -> Evaluation:
-    """How right a run is on rows with labels: `file=` or `dev=True`, and all else as `predict`."""
+    """How right a run is on rows with labels: `data=`, `file=` or `dev=True`, else as `predict`."""
     answers = predict(run, **options)
     if not answers.labelled:
         answers.evaluation()  # refuses

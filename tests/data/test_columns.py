@@ -139,3 +139,23 @@ def test_whatever_decides_which_records_are_read_is_a_data_field(tmp_path: Path)
     asked.clear()
     load_task(plan)
     assert {"header", "bad_rows", "max_train"} <= asked & set(FIELDS) <= set(DATA_FIELDS)
+
+
+def test_a_column_that_may_say_whose_a_row_is_gets_a_hint(tmp_path: Path) -> None:
+    frame = pandas.DataFrame(ROWS * 3, columns=["text", "label"])
+    frame["author_id"] = [number // 2 for number in range(len(frame))]
+    frame["id"] = range(len(frame))
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    with pytest.warns(Guess, match="'author_id' has 6 values in 12 rows.*--user-column author_id"):
+        load(str(tmp_path / "a.csv"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_task(Plan(train_file=str(tmp_path / "a.csv"), user_column="author_id"))
+
+
+def test_labels_that_look_like_ids_are_questioned(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"text": [f"text {n}" for n in range(600)]})
+    frame["label"] = [f"class {n % 100}" for n in range(600)]
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    with pytest.warns(Guess, match="'label' has 100 different values in 600 rows; is it an id"):
+        load(str(tmp_path / "a.csv"))

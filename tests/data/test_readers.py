@@ -1,4 +1,5 @@
 import json
+import warnings
 from pathlib import Path
 
 import pyarrow as pa
@@ -79,7 +80,11 @@ def test_wrong_number_of_fields_is_a_bad_row(tmp_path: Path, line: str, count: i
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.tsv", b"text\tlabel\nok\t1\ncaf\xe9\t0\n", r"line 3: byte 4 is not UTF-8"),
+        (
+            "a.tsv",
+            b"text\tlabel\n" + b"ok\t1\n" * 300_000 + b"caf\xe9\t0\n",
+            r"line 300002: byte 4 is not UTF-8",
+        ),
         ("a.csv", b'text,label\na,1\n"open,0\nb,1\n', "line 3: a quote that opens here"),
     ],
 )
@@ -88,6 +93,29 @@ def test_what_would_lose_rows_names_the_line(
 ) -> None:
     with pytest.raises(UserError, match=f"{name}: {says}"):
         rows_of(write(tmp_path / name, content))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "says"),
+    [("utf-16", ""), ("cp1252", "not UTF-8; read as cp1252"), ("utf-8-sig", "")],
+)
+def test_files_of_windows_are_read_and_what_was_guessed_is_said(
+    tmp_path: Path, encoding: str, says: str
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes("text;label\nein schöner, langer Film;1\nübel;0\n".encode(encoding))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rows = rows_of(path)
+    assert [row.fields for row in rows] == [["ein schöner, langer Film", "1"], ["übel", "0"]]
+    said = " ".join(str(one.message) for one in caught)
+    assert says in said
+    assert "separated by ';'" in said
+
+
+def test_a_comma_in_a_text_does_not_hide_the_semicolons(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "text,label\na; b; c,1\nd,0\n")
+    assert [row.fields for row in rows_of(path)] == [["a; b; c", "1"], ["d", "0"]]
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def test_mistakes_in_the_plan_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="max_per_user is 0; give a whole number of 1 or more"):
         Plan(user_column="x", max_per_user=0)
     with pytest.raises(UserError, match="max_per_user is 3, but nothing says whose"):
-        Plan(max_per_user=3)
+        load_task(Plan(task="demo", max_per_user=3))
     with pytest.raises(UserError, match="'made_up' groups its rows"):
         load_task(Plan(task="demo", user_column="author"))
 

@@ -1,9 +1,13 @@
 """Scores of answers, against scikit-learn and the project's own Wilson interval."""
 
+from pathlib import Path
+
 import numpy as np
+import pandas
 import pytest
 from sklearn.metrics import confusion_matrix, f1_score, precision_recall_fscore_support
 
+from dpfp_ray import Plan, UserError, evaluate, predict, train
 from dpfp_ray.results.paired import accuracy_interval
 from dpfp_ray.results.predict import evaluate_answers, wilson
 
@@ -52,3 +56,18 @@ def test_a_class_without_rows_has_no_recall() -> None:
     found = evaluate_answers([0, 0], [0, 0], ("no", "yes"))
     assert found.classes[1].recall is None
     assert "—" in str(found)
+
+
+@pytest.mark.slow
+def test_a_frame_is_predicted_and_evaluated(tmp_path: Path) -> None:
+    frame = pandas.DataFrame(
+        {"review": ["good film", "bad film"] * 20, "stars": ["yes", "no"] * 20}
+    )
+    plan = Plan(method="non_private", scope="head", epochs=1)
+    run = train(plan, data=frame, dev=frame, text="review", label="stars", reporter="silent", threads=1)
+    answers = list(predict(run, data=frame[["review"]], text="review"))
+    assert [answer.texts[0] for answer in answers] == list(frame["review"])
+    scores = evaluate(run, data=frame, text="review", label="stars")
+    assert scores.rows == 40
+    with pytest.raises(UserError, match="no labels to evaluate by; name their column"):
+        evaluate(run, data=frame[["review"]], text="review")
