@@ -2,9 +2,9 @@
 
 import re
 from dataclasses import dataclass
-from importlib.resources import files
 
 from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.whole_files import shipped
 
 TERM = re.compile(r"^(?:- )?\*\*(?P<name>.+?)\*\*(?P<more>[^:]*): (?P<text>.+)$")
 LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
@@ -35,7 +35,7 @@ def glossary(*words: str) -> list[Term]:
 
 
 def _all_terms() -> list[Term]:
-    source = files("dpfp_ray").joinpath("glossary.md").read_text(encoding="utf-8")
+    source = (shipped("docs") / "glossary.md").read_text(encoding="utf-8")
     found: list[Term] = []
     for block in re.split(r"\n\n|\n(?=- )", source):
         match = TERM.match(" ".join(block.split()))

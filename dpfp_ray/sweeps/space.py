@@ -32,6 +32,7 @@ from dpfp_ray.plan.method_spec import DEFAULT_METHOD, is_private, uses
 from dpfp_ray.plan.plan import FIELDS, Plan
 from dpfp_ray.plan.values import field_name, make_plan, read_plan_file
 from dpfp_ray.system.errors import UserError, unknown
+from dpfp_ray.system.whole_files import shipped
 
 # Draws of search spaces are public, and the same when a sweep is resumed.
 PUBLIC_SEED = 0
@@ -181,7 +182,7 @@ DEFAULTS = {"name": "", "method": "random", "samples": 16, "seeds": 1, "schedule
 SETTABLE = ("name", "search", "samples", "seeds", "scheduler")
 MOST_TRIALS = 100_000  # more are a mistake: planning them alone would take hours
 
-SPACES = Path(__file__).parents[1] / "search_spaces"
+SPACES = shipped("search_spaces")
 
 
 def space_path(name: str) -> Path:

@@ -335,3 +335,10 @@ def _unfolded(root: Any) -> Iterator[Any]:
         if isinstance(node.value, list):
             for item in node.value:
                 left += item if isinstance(item, tuple) else (item,)
+
+
+def shipped(folder: str) -> Path:
+    """`search_spaces` or `docs`: inside an installed package, beside the package in a checkout."""
+    package = Path(__file__).parents[1]
+    inside = package / folder
+    return inside if inside.is_dir() else package.parent / folder

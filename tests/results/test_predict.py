@@ -64,7 +64,8 @@ def test_a_frame_is_predicted_and_evaluated(tmp_path: Path) -> None:
         {"review": ["good film", "bad film"] * 20, "stars": ["yes", "no"] * 20}
     )
     plan = Plan(method="non_private", scope="head", epochs=1)
-    run = train(plan, data=frame, dev=frame, text="review", label="stars", reporter="silent", threads=1)
+    named = {"text": "review", "label": "stars"}
+    run = train(plan, data=frame, dev=frame, **named, reporter="silent", threads=1)
     answers = list(predict(run, data=frame[["review"]], text="review"))
     assert [answer.texts[0] for answer in answers] == list(frame["review"])
     scores = evaluate(run, data=frame, text="review", label="stars")
