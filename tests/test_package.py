@@ -38,7 +38,7 @@ def run(installed: Path, folder: Path, *words: str) -> str:
 
 @pytest.mark.slow
 def test_search_spaces_and_the_glossary_are_in_the_wheel(installed: Path, tmp_path: Path) -> None:
-    assert "nominal" in run(installed, tmp_path, "glossary", "nominal")
+    assert "Nominal" in run(installed, tmp_path, "glossary", "nominal")
     place = run_python(installed, tmp_path, "from dpfp_ray.sweeps.space import space_path as p")
     assert place.startswith(str(installed))
 
