@@ -228,6 +228,18 @@ class Ledger:
         group_of = self.people.groups([people, *(entry.use.people for entry in entries)])
         return self._sum_up(entries, group_of[people], group_of)
 
+    def preview(self, uses: Sequence[Use]) -> Spent:
+        """What the people of `uses` would have paid after them; nothing is written."""
+        entries = self.entries()
+        people = uses[0].people
+        new = [
+            Entry(f"{use.run_id}-{number}", _now(), _who(), use, before=len(entries) + number)
+            for number, use in enumerate(uses)
+        ]
+        names = [people, *(entry.use.people for entry in entries)]
+        group_of = {people: people, **self.people.groups(names)}
+        return self._sum_up([*entries, *new], group_of[people], group_of)
+
     def find(self, texts: ManyTexts) -> str | None:
         """A known data set that has one of these texts; unlike `register`, writes nothing."""
         return next(iter(self.people.shared(texts)), None)
