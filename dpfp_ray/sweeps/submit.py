@@ -49,14 +49,14 @@ class Unreachable(Exception):
 
 
 class Cluster:
-    """The Jobs API of one cluster. `say` is told about breaks."""
+    """The Jobs API of one cluster."""
 
     def __init__(
-        self, address: str, token: str | None = None, say: Callable[[str], None] = lambda _: None
+        self, address: str, token: str | None = None, say: Callable[[str], None] | None = None
     ) -> None:
+        """`say` is told about lost connections (default: on stderr)."""
         self.address = access_tokens.check_http(address)
-        self.say = say
-        self.patience = PATIENCE
+        self.say = say or _say
         headers = access_tokens.header(token) if token else None
         try:
             with translated(self.address):
@@ -64,19 +64,12 @@ class Cluster:
         except Unreachable as error:
             raise UserError(f"cannot reach a Ray dashboard at {self.address}: {error}") from None
 
-    def submit(
-        self, identity: str, entrypoint: str, metadata: dict[str, str], runtime_env: dict[str, Any]
-    ) -> None:
+    def submit(self, identity: str, entrypoint: str, **options: Any) -> None:
         """Start a job under an id of ours: if the answer is lost, we still know whether it runs."""
 
         def once() -> None:
             try:
-                self.client.submit_job(
-                    entrypoint=entrypoint,
-                    submission_id=identity,
-                    metadata=metadata,
-                    runtime_env=runtime_env,
-                )
+                self.client.submit_job(entrypoint=entrypoint, submission_id=identity, **options)
             except RuntimeError as error:
                 if "already exists" not in str(error):
                     raise
@@ -85,9 +78,6 @@ class Cluster:
 
     def info(self, identity: str) -> Any:
         return self.retry(lambda: self.client.get_job_info(identity))
-
-    def stop(self, identity: str) -> bool:
-        return bool(self.retry(lambda: self.client.stop_job(identity), patience=PATIENCE_TO_ACT))
 
     def follow(self, identity: str, write: Callable[[str], None]) -> Any:
         """Show the log to its end; the job's last state."""
@@ -102,7 +92,7 @@ class Cluster:
                 return info
             time.sleep(LOOK_SECONDS)
 
-    def retry(self, act: Callable[[], Any], patience: float | None = None) -> Any:
+    def retry(self, act: Callable[[], Any], patience: float = PATIENCE) -> Any:
         """The answer of `act`, tried again with growing pauses while the cluster is unreachable."""
         pause, lost_at = 1.0, None
         while True:
@@ -114,7 +104,7 @@ class Cluster:
                 if lost_at is None:
                     lost_at = now
                     self.say(f"connection to {self.address} lost ({error}); trying again …")
-                if now - lost_at + pause > (patience or self.patience):
+                if now - lost_at + pause > patience:
                     raise UserError(f"{self.address} cannot be reached: {error}") from None
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -148,6 +138,9 @@ def translated(address: str) -> Iterator[None]:
     import requests
     from ray.exceptions import AuthenticationError
 
+    def text(error: Exception) -> str:
+        return one_line(error) or type(error).__name__
+
     try:
         yield
     except AuthenticationError as error:
@@ -156,18 +149,15 @@ def translated(address: str) -> Iterator[None]:
             f"a token {wrong} for Ray at {address}; give --token-file, or set RAY_AUTH_TOKEN"
         ) from None
     except (requests.exceptions.InvalidURL, requests.exceptions.SSLError) as error:
-        raise UserError(
-            f"cannot use {address}: {one_line(error) or type(error).__name__}"
-        ) from None
+        raise UserError(f"cannot use {address}: {text(error)}") from None
     except (requests.RequestException, OSError) as error:
-        raise Unreachable(one_line(error) or type(error).__name__) from None
+        raise Unreachable(text(error)) from None
     except RuntimeError as error:
-        text = one_line(error) or type(error).__name__
-        if "status code 404" in text:
-            raise UserError(f"{address}: {text.partition('404: ')[2] or text}") from None
-        if "status code 5" in text:
-            raise Unreachable(text) from None
-        raise UserError(f"Ray at {address} refuses: {text}") from None
+        if "status code 404" in text(error):
+            raise UserError(f"{address}: {text(error).partition('404: ')[2] or error}") from None
+        if "status code 5" in text(error):
+            raise Unreachable(text(error)) from None
+        raise UserError(f"Ray at {address} refuses: {text(error)}") from None
 
 
 def exit_code(info: Any) -> int:
@@ -204,7 +194,8 @@ class Job:
 
     def stop(self) -> bool:
         """End it; what it has finished is kept. False if it has ended already."""
-        return self.cluster.stop(self.id)
+        cluster = self.cluster
+        return bool(cluster.retry(lambda: cluster.client.stop_job(self.id), PATIENCE_TO_ACT))
 
 
 def find_job(identity: str, *, address: str | None = None, token_file: str | None = None) -> Job:
@@ -253,7 +244,7 @@ def submit(
                 runtime_env["working_dir"] = scratch
                 _say(f"sent along: {', '.join(sent)}")
         metadata = {**(facts or {}), "job_name": name}
-        cluster.submit(identity, entrypoint(words), metadata, runtime_env)
+        cluster.submit(identity, entrypoint(words), metadata=metadata, runtime_env=runtime_env)
     _say(f"job {identity} is submitted; see {cluster.address}/#/jobs/{identity}")
     return Job(identity, cluster)
 
@@ -261,7 +252,7 @@ def submit(
 def _cluster(address: str | None, token_file: str | None) -> Cluster:
     where = address or os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT
     token = access_tokens.ray_token(access_tokens.check_http(where), token_file)
-    return Cluster(where, token, _say)
+    return Cluster(where, token)
 
 
 def _say(line: str) -> None:
@@ -279,40 +270,15 @@ def submission_id(name: str) -> str:
     return f"{slug}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid4().hex[:4]}"
 
 
-def named_files(words: Iterable[str]) -> dict[str, Path]:
-    """Words that are relative paths of files here, and those files."""
-    found = {}
-    for word in words:
-        if not word or word.startswith("-") or "://" in word or Path(word).is_absolute():
-            continue
-        path = Path(word)
-        try:
-            if path.is_file():
-                found[word] = path
-            elif path.is_dir() and "/" in word.rstrip("/"):
-                raise UserError(
-                    f"{word} is a folder here; give its absolute path on storage that the cluster "
-                    "sees, or send a folder along with --working-dir"
-                )
-        except (OSError, ValueError):  # a condition or a text, far too long for a path
-            continue
-    return found
-
-
-def words_of(command: Sequence[str]) -> list[str]:
-    """The words of a command that may be paths; of `--flag=value` the value."""
-    return [
-        word.partition("=")[2] if word.startswith("--") and "=" in word else word
-        for word in command
-    ]
-
-
 def stage(command: Sequence[str], more: Iterable[str], folder: Path) -> tuple[list[str], list[str]]:
     """Copy what `command` and the plan's own paths `more` name to `folder`.
 
     The command with the paths as they will be on the cluster, and what was copied.
     """
-    files = named_files([*words_of(command), *more])
+    # The words that may be paths; of `--flag=value` the value.
+    split = [w.partition("=") if w.startswith("--") else ("", "", w) for w in command]
+    values = [value if equals or not flag else flag for flag, equals, value in split]
+    files = named_files([*values, *more])
     total = sum(path.stat().st_size for path in files.values())
     if total > LARGEST:
         raise UserError(
@@ -322,19 +288,35 @@ def stage(command: Sequence[str], more: Iterable[str], folder: Path) -> tuple[li
     renamed = {}
     here = Path.cwd().resolve()
     for number, (word, path) in enumerate(files.items()):
-        real = Path(word).absolute()
-        inside = ".." not in Path(word).parts and real.is_relative_to(here)
-        target = Path(word) if inside else Path(OUTSIDE) / f"{number}-{path.name}"
-        if not inside and word not in words_of(command):
+        inside = ".." not in path.parts and path.absolute().is_relative_to(here)
+        target = path if inside else Path(OUTSIDE) / f"{number}-{path.name}"
+        if not inside and word not in values:
             raise UserError(f"{word} is outside this folder; give its absolute path on the cluster")
         renamed[word] = str(target)
         (folder / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, folder / target)
-    return [_rename(word, renamed) for word in command], list(files)
+    words = [
+        f"{flag}={renamed.get(value, value)}" if equals else renamed.get(word, word)
+        for word, (flag, equals, value) in zip(command, split, strict=True)
+    ]
+    return words, list(files)
 
 
-def _rename(word: str, renamed: dict[str, str]) -> str:
-    flag, equals, value = word.partition("=")
-    if word.startswith("--") and equals:
-        return f"{flag}={renamed.get(value, value)}"
-    return renamed.get(word, word)
+def named_files(words: Iterable[str]) -> dict[str, Path]:
+    """Words that are relative paths of files here, and those files."""
+    files = {}
+    for word in words:
+        if not word or word.startswith("-") or "://" in word or Path(word).is_absolute():
+            continue
+        path = Path(word)
+        try:
+            if path.is_file():
+                files[word] = path
+            elif path.is_dir() and "/" in word.rstrip("/"):
+                raise UserError(
+                    f"{word} is a folder here; give its absolute path on storage that the cluster "
+                    "sees, or send a folder along with --working-dir"
+                )
+        except (OSError, ValueError):  # a condition or a text, far too long for a path
+            continue
+    return files

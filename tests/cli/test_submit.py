@@ -8,7 +8,7 @@ import pytest
 
 from dpfp_ray.cli.main import main
 from dpfp_ray.cli.submit import describe, variables
-from dpfp_ray.sweeps.space import space_path
+from dpfp_ray.sweeps.space import SPACES
 from dpfp_ray.sweeps.submit import exit_code
 from dpfp_ray.system.errors import UserError
 
@@ -41,7 +41,7 @@ def test_the_exit_code_follows_the_job(status: str, own: int | None, code: int) 
     assert exit_code(SimpleNamespace(status=status, driver_exit_code=own)) == code
 
 
-DEMO = str(space_path("demo"))
+DEMO = str(SPACES / "demo.yaml")
 
 
 def test_a_sweep_is_described_by_its_space() -> None:

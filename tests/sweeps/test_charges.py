@@ -9,9 +9,9 @@ import pytest
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_cost import RdpCurve
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.audits import audits_of
-from dpfp_ray.sweeps.charges import Charges
-from dpfp_ray.sweeps.trial import InputsOnce, Trial, bind_trial, settle
+from dpfp_ray.sweeps.compare import audits_of
+from dpfp_ray.sweeps.driver import Charges
+from dpfp_ray.sweeps.trial import InputsOnce, SweepState, Trial, bind_trial, settle
 from dpfp_ray.system.errors import UserError
 
 Values = dict[str, Any]
@@ -83,6 +83,7 @@ def test_a_failed_trial_is_charged_for_the_steps_it_drew(head: Values, tmp_path:
 def test_a_failed_trial_that_left_no_count_is_charged_in_full(head: Values, tmp_path: Path) -> None:
     driver = charges(tmp_path)
     (trial,) = driver.begin(trials(head, 1e-3), SEED)
+    SweepState(driver.storage).mark_drawn(trial.id)
     settle(driver.storage, trial, "failed", "its node was lost")
     driver.settle()
     assert ends(tmp_path) == [("failed", trial.plan.steps)]

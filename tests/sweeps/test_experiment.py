@@ -9,8 +9,8 @@ import pytest
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps import experiment
-from dpfp_ray.sweeps.charges import Charges
-from dpfp_ray.sweeps.experiment import LastRecords, check_deadlock
+from dpfp_ray.sweeps.driver import Charges, check_deadlock
+from dpfp_ray.sweeps.experiment import LastRecords
 from dpfp_ray.sweeps.trial import RETRIES, InputsOnce, SweepState, Trial, bind_trial, input_key
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.step import Steps

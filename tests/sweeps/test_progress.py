@@ -13,7 +13,6 @@ from dpfp_ray.sweeps.progress import (
     GAUGES,
     STATUSES,
     LiveTable,
-    SealedTable,
     TrialCounts,
     TrialGauges,
     trial_tags,
@@ -67,7 +66,7 @@ def test_table_shows_running_trials_and_the_best() -> None:
         trial.last_result["status"] = status
     shown.trials, shown.done = trials, 2
     stream = io.StringIO()
-    Console(file=stream, width=120).print(shown._table())
+    Console(file=stream, width=120).print(shown.table())
     text = stream.getvalue()
     assert "2 of 4 done, 2 running, best 0.7500" in text
     assert "left" in text
@@ -76,37 +75,16 @@ def test_table_shows_running_trials_and_the_best() -> None:
     assert len(lines) == 4, "pending trials are only counted"
 
 
-def test_a_selection_shows_neither_trials_nor_their_number(
-    output: io.StringIO, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(live.sys.stderr, "isatty", lambda: False)
-    trials = [TuneTrial(rate, "TERMINATED", accuracy=0.77) for rate in (1e-3, 1e-4)]
-    for trial in trials:
-        trial.last_result["status"] = "finished"
-    shown = SealedTable("title", 7, 3, ["learning_rate"])
-    with shown:
-        shown.on_trial_complete(0, trials, trials[0])
-        shown.on_trial_recover(0, trials, trials[1])
-        shown.on_step_end(0, trials)
-        Console(file=output, width=120).print(shown._table())
-    first, *rest = output.getvalue().splitlines()
-    assert first == "selection in progress; only its winner will be shown"
-    assert "selection in progress, 0:00 gone" in "".join(rest)
-    assert not set("123456789") & set(output.getvalue())
-
-
 def test_without_a_terminal_a_line_a_minute_says_how_it_stands(
     output: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live.sys.stderr, "isatty", lambda: False)
     monkeypatch.setattr(live, "LINE_EVERY_SECONDS", 0.0)
     trials = [TuneTrial(1e-3), TuneTrial(2e-3, "TERMINATED", accuracy=0.8)]
-    for table in (LiveTable, SealedTable):
-        with table("mine", 5, 0, []) as shown:
-            shown.on_step_end(1, trials)
-    first, *_, last = output.getvalue().splitlines()
-    assert first.startswith("0 of 5 done, 1 running, best 0.8000, 0:00 gone, about 0:0")
-    assert last == "selection in progress, 0:00 gone"  # how many there are is secret
+    with LiveTable("mine", 5, 0, []) as shown:
+        shown.on_step_end(1, trials)
+    (line,) = output.getvalue().splitlines()
+    assert line.startswith("0 of 5 done, 1 running, best 0.8000, 0:00 gone, about 0:0")
 
 
 def test_a_trial_s_warning_is_shown_once(output: io.StringIO) -> None:

@@ -127,7 +127,7 @@ def test_without_the_token_nothing_is_submitted(
 @pytest.mark.nightly
 def test_after_a_lost_connection_the_log_goes_on_where_it_was(head: Head, cluster: Cluster) -> None:
     for _ in range(2):  # whoever has lost the answer asks again, and no second job is made
-        cluster.submit("cut-off", COUNTING, {}, {})
+        cluster.submit("cut-off", COUNTING)
     said: list[str] = []
     shown: list[str] = []
     with Link(head.dashboard) as link:
@@ -153,7 +153,7 @@ def test_after_a_lost_connection_the_log_goes_on_where_it_was(head: Head, cluste
 def test_ctrl_c_detaches_says_how_to_come_back_and_stop_stops(head: Head, cluster: Cluster) -> None:
     import signal
 
-    cluster.submit("long", "echo started; sleep 300", {}, {})
+    cluster.submit("long", "echo started; sleep 300")
     command = [sys.executable, "-m", "dpfp_ray.cli", "submit", "--address", head.dashboard]
     with subprocess.Popen(
         [*command, "--attach", "long"],

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.sweeps import trackers
-from dpfp_ray.sweeps.trackers import Tracked, make_tracker
+from dpfp_ray.sweeps import progress
+from dpfp_ray.sweeps.progress import Tracked, make_tracker
 from dpfp_ray.system.errors import UserError
 from tests.support.ray_runs import run_here, trial
 from tests.support.tune_trial import TuneTrial
@@ -113,7 +113,7 @@ def test_wandb_gets_a_run_a_trial(tmp_path: Path, ray_session: None) -> None:
 def test_a_missing_package_is_one_line_with_its_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    monkeypatch.setattr(progress, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install mlflow-skinny"):
         make_tracker("mlflow", "sweep", str(tmp_path))
 
