@@ -81,7 +81,6 @@ def deploy(storage: str, place: Place, digest: str | None, ledger: str | None = 
 
     check_exposure(place.host, digest)
     quiet()
-    check_port(place)
     start(place)
     # A Serve that ran already keeps its own address, and says so only in a log.
     client: Any = _get_global_client()
@@ -107,10 +106,17 @@ def deploy(storage: str, place: Place, digest: str | None, ledger: str | None = 
 
 
 def start(place: Place) -> None:
-    """Serve gives up on a proxy that a busy machine starts slowly; a second try helps."""
+    """Start Serve; it gives up on a proxy that a busy machine starts slowly, a second try helps."""
     from ray import serve
     from ray.exceptions import RayError
 
+    if not serve.status().proxies:  # it does not listen yet
+        family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+        try:  # Serve itself would try for minutes to listen where somebody else does
+            socket.create_server((place.host, place.port), family=family).close()
+        except OSError as error:
+            reason = f"{place.host}:{place.port}: {os.strerror(error.errno or 0)}"
+            raise UserError(f"cannot listen on {reason}; use another --port") from None
     for left in (2, 1, 0):
         try:
             serve.start(
@@ -123,20 +129,6 @@ def start(place: Place) -> None:
             if not left:
                 reason = " ".join(str(error).split())[-300:]
                 raise UserError(f"Ray Serve does not start: {reason}") from None
-
-
-def check_port(place: Place) -> None:
-    """Serve itself would try for minutes to listen where somebody else does."""
-    from ray import serve
-
-    if serve.status().proxies:  # it listens already
-        return
-    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-    try:
-        socket.create_server((place.host, place.port), family=family).close()
-    except OSError as error:
-        reason = f"{place.host}:{place.port}: {os.strerror(error.errno or 0)}"
-        raise UserError(f"cannot listen on {reason}; use another --port") from None
 
 
 def application(storage: str, digest: str | None, ledger: str | None = None) -> Any:

@@ -14,8 +14,8 @@ from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps import compare as audits
-from dpfp_ray.sweeps.compare import audits_of, run_audits, with_outcomes
 from dpfp_ray.sweeps.cluster import RayOptions
+from dpfp_ray.sweeps.compare import audits_of, run_audits, with_outcomes
 from dpfp_ray.sweeps.compare_table import summarise
 from dpfp_ray.sweeps.driver import Runner
 from dpfp_ray.sweeps.trial import InputsOnce
