@@ -72,21 +72,16 @@ def test_what_a_searcher_proposes_is_summed_by_a_filter(head: Values, tmp_path: 
     assert "filter" in spent.how
 
 
-def test_a_failed_trial_is_charged_for_the_steps_it_drew(head: Values, tmp_path: Path) -> None:
-    driver = charges(tmp_path)
-    (trial,) = driver.begin(trials(head, 1e-3), SEED)
-    settle(driver.storage, trial, "failed", "out of memory", {"steps_drawn": 5})
-    driver.settle()
-    assert ends(tmp_path) == [("failed", 5)]
-
-
-def test_a_failed_trial_that_left_no_count_is_charged_in_full(head: Values, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("facts", "steps"), [({"steps_drawn": 5}, 5), ({}, None)])
+def test_a_failed_trial_is_charged_for_the_steps_it_drew_or_without_a_count_in_full(
+    head: Values, tmp_path: Path, facts: Values, steps: int | None
+) -> None:
     driver = charges(tmp_path)
     (trial,) = driver.begin(trials(head, 1e-3), SEED)
     SweepState(driver.storage).mark_drawn(trial.id)
-    settle(driver.storage, trial, "failed", "its node was lost")
+    settle(driver.storage, trial, "failed", "its node was lost", facts)
     driver.settle()
-    assert ends(tmp_path) == [("failed", trial.plan.steps)]
+    assert ends(tmp_path) == [("failed", steps or trial.plan.steps)]
 
 
 def test_a_stopped_trial_is_charged_for_its_last_epoch(head: Values, tmp_path: Path) -> None:
