@@ -11,6 +11,7 @@ from dpfp_ray.cli.compare import parse_settings
 from dpfp_ray.cli.main import main
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
+from dpfp_ray.sweeps import driver
 from dpfp_ray.sweeps.compare import plan_cells
 from dpfp_ray.sweeps.compare_table import HEADINGS
 from dpfp_ray.system.errors import UserError
@@ -38,26 +39,17 @@ def compared(
     return command, output
 
 
-def test_every_cell_is_run_for_every_seed(compared: tuple[list[str], Path]) -> None:
-    found = Counter(
-        (r["plan"]["method"], r["plan"]["epsilon"]) for r in records(compared[1]).values()
-    )
-    expected = [("non_private", None), ("dpfp", 3.0), ("dpfp", 8.0), ("dpsgd", 3.0), ("dpsgd", 8.0)]
-    assert found == dict.fromkeys(expected, 2), "non-private is run once a seed, whatever the ε"
-
-
-def test_all_files_are_there(compared: tuple[list[str], Path]) -> None:
-    assert sorted(path.name for path in compared[1].iterdir()) == [
-        "records",
-        "results.csv",
-        "results.jsonl",
-        "results.parquet",
-        "table.md",
-    ]
+def test_every_cell_is_run_for_every_seed_and_all_files_are_there(
+    compared: tuple[list[str], Path],
+) -> None:
+    plans = [record["plan"] for record in records(compared[1]).values()]
+    cells = [("non_private", None), ("dpfp", 3.0), ("dpfp", 8.0), ("dpsgd", 3.0), ("dpsgd", 8.0)]
+    runs = Counter((plan["method"], plan["epsilon"]) for plan in plans)
+    assert runs == dict.fromkeys(cells, 2), "non-private is run once a seed, whatever the ε"
+    results = [f"results.{kind}" for kind in ("csv", "jsonl", "parquet")]
+    assert sorted(path.name for path in compared[1].iterdir()) == ["records", *results, "table.md"]
     table = (compared[1] / "table.md").read_text()
-    assert " ± " in table
-    assert "3†" in table
-    assert "† nominal" in table
+    assert [word for word in (" ± ", "3†", "† nominal") if word not in table] == []
 
 
 def test_second_run_starts_nothing_and_says_the_same(
@@ -66,18 +58,12 @@ def test_second_run_starts_nothing_and_says_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = records(compared[1])
-    monkeypatch.setattr(
-        "dpfp_ray.sweeps.driver.connected", lambda *_: pytest.fail("Ray was started")
-    )
+    monkeypatch.setattr(driver, "connected", lambda *_: pytest.fail("Ray was started"))
     assert main([*compared[0], "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [(row["method"], row["epsilon"], row["runs"]) for row in rows] == [
-        ("non_private", None, 2),
-        ("dpfp", 3.0, 2),
-        ("dpsgd", 3.0, 2),
-        ("dpfp", 8.0, 2),
-        ("dpsgd", 8.0, 2),
-    ]
+    names = ["non_private", "dpfp", "dpsgd", "dpfp", "dpsgd"]
+    expected = list(zip(names, [None, 3.0, 3.0, 8.0, 8.0], [2] * 5, strict=True))
+    assert [(row["method"], row["epsilon"], row["runs"]) for row in rows] == expected
     assert all(row["epsilon_gdp"] <= row["epsilon"] for row in rows[1:])
     assert records(compared[1]) == before
 
@@ -170,19 +156,15 @@ def test_mistakes_are_one_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_setting_reaches_its_own_method_only() -> None:
-    settings = parse_settings(["dpfp.lr=1e-4"])
-    cells = plan_cells(["non_private", "dpfp"], [3.0], {}, None, settings)
-    assert "learning_rate" not in cells[0]
-    assert cells[1]["learning_rate"] == "1e-4"
-
-
-def test_a_setting_may_name_a_variant() -> None:
-    settings = parse_settings(["dpsgd.epochs=4", "dpsgd:head.lr=1e-2"])
-    plans = [make_plan(c) for c in plan_cells(["dpsgd", "dpsgd:head"], [3.0], {}, None, settings)]
-    assert [plan.scope for plan in plans] == ["all", "head"]
-    assert [plan.learning_rate for plan in plans] == [5e-4, 1e-2]
-    assert [plan.epochs for plan in plans] == [4, 4]
+def test_a_setting_reaches_its_own_method_or_variant_only() -> None:
+    settings = parse_settings(["dpfp.lr=1e-4", "dpsgd.epochs=4", "dpsgd:head.lr=1e-2"])
+    names = ["non_private", "dpfp", "dpsgd", "dpsgd:head"]
+    plain, *cells = plan_cells(names, [3.0], {}, None, settings)
+    assert "learning_rate" not in plain
+    plans = [make_plan(cell) for cell in cells]
+    assert [plan.scope for plan in plans] == ["all", "all", "head"]
+    assert [plan.learning_rate for plan in plans] == [1e-4, 5e-4, 1e-2]
+    assert [plan.epochs for plan in plans][1:] == [4, 4]
 
 
 @pytest.mark.parametrize("text", ["lr=1e-4", "dpfq.lr=1", "dpfp.lrr=1", "dpfp.lr"])
@@ -219,9 +201,7 @@ def test_a_flag_wins_over_the_plan_file_s_epsilon(
     lines = "\n".join(f"{k}: {v}" for k, v in {**facts, "epsilon": "[2, 4]"}.items())
     (tmp_path / "plan.yaml").write_text(lines)
     words = ["compare", "--plan", str(tmp_path / "plan.yaml"), "--methods", "dpsgd", "--dry-run"]
-    assert main(words) == 0
-    assert "ε = 2" in (said := capsys.readouterr().out)
-    assert "ε = 4" in said
-    assert main([*words, "--epsilon", "7"]) == 0
-    assert "ε = 7" in (said := capsys.readouterr().out)
-    assert "ε = 2" not in said
+    for flags, budgets in (([], "24"), (["--epsilon", "7"], "7")):
+        assert main([*words, *flags]) == 0
+        said = capsys.readouterr().out
+        assert [budget for budget in "247" if f"ε = {budget}" in said] == list(budgets)
