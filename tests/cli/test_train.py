@@ -56,30 +56,15 @@ def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
         plan_of("--plan", plan_file(tmp_path, "B: 64\nbatch_size: 32\n"))
 
 
-# Few lines that unfold to 9**12 values.
-LAUGHS = "a0: &a0 [x, x]\n" + "".join(
-    f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(12)
-)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("batchsize: 8\n", "unknown key 'batchsize'; did you mean 'batch_size'?"),
-        ("epsilonn: 8\n", "did you mean 'epsilon'?"),
-        ("quux: 1\n", "unknown key 'quux'"),
         ("- 1\n- 2\n", "must hold `key: value` lines"),
-        ("a: [\n", "is not valid YAML"),
         ("epsilon: -1\n", "epsilon is -1"),
-        ("method: rpg\n", "did you mean 'rgp'?"),
-        ("batch_size: true\n", "batch_size is True"),
-        # found by benchmarks/fuzz.py
         ("[" * 5_000, "is nested too deeply"),
         ("epsilon: " + "9" * 6_000, "a number of more than 300 digits"),
-        ("epsilon: 2024-13-45\n", "is not valid YAML"),
         ("epsilon: &x [*x]\n", "holds more than 100,000 values"),
-        (LAUGHS + "epsilon: *a12\n", "holds more than 100,000 values"),
     ],
     ids=lambda text: str(text)[:30],
 )
