@@ -8,6 +8,8 @@ its own name at 127.0.0.1 (DNS rebinding) gets nothing. With one, every path but
 """
 
 import functools
+import hashlib
+import hmac
 import mimetypes
 import re
 import time
@@ -26,9 +28,9 @@ from dpfp_ray import __version__
 from dpfp_ray.reports.cost_tables import MARKS, epochs_table, progress_table
 from dpfp_ray.reports.page import TEMPLATES, data_files, page_text, report_of, templates
 from dpfp_ray.results.query import MAX_LENGTH, compile_where
-from dpfp_ray.service import SERVICE
+from dpfp_ray.service import SERVICE, digest_of
 from dpfp_ray.service.snapshot import LiveRecords, LiveReport, Snapshot
-from dpfp_ray.sweeps import access_tokens
+from dpfp_ray.sweeps.submit import LOOPBACK
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.storage import public
 from dpfp_ray.system.whole_files import to_json
@@ -242,12 +244,12 @@ def refusal(request: Request, digest: str | None) -> Response | None:
     if digest is None:
         name = host_name(request.headers.get("host", ""))
         error = f"this service answers to localhost only, not to {name[:80]!r}"
-        return None if name in access_tokens.LOOPBACK else JSONResponse({"error": error}, 403)
+        return None if name in LOOPBACK else JSONResponse({"error": error}, 403)
     if path in PUBLIC or path.startswith("/static/"):
         return None
-    if access_tokens.is_authorised(request.headers.get("authorization"), digest):
+    if is_authorised(request.headers.get("authorization"), digest):
         return None
-    if access_tokens.session_holds(request.cookies.get(COOKIE), digest, time.time()):
+    if session_holds(request.cookies.get(COOKIE), digest, time.time()):
         return None
     if "text/html" in request.headers.get("accept", "") and not path.startswith("/api/"):
         return RedirectResponse(f"{base}/login", 303)
@@ -289,12 +291,12 @@ def login_routes(digest: str | None) -> APIRouter:
             if len(body) > LONGEST_FORM:
                 raise UserError("the form is too long")
         token = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip()
-        if digest is None or not access_tokens.is_authorised(f"Bearer {token}", digest):
+        if digest is None or not is_authorised(f"Bearer {token}", digest):
             return form(request, 401)
         response = RedirectResponse(f"{base_of(request)}/", 303)
         response.set_cookie(
             COOKIE,
-            access_tokens.session(digest, int(time.time()) + SESSION_SECONDS),
+            session(digest, int(time.time()) + SESSION_SECONDS),
             max_age=SESSION_SECONDS,
             path=f"{base_of(request)}/",
             httponly=True,
@@ -304,3 +306,24 @@ def login_routes(digest: str | None) -> APIRouter:
         return response
 
     return router
+
+
+def is_authorised(authorization: str | None, expected: str) -> bool:
+    """Is this header `Bearer TOKEN` with the token of the digest `expected`? In constant time."""
+    scheme, _, token = (authorization or "").partition(" ")
+    return hmac.compare_digest(digest_of(token.strip()), expected) and scheme.lower() == "bearer"
+
+
+def session(expected: str, until: int) -> str:
+    """A cookie for a browser, which cannot send the header: says until when, signed."""
+    mark = hmac.new(bytes.fromhex(expected), f"session {until}".encode(), hashlib.sha256)
+    return f"{until}.{mark.hexdigest()}"
+
+
+def session_holds(cookie: str | None, expected: str, now: float) -> bool:
+    until = (cookie or "").partition(".")[0]
+    if not (until.isascii() and until.isdigit()) or len(until) > 12:
+        return False
+    return hmac.compare_digest(
+        (cookie or "").encode("utf-8", "replace"), session(expected, int(until)).encode()
+    ) and now < int(until)

@@ -20,9 +20,9 @@ from typing import Any
 
 from dpfp_ray.privacy.ledger_files import default_place
 from dpfp_ray.results.store import Store
-from dpfp_ray.service import SERVICE
-from dpfp_ray.sweeps import access_tokens
+from dpfp_ray.service import SERVICE, digest_of
 from dpfp_ray.sweeps.cluster import connected, default_address, settings
+from dpfp_ray.sweeps.submit import LOOPBACK, read_token
 from dpfp_ray.sweeps.trial import resolve_storage
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.signals import handling, ignoring_signals
@@ -69,7 +69,7 @@ class Place:
 
 
 def check_exposure(host: str, digest: str | None) -> None:
-    if digest is None and host not in access_tokens.LOOPBACK:
+    if digest is None and host not in LOOPBACK:
         way = "--token-file FILE or DPFP_TOKEN"
         raise UserError(f"--host {host} lets others on the network in; set a token first ({way})")
 
@@ -191,8 +191,8 @@ def serve(
         raise UserError(f"port is {port}; give a number from 1 to 65535")
     if not route_prefix.startswith("/"):
         raise UserError(f"route-prefix is {route_prefix!r}; give one such as /results")
-    token = access_tokens.read_token(token_file)
-    digest = None if token is None else access_tokens.digest(token)
+    token = read_token(token_file)
+    digest = None if token is None else digest_of(token)
     check_exposure(host, digest)
     # Absolute, and chosen here: the replica is another process, with another environment.
     shown = resolve_storage(str(storage))

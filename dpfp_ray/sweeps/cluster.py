@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfp_ray.sweeps import access_tokens
+from dpfp_ray.sweeps.submit import advice, ray_token, refused
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.signals import Interrupted, handling
 from dpfp_ray.system.storage import one_line
@@ -235,8 +235,8 @@ def not_connected(address: str, error: Exception) -> str:
     text = one_line(error)
     named = re.search(r"(\S+:\d+)\W*$", text)  # what `auto` turned out to be
     wanted = "authenticat" in f"{type(error).__name__} {text}".lower()
-    if wanted or (named and access_tokens.refused(named[1])):
-        return access_tokens.advice(address, given=False)
+    if wanted or (named and refused(named[1])):
+        return advice(address, given=False)
     return f"cannot reach Ray at {address}: {text}"
 
 
@@ -338,11 +338,11 @@ def check_listening(address: str | None) -> None:
     if not (address and colon and port.isdigit()):
         return
     socket.create_connection((host, int(port)), timeout=10).close()
-    if address.startswith("ray://") or not access_tokens.refused(address):
+    if address.startswith("ray://") or not refused(address):
         return
-    token = access_tokens.ray_token(f"http://{address}", None)
-    if token is None or access_tokens.refused(address, token):
-        raise UserError(access_tokens.advice(address, given=token is not None))
+    token = ray_token(f"http://{address}", None)
+    if token is None or refused(address, token):
+        raise UserError(advice(address, given=token is not None))
 
 
 LOOK_SECONDS = 0.5

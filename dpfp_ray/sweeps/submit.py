@@ -5,6 +5,9 @@ here: it is sent along. An absolute path or a URI means what the cluster sees, a
 
 A job runs on the cluster whether or not anyone listens. Requests are repeated while the cluster
 cannot be reached. The log is read again and again, and what is new in it is shown.
+
+Tokens, of Ray and of the results service, are read from a file or the environment, never a flag: it
+would show them to everyone who can list processes.
 """
 
 import logging
@@ -19,12 +22,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from dpfp_ray.data.readers import files_of
-from dpfp_ray.sweeps import access_tokens
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.system.storage import one_line
+from dpfp_ray.system.storage import one_line, public
 from dpfp_ray.system.terminal import stderr
 
 DEFAULT = "http://127.0.0.1:8265"
@@ -42,6 +45,11 @@ NOISY_LOGGERS = (
     "ray._private.runtime_env.packaging",
 )
 EXIT_CODES = {"SUCCEEDED": 0, "STOPPED": 130}
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+VARIABLE = "DPFP_TOKEN"
+SHORTEST, LONGEST = 16, 4096  # characters of a token; fewer can be guessed
+RAY_QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"  # what every client asks first
+PROBE_SECONDS = 10.0
 
 
 class Unreachable(Exception):
@@ -55,9 +63,9 @@ class Cluster:
         self, address: str, token: str | None = None, say: Callable[[str], None] | None = None
     ) -> None:
         """`say` is told about lost connections (default: on stderr)."""
-        self.address = access_tokens.check_http(address)
+        self.address = check_http(address)
         self.say = say or _say
-        headers = access_tokens.header(token) if token else None
+        headers = header(token) if token else None
         try:
             with translated(self.address):
                 self.client = make_client(self.address, headers)
@@ -251,7 +259,7 @@ def submit(
 
 def _cluster(address: str | None, token_file: str | None) -> Cluster:
     where = address or os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT
-    token = access_tokens.ray_token(access_tokens.check_http(where), token_file)
+    token = ray_token(check_http(where), token_file)
     return Cluster(where, token)
 
 
@@ -320,3 +328,93 @@ def named_files(words: Iterable[str]) -> dict[str, Path]:
         except (OSError, ValueError):  # a condition or a text, far too long for a path
             continue
     return files
+
+
+# --- tokens -------------------------------------------------------------------------------------
+
+
+def read_token(file: str | None) -> str | None:
+    """The token of `file`, else of $DPFP_TOKEN, else None."""
+    if file is None:
+        token, origin = os.environ.get(VARIABLE, "").strip(), f"${VARIABLE}"
+        if not token:
+            return None
+    else:
+        origin = file
+        try:
+            token = Path(file).expanduser().read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise UserError(f"cannot read the token file {file}: {reason}") from None
+    if not SHORTEST <= len(token) <= LONGEST:
+        raise UserError(
+            f"the token in {origin} has {len(token)} characters; use {SHORTEST} or more, such as "
+            "the output of: openssl rand -hex 32"
+        )
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise UserError(f"the token in {origin} holds spaces or odd characters; use letters, 0-9")
+    return token
+
+
+def header(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def ray_token(address: str, file: str | None) -> str | None:
+    """The token of a Ray cluster itself, for its dashboard and Jobs API; found as Ray finds it.
+
+    It lets its holder run code on the cluster, so the one in the home folder goes to other machines
+    only if RAY_AUTH_MODE=token says that it is meant to.
+    """
+    if file is not None:
+        return read_token(file)
+    mode = os.environ.get("RAY_AUTH_MODE", "").lower()
+    if mode == "disabled":
+        return None
+    given = os.environ.get("RAY_AUTH_TOKEN", "").strip()
+    if given:
+        return given
+    if path := os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        return read_token(path)
+    home = Path.home() / ".ray" / "auth_token"
+    if (mode == "token" or host_of(address) in LOOPBACK) and home.is_file():
+        return read_token(str(home))
+    return None
+
+
+def refused(address: str, token: str | None = None) -> bool:
+    """Whether the Ray at HOST:PORT, its control service, answers nobody without another token."""
+    import grpc
+
+    sent = tuple((key.lower(), value) for key, value in header(token).items()) if token else None
+    with grpc.insecure_channel(address) as channel:
+        try:
+            channel.unary_unary(RAY_QUESTION)(b"", timeout=PROBE_SECONDS, metadata=sent)
+        except grpc.RpcError as error:
+            return bool(error.code() == grpc.StatusCode.UNAUTHENTICATED)
+    return False
+
+
+def advice(address: str, *, given: bool) -> str:
+    wrong = "is not the right one" if given else "is needed"
+    return (
+        f"a token {wrong} for Ray at {address}: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or "
+        f"RAY_AUTH_TOKEN_PATH) to the cluster's; its head has it in ~/.ray/auth_token"
+    )
+
+
+def host_of(address: str) -> str:
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
+
+
+def check_http(address: str) -> str:
+    """`http://host:port`, checked: a web address without a password in it."""
+    shown = public(address)[:100]
+    if not address.startswith(("http://", "https://")) or not host_of(address):
+        raise UserError(f"address is {shown!r}; give one such as http://head:8265")
+    if "@" in urlsplit(address).netloc:
+        raise UserError(f"{shown} holds a password, which others would see; use a token")
+    return address.rstrip("/")

@@ -8,16 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
-from dpfp_ray.sweeps.access_tokens import (
-    check_http,
-    digest,
-    is_authorised,
-    ray_token,
-    read_token,
-    session,
-    session_holds,
-)
+from dpfp_ray.service import digest_of
+from dpfp_ray.service.app import is_authorised, session, session_holds
 from dpfp_ray.sweeps.cluster import check_listening, not_connected
+from dpfp_ray.sweeps.submit import check_http, ray_token, read_token
 from dpfp_ray.system.errors import UserError
 
 TOKEN = "0123456789abcdef0123"
@@ -59,22 +53,22 @@ def test_a_bad_token_is_refused_without_being_shown(tmp_path: Path, content: str
     ],
 )
 def test_only_the_right_header_opens(header: str | None, good: bool) -> None:
-    assert is_authorised(header, digest(TOKEN)) is good
+    assert is_authorised(header, digest_of(TOKEN)) is good
 
 
 def test_a_session_ends_and_cannot_be_lengthened() -> None:
-    key = digest(TOKEN)
+    key = digest_of(TOKEN)
     cookie = session(key, 1000)
     assert session_holds(cookie, key, 999)
     assert not session_holds(cookie, key, 1000)
     assert not session_holds(cookie.replace("1000", "9000"), key, 999)
-    assert not session_holds(cookie, digest("another-token"), 999)
+    assert not session_holds(cookie, digest_of("another-token"), 999)
     assert TOKEN not in cookie
 
 
 @pytest.mark.parametrize("cookie", [None, "", ".", "x.y", "٣.x", "1" * 50 + ".x", "9999999999."])
 def test_nonsense_is_no_session(cookie: str | None) -> None:
-    assert not session_holds(cookie, digest(TOKEN), 1.0)
+    assert not session_holds(cookie, digest_of(TOKEN), 1.0)
 
 
 def test_rays_token_from_home_stays_on_this_machine(

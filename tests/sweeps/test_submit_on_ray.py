@@ -14,8 +14,7 @@ import requests
 
 from dpfp_ray.cli.main import main
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps import access_tokens
-from dpfp_ray.sweeps.submit import Cluster
+from dpfp_ray.sweeps.submit import Cluster, header
 from tests.support.flaky_link import Link
 from tests.support.ports import free_ports
 from tests.support.ray_head import Head, ray_head
@@ -44,9 +43,7 @@ def submit(head: Head, *arguments: str) -> int:
 
 
 def known_jobs(head: Head) -> dict[str, Any]:
-    answer = requests.get(
-        f"{head.dashboard}/api/jobs/", headers=access_tokens.header(TOKEN), timeout=120
-    ).json()
+    answer = requests.get(f"{head.dashboard}/api/jobs/", headers=header(TOKEN), timeout=120).json()
     return {job["submission_id"]: job for job in answer if job["submission_id"]}
 
 
@@ -88,7 +85,7 @@ def test_a_sweep_runs_as_a_job_and_its_table_is_in_the_jobs_log(
     }
     log = requests.get(
         f"{head.dashboard}/api/jobs/{identity}/logs",
-        headers=access_tokens.header(TOKEN),
+        headers=header(TOKEN),
         timeout=120,
     ).json()["logs"]
     assert log.replace("\u00a0", " ") == out
@@ -243,7 +240,7 @@ def test_results_finds_the_service_through_the_dashboard(
     assert [row["id"] for row in rows] == sorted(row["id"] for row in store.rows())
     applications = requests.get(
         f"{head.dashboard}/api/serve/applications/",
-        headers=access_tokens.header(TOKEN),
+        headers=header(TOKEN),
         timeout=120,
     ).text
     assert "dpfp-results" in applications
