@@ -108,24 +108,21 @@ def test_tuning_takes_the_better_and_spends_the_same_on_all(
 def test_every_row_is_audited_and_its_outcome_is_everywhere(
     tiny_task: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], ray_session: None
 ) -> None:
-    methods = ["--methods", "dpfp:moments,dpsgd:head", "--audit", "20"]
-    command = [*flags(tiny_task, tmp_path, *INPUTS), *methods, "--epochs", "1"]
-    assert main([*command, "--ledger", str(tmp_path / "ledger")]) == 0
+    command = [*flags(tiny_task, tmp_path, *INPUTS), "--epochs", "1", "--audit", "20"]
+    command += ["--methods", "dpfp:moments,dpsgd:head", "--ledger", str(tmp_path / "ledger")]
+    assert main(command) == 0
     shown = capsys.readouterr().out
     assert "audit ε ≥" in shown
+    assert "audit ε ≥" in (tmp_path / "table.md").read_text()
     assert "everything done to these records (4 uses, 2 of them audits) costs ε = " in shown
     (spent,) = Ledger(tmp_path / "ledger").groups()
     assert [entry.status for entry in spent.entries] == ["finished"] * 4
     assert spent.how == "composition of a fixed list"
-    found = records(tmp_path)
-    audits = [record for name, record in found.items() if name.startswith("audit-")]
-    rows = [record for name, record in found.items() if not name.startswith("audit-")]
-    assert len(audits) == len(rows) == 2
-    for row in rows:
-        (audit,) = (a["audit"] for a in audits if a["plan_hash"] == row["plan_hash"])
-        assert row["statement"]["audit"] == audit
-        assert audit["canaries"] == 20
-    assert "audit ε ≥" in (tmp_path / "table.md").read_text()
+    stored = records(tmp_path)
+    audits = {r["plan_hash"]: r["audit"] for name, r in stored.items() if name[:5] == "audit"}
+    rows = [record for name, record in stored.items() if name[:5] != "audit"]
+    assert {row["plan_hash"]: row["statement"]["audit"] for row in rows} == audits
+    assert [audit["canaries"] for audit in audits.values()] == [20, 20]
 
 
 @pytest.mark.parametrize(

@@ -39,17 +39,13 @@ def table(total: int = 4, done: int = 0) -> LiveTable:
 
 
 def test_one_line_a_trial_with_the_right_count(output: io.StringIO) -> None:
-    shown = table(total=4, done=1)
-    with shown:
-        good = TuneTrial(1e-3, accuracy=0.5, epsilon=3.0, nominal=True)
-        good.last_result["status"] = "finished"
-        shown.on_trial_complete(0, [good], good)
-        stopped = TuneTrial(1e-4, accuracy=0.25, epsilon=1.5)
-        stopped.last_result["status"] = "running"
-        shown.on_trial_complete(0, [stopped], stopped)
-        failed = TuneTrial(1e-5, error="no luck")
-        failed.last_result["status"] = "failed"
-        shown.on_trial_complete(0, [failed], failed)
+    ends = [("finished", {"accuracy": 0.5, "epsilon": 3.0, "nominal": True})]
+    ends += [("running", {"accuracy": 0.25, "epsilon": 1.5}), ("failed", {"error": "no luck"})]
+    with table(total=4, done=1) as shown:
+        for number, (status, result) in enumerate(ends):
+            trial = TuneTrial(10.0 ** -(3 + number), **result)
+            trial.last_result["status"] = status
+            shown.on_trial_complete(0, [trial], trial)
     assert output.getvalue().splitlines() == [
         "1 of 4 trials are finished already",
         "[2/4]  learning_rate 0.001  done  accuracy 0.5000  ε 3.000†",
@@ -92,22 +88,17 @@ def test_without_a_terminal_a_line_a_minute_says_how_it_stands(
     assert line.startswith("0 of 5 done, 1 running, best 0.8000, 0:00 gone, about 0:0")
 
 
-def test_a_trial_s_warning_is_shown_once(output: io.StringIO) -> None:
+def test_a_warning_is_shown_once_and_a_restart_with_its_reason(output: io.StringIO) -> None:
+    ended_without_need = TuneTrial(1e-4, "ERROR")
+    ended_without_need.num_failures = 1
     with table() as shown:
         trial = TuneTrial(1e-3, accuracy=0.5)
         for _ in range(2):
             shown.on_trial_result(0, [trial], trial, {"warning": "states/x.pt is damaged"})
-    assert output.getvalue().splitlines() == ["warning: states/x.pt is damaged"]
-
-
-def test_a_trial_that_starts_again_is_a_line_with_the_reason(output: io.StringIO) -> None:
-    ended_without_need = TuneTrial(1e-4, "ERROR")
-    ended_without_need.num_failures = 1
-    with table() as shown:
-        restarted = TuneTrial(1e-3)
-        shown.on_trial_recover(0, [restarted], restarted)
+            shown.on_trial_recover(0, [trial], trial)
         shown.on_trial_error(0, [ended_without_need], ended_without_need)
     assert output.getvalue().splitlines() == [
+        "warning: states/x.pt is damaged",
         "again:  learning_rate 0.001  the worker died",
         "again:  learning_rate 0.0001  the worker died",
     ]
@@ -273,24 +264,18 @@ def test_mlflow_gets_a_sweeps_trials_under_their_own_names(
     assert [point.step for point in history] == [15, 30]
 
 
-def test_mlflow_calls_a_failed_trial_failed(tmp_path: Path) -> None:
+def test_mlflow_calls_a_failed_trial_failed_and_goes_on_with_the_run_of_a_killed_sweep(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("mlflow")
     for end, status in (("finished", "FINISHED"), ("failed", "FAILED")):
+        killed, trial = make_tracker("mlflow", end, str(tmp_path)), identified()
+        killed.on_trial_start(0, [trial], trial)
         tuned = one_trial(make_tracker("mlflow", end, str(tmp_path)), end)
-        _, runs = mlflow_runs(tmp_path, end)
+        client, runs = mlflow_runs(tmp_path, end)
         assert runs[tuned.ours.id].info.status == status
-
-
-def test_mlflow_goes_on_with_the_run_of_a_killed_sweep(tmp_path: Path) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    killed = make_tracker("mlflow", "sweep", str(tmp_path))
-    tuned = identified()
-    killed.on_trial_start(0, [tuned], tuned)
-    one_trial(make_tracker("mlflow", "sweep", str(tmp_path)))
-    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow/mlflow.db")
-    experiment = client.get_experiment_by_name("sweep")
-    (run,) = client.search_runs([experiment.experiment_id])
-    assert run.info.status == "FINISHED"
+        experiment = client.get_experiment_by_name(end)
+        assert len(client.search_runs([experiment.experiment_id])) == 1
 
 
 def test_tensorboard_gets_a_folder_a_trial_that_stays(tmp_path: Path) -> None:

@@ -42,9 +42,13 @@ def submit(head: Head, *arguments: str) -> int:
     )
 
 
+def ask(head: Head, path: str) -> Any:
+    """What the dashboard's API says."""
+    return requests.get(f"{head.dashboard}/api/{path}", headers=header(TOKEN), timeout=120).json()
+
+
 def known_jobs(head: Head) -> dict[str, Any]:
-    answer = requests.get(f"{head.dashboard}/api/jobs/", headers=header(TOKEN), timeout=120).json()
-    return {job["submission_id"]: job for job in answer if job["submission_id"]}
+    return {job["submission_id"]: job for job in ask(head, "jobs/") if job["submission_id"]}
 
 
 def test_a_sweep_runs_as_a_job_and_its_table_is_in_the_jobs_log(
@@ -75,19 +79,9 @@ def test_a_sweep_runs_as_a_job_and_its_table_is_in_the_jobs_log(
     assert identity.startswith("my-sweep-")
     job = known_jobs(head)[identity]
     assert job["status"] == "SUCCEEDED"
-    assert job["metadata"] == {
-        "job_name": "My sweep!",
-        "verb": "sweep",
-        "sweep": "tiny",
-        "task": "custom",
-        "methods": "dpfp",
-        "epsilon": "8",
-    }
-    log = requests.get(
-        f"{head.dashboard}/api/jobs/{identity}/logs",
-        headers=header(TOKEN),
-        timeout=120,
-    ).json()["logs"]
+    facts = {"verb": "sweep", "sweep": "tiny", "task": "custom", "methods": "dpfp"}
+    assert job["metadata"] == {"job_name": "My sweep!", "epsilon": "8"} | facts
+    log = ask(head, f"jobs/{identity}/logs")["logs"]
     assert log.replace("\u00a0", " ") == out
     for row in rows:
         assert f"{row['accuracy']:.4f}" in log
@@ -238,11 +232,7 @@ def test_results_finds_the_service_through_the_dashboard(
     assert main(arguments) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["id"] for row in rows] == sorted(row["id"] for row in store.rows())
-    applications = requests.get(
-        f"{head.dashboard}/api/serve/applications/",
-        headers=header(TOKEN),
-        timeout=120,
-    ).text
+    applications = str(ask(head, "serve/applications/"))
     assert "dpfp-results" in applications
     assert ours not in applications
     stopped = subprocess.run([*serve, "--stop"], env=head.environment, timeout=900)
