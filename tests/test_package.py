@@ -39,13 +39,13 @@ def run(installed: Path, folder: Path, *words: str) -> str:
 @pytest.mark.slow
 def test_search_spaces_and_the_glossary_are_in_the_wheel(installed: Path, tmp_path: Path) -> None:
     assert "Nominal" in run(installed, tmp_path, "glossary", "nominal")
-    place = run_python(installed, tmp_path, "from dpfp_ray.sweeps.space import space_path as p")
+    place = run_python(installed, tmp_path, "from dpfp_ray.sweeps.space import SPACES")
     assert place.startswith(str(installed))
 
 
 def run_python(installed: Path, folder: Path, code: str) -> str:
     ours = {**os.environ, "PYTHONPATH": str(installed)}
-    command = [sys.executable, "-c", f"{code}; print(p('moments'))"]
+    command = [sys.executable, "-c", f"{code}; print(SPACES)"]
     return subprocess.run(
         command, cwd=folder, env=ours, capture_output=True, text=True, check=True
     ).stdout

@@ -17,12 +17,14 @@ import argparse
 from typing import Any
 
 from dpfp_ray.cli.options import (
+    LEDGER_CHOICES,
     add_ledger_flags,
     add_loss_flag,
     add_plan_flags,
     add_save_flag,
     add_seed_flags,
-    ledger_choices,
+    adder,
+    given,
     plan_from,
 )
 from dpfp_ray.plan.method_spec import modes_of
@@ -34,21 +36,20 @@ ACCESS = ("black_box", "white_box")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("audit")
-    group.add_argument("--canaries", type=int, default=1000, metavar="N", help="default: 1000")
-    group.add_argument(
-        "--family", choices=FAMILIES, help="kind of canary (default: the method's most telling)"
-    )
-    group.add_argument(
+    add = adder(group)
+    add("--canaries N", "default: 1000", type=int, default=1000)
+    add("--family", "kind of canary (default: the method's most telling)", choices=FAMILIES)
+    add(
         "--access",
+        "what the auditor sees: the model's outputs, or all that is released (the default)",
         choices=ACCESS,
         default="white_box",
-        help="what the auditor sees: the model's outputs, or all that is released (the default)",
     )
-    group.add_argument("--confidence", type=float, default=0.95, metavar="X", help="default: 0.95")
-    group.add_argument("--membership-seed", type=int, help="fix the canaries' coins, for tests")
-    group.add_argument("--output", metavar="DIR", required=True, help="folder for the result")
-    group.add_argument("--overwrite", action="store_true", help="discard what is in DIR")
-    group.add_argument("--json", action="store_true", help="print the audit as one JSON object")
+    add("--confidence X", "default: 0.95", type=float, default=0.95)
+    add("--membership-seed", "fix the canaries' coins, for tests", type=int)
+    add("--output DIR", "folder for the result", required=True)
+    add("--overwrite", "discard what is in DIR")
+    add("--json", "print the audit as one JSON object")
     add_plan_flags(parser)
     add_seed_flags(parser)
     add_save_flag(group)
@@ -62,11 +63,8 @@ def command(arguments: argparse.Namespace) -> int:
     from dpfp_ray import audit
 
     names = ("output", "canaries", "family", "access", "confidence", "seed", "membership_seed")
-    given = {
-        name: getattr(arguments, name)
-        for name in (*names, "overwrite", "threads", "show_training_loss", "save_every")
-    }
-    record = audit(plan, **given, **ledger_choices(arguments)).record
+    more = ("overwrite", "threads", "show_training_loss", "save_every", *LEDGER_CHOICES)
+    record = audit(plan, **given(arguments, *names, *more)).record
     if arguments.json:
         print(to_json(record["audit"]))
     else:

@@ -8,7 +8,7 @@ Example (SST-2 at the paper's settings):
 import argparse
 from typing import TYPE_CHECKING
 
-from dpfp_ray.cli.options import add_flag
+from dpfp_ray.cli.options import add_flag, adder
 from dpfp_ray.plan.plan import ACCOUNTANTS, FIELDS
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.system.whole_files import to_json
@@ -22,26 +22,17 @@ ASSUMES = {
     "pld": "privacy loss distributions; an upper bound, tight",
 }
 USED = (
-    "method",
-    "mode",
-    "scope",
-    "classes",
-    "batch_size",
-    "micro_batches",
-    "epochs",
-    "epsilon",
-    "delta",
-    "label_epsilon",
-    "accountant",
-    "clip",
+    *("method", "mode", "scope", "classes", "batch_size", "micro_batches", "epochs", "epsilon"),
+    *("delta", "label_epsilon", "accountant", "clip", "adjacency"),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--records", metavar="D", required=True, help="records in the training set")
-    for name in (*USED, "adjacency"):
+    add = adder(parser)
+    add("--records D", "records in the training set", required=True)
+    for name in USED:
         add_flag(parser, name)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add("--json", "print one JSON object")
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -51,11 +42,11 @@ def command(arguments: argparse.Namespace) -> int:
 
     from dpfp_ray import calibrate
 
-    found = calibrate(plan)
+    calibration = calibrate(plan)
     if arguments.json:
-        print(to_json(found.to_dict()))
+        print(to_json(calibration.to_dict()))
     else:
-        show(found)
+        show(calibration)
     return 0
 
 

@@ -17,14 +17,16 @@ import argparse
 from typing import Any
 
 from dpfp_ray.cli.options import (
+    LEDGER_CHOICES,
+    RAY_CHOICES,
     add_ledger_flags,
     add_plan_flags,
     add_ray_flags,
     add_select_flag,
-    ledger_choices,
+    adder,
+    given,
     plan_values,
     positive,
-    ray_choices,
     show_costs,
     show_failures,
     split_change,
@@ -38,52 +40,30 @@ from dpfp_ray.system.whole_files import to_json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("comparison")
-    group.add_argument(
-        "--methods", default=",".join(METHODS), metavar="A,B,…", help="default: all of them"
-    )
-    group.add_argument("--epsilon", dest="budgets", metavar="E1,E2,…", help="budgets (default: 3)")
-    group.add_argument("--seeds", type=positive, default=1, metavar="N", help="repetitions of each")
-    group.add_argument(
-        "--match", choices=["batch"], help="batch: every method gets the same B (default 32)"
-    )
-    group.add_argument(
-        "--set",
+    add = adder(group)
+    add("--methods A,B,…", "default: all of them", default=",".join(METHODS))
+    add("--epsilon E1,E2,…", "budgets (default: 3)", dest="budgets")
+    add("--seeds N", "repetitions of each", type=positive, default=1)
+    add("--match", "batch: every method gets the same B (default 32)", choices=["batch"])
+    add(
+        "--set METHOD.FIELD=VALUE",
+        "a plan field for one method only, such as dpfp.lr=1e-4 or dpsgd:head.epochs=9; may be "
+        "repeated",
         action="append",
         default=[],
         dest="settings",
-        metavar="METHOD.FIELD=VALUE",
-        help="a plan field for one method only, such as dpfp.lr=1e-4 or dpsgd:head.epochs=9; may "
-        "be repeated",
     )
-    group.add_argument(
-        "--tune",
-        type=positive,
-        metavar="N",
-        help="first try N random settings of each method at each ε, then compare the best ones",
-    )
-    group.add_argument(
-        "--audit",
-        type=positive,
-        nargs="?",
-        const=1000,
-        metavar="N",
-        help="also audit every row: one more run of each with N canaries (default: 1000)",
-    )
+    tune = "first try N random settings of each method at each ε, then compare the best ones"
+    add("--tune N", tune, type=positive)
+    audit = "also audit every row: one more run of each with N canaries (default: 1000)"
+    add("--audit N", audit, type=positive, nargs="?", const=1000)
     add_select_flag(group)
-    group.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="run nothing: print the cells and the smallest difference that they can show",
-    )
-    group.add_argument(
-        "--difference",
-        type=float,
-        metavar="POINTS",
-        help="with --dry-run: how many seeds a difference of so many points of accuracy needs",
-    )
-    group.add_argument("--output", metavar="DIR", help="folder or URI for results")
-    group.add_argument("--json", action="store_true", help="print the table as a JSON list")
-    group.add_argument("--wide", action="store_true", help="all columns, not only those that fit")
+    add("--dry-run", "run nothing: print the cells and the smallest difference that they can show")
+    seeds = "with --dry-run: how many seeds a difference of so many points of accuracy needs"
+    add("--difference POINTS", seeds, type=float)
+    add("--output DIR", "folder or URI for results")
+    add("--json", "print the table as a JSON list")
+    add("--wide", "all columns, not only those that fit")
     add_plan_flags(parser, skip=("method", "epsilon"))
     add_ray_flags(parser)
     add_ledger_flags(parser)
@@ -92,13 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(arguments: argparse.Namespace) -> int:
     methods = parse_methods(arguments.methods)
     values = plan_values(arguments)
-    budgets = parse_budgets(arguments.budgets, values.pop("epsilon", None))
-    settings = parse_settings(arguments.settings)
     asked: dict[str, Any] = {
         "methods": methods,
-        "epsilon": budgets,
-        "settings": settings,
-        **{name: getattr(arguments, name) for name in ("seeds", "match", "tune", "audit")},
+        "epsilon": parse_budgets(arguments.budgets, values.pop("epsilon", None)),
+        "settings": parse_settings(arguments.settings),
+        **given(arguments, "seeds", "match", "tune", "audit"),
         **values,
     }
 
@@ -110,13 +88,7 @@ def command(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.output is None:
         raise UserError("--output is missing; give a folder for the results, or --dry-run")
-    made = compare(
-        output=arguments.output,
-        select=arguments.select,
-        **ledger_choices(arguments),
-        **ray_choices(arguments),
-        **asked,
-    )
+    made = compare(**asked, **given(arguments, "output", "select", *LEDGER_CHOICES, *RAY_CHOICES))
     if arguments.json:
         print(to_json(made.rows))
     else:

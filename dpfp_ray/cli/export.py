@@ -24,31 +24,26 @@ The hub's token is taken from HF_TOKEN or `hf auth login`; a new repository is p
 
 import argparse
 
+from dpfp_ray.cli.options import adder, given
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="folder of a finished run")
-    parser.add_argument("folder", metavar="DIR", help="new folder for the model")
-    parser.add_argument("--name", default="", help="the model's name, for its card")
-    parser.add_argument("--audit", metavar="DIR", help="folder of an audit of the same method")
-    parser.add_argument(
-        "--adapter",
-        action="store_true",
-        help="scope lora: a PEFT adapter, not a whole model",
-    )
-    parser.add_argument(
-        "--ledger", metavar="PATH_OR_URI", help="to state what the training records paid in all"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier export in DIR")
-    parser.add_argument(
-        "--push-to-hub", metavar="NAME", help="also upload to this repository, such as me/model"
-    )
+    add = adder(parser)
+    add("run RUN", "folder of a finished run")
+    add("folder DIR", "new folder for the model")
+    add("--name", "the model's name, for its card", default="")
+    add("--audit DIR", "folder of an audit of the same method")
+    add("--adapter", "scope lora: a PEFT adapter, not a whole model")
+    add("--ledger PATH_OR_URI", "to state what the training records paid in all")
+    add("--overwrite", "replace an earlier export in DIR")
+    add("--push-to-hub NAME", "also upload to this repository, such as me/model")
 
 
 def command(arguments: argparse.Namespace) -> int:
     from dpfp_ray import export
 
     names = ("name", "audit", "adapter", "ledger", "overwrite", "push_to_hub")
-    made = export(arguments.run, arguments.folder, **{n: getattr(arguments, n) for n in names})
+    made = export(arguments.run, arguments.folder, **given(arguments, *names))
     print(made.folder)
     print(made.guarantee)
     if made.address:

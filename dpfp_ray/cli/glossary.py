@@ -13,12 +13,13 @@ import argparse
 import textwrap
 from dataclasses import asdict
 
+from dpfp_ray.cli.options import adder
 from dpfp_ray.system.whole_files import to_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="WORD", help="default: all of them")
-    parser.add_argument("--json", action="store_true", help="print a list, one object a word")
+    adder(parser)("words WORD", "default: all of them", nargs="*")
+    adder(parser)("--json", "print a list, one object a word")
 
 
 def command(arguments: argparse.Namespace) -> int:

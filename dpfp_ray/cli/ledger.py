@@ -20,10 +20,9 @@ Changing a total needs --force. `export` writes ledger.json, .csv, .md, .svg and
 """
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dpfp_ray.cli.options import GROUPS, add_flag, plan_values, positive
-from dpfp_ray.plan.plan import FIELDS
+from dpfp_ray.cli.options import add_flag, adder, fields_of, given, plan_values, positive
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.whole_files import to_json
 
@@ -36,38 +35,27 @@ GAP = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "action",
-        choices=("show", "set", "export"),
-        help="show what was spent, set a total once, or export tables and a figure",
-    )
-    parser.add_argument(
-        "--ledger",
-        metavar="PATH_OR_URI",
-        help="default: $DPFP_LEDGER, else the user's data folder",
-    )
-    parser.add_argument("--json", action="store_true", help="show, set: print one JSON object")
-    parser.add_argument("--wide", action="store_true", help="show: all columns, not those that fit")
-    parser.add_argument("--output", metavar="DIR", help="export: folder to write to")
-    group = parser.add_argument_group("set")
-    group.add_argument("--epsilon", dest="total_epsilon", type=float, metavar="E", help="the total")
-    group.add_argument(
-        "--delta", dest="total_delta", type=float, metavar="D", help="its δ (default: 1e-6)"
-    )
-    group.add_argument("--force", action="store_true", help="change a total that is set")
-    parser.add_argument(
-        "--records-per-person",
+    add = adder(parser)
+    actions = "show what was spent, set a total once, or export tables and a figure"
+    add("action", actions, choices=("show", "set", "export"))
+    add("--ledger PATH_OR_URI", "default: $DPFP_LEDGER, else the user's data folder")
+    add("--json", "show, set: print one JSON object")
+    add("--wide", "show: all columns, not those that fit")
+    add("--output DIR", "export: folder to write to")
+    add(
+        "--records-per-person M",
+        "show, export: what a person pays who has M records in each use that protects records "
+        "(default: 1)",
         type=positive,
         default=1,
-        metavar="M",
-        help="show, export: what a person pays who has M records in each use that protects "
-        "records (default: 1)",
     )
+    add = adder(parser.add_argument_group("set"))
+    add("--epsilon E", "the total", dest="total_epsilon", type=float)
+    add("--delta D", "its δ (default: 1e-6)", dest="total_delta", type=float)
+    add("--force", "change a total that is set")
     group = parser.add_argument_group("whose records")
-    group.add_argument("--people", metavar="ID", help="a data set or group, as in the JSON")
-    names = list(FIELDS)
-    first, last = GROUPS["data"]
-    for name in names[names.index(first) : names.index(last) + 1]:
+    adder(group)("--people ID", "a data set or group, as in the JSON")
+    for name in fields_of("data"):
         add_flag(group, name)
 
 
@@ -78,41 +66,35 @@ def command(arguments: argparse.Namespace) -> int:
         if arguments.total_epsilon is None:
             raise UserError("give --epsilon E, what these people may ever pay")
         book = ledger(arguments.ledger)
-        total = book.set_total(
-            arguments.total_epsilon, arguments.total_delta, force=arguments.force
-        )
+        asked = (arguments.total_epsilon, arguments.total_delta)
+        total = book.set_total(*asked, force=arguments.force)
         if arguments.json:
             print(to_json({"epsilon": total.epsilon, "delta": total.delta}))
         else:
-            print(
-                f"total of {book.ledger.files.name}: ε = {total.epsilon:g} at δ = {total.delta:.3g}"
-            )
+            name = book.ledger.files.name
+            print(f"total of {name}: ε = {total.epsilon:g} at δ = {total.delta:.3g}")
         return 0
     if arguments.action == "export" and arguments.output is None:
         raise UserError("give --output DIR, the folder to write to")
-    found = ledger(
-        arguments.ledger,
-        people=arguments.people,
-        records_per_person=arguments.records_per_person,
-        **plan_values(arguments),
-    )
+    chosen = given(arguments, "people", "records_per_person") | plan_values(arguments)
+    view = ledger(arguments.ledger, **chosen)
     if arguments.action == "export":
-        print(*found.write(arguments.output), sep="\n")
+        print(*view.write(arguments.output), sep="\n")
     elif arguments.json:
-        print(to_json(found.to_json()))
+        print(to_json(view.to_json()))
     else:
-        show(found, arguments.wide)
+        show(view, arguments.wide)
     return 0
 
 
-def show(found: "LedgerView", wide: bool) -> None:
+def show(view: "LedgerView", wide: bool) -> None:
     from rich.table import Table
 
     from dpfp_ray.system.terminal import page_width, print_table, stderr, stdout, that_fit
 
-    uses = found.uses
-    if found.spent is None or uses is None:
-        limit = "" if found.total is None else f" of a total of {found.total.epsilon:g}"
+    uses = view.uses
+    if view.spent is None or uses is None:
+        limit = "" if view.total is None else f" of a total of {view.total.epsilon:g}"
         stdout.print(f"nothing was done yet: ε = 0{limit}", markup=False)
         return
     texts = {
@@ -123,17 +105,16 @@ def show(found: "LedgerView", wide: bool) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
     for column in uses.columns:
         if column.title in titles:
-            table.add_column(
-                column.title, justify="right" if column.numeric else "left", no_wrap=True
-            )
+            side: Any = "right" if column.numeric else "left"
+            table.add_column(column.title, justify=side, no_wrap=True)
     for line in zip(*(texts[title] for title in titles), strict=True):
         table.add_row(*line)
     print_table(table, max(page_width(), 190 if wide else 0))
     if len(titles) < len(texts):
         stderr.print("--wide shows all columns", markup=False)
-    for text in found.spent.lines(basis=wide):
+    for text in view.spent.lines(basis=wide):
         stdout.print(text, markup=False, soft_wrap=True)
-    others = [one.people for one in found.groups if one.people != found.spent.people]
+    others = [group.people for group in view.groups if group.people != view.spent.people]
     if others:
         names = ", ".join(others)
         stderr.print(f"the ledger has other people, too (--people ID): {names}", markup=False)

@@ -35,8 +35,6 @@ VERBS = {
     "glossary": "what the words mean: nominal, zero_out, carriers, …",
     "serve": "live results: a page and a JSON API, on Ray Serve",
 }
-
-
 LONGEST = 1000  # characters
 WORDS = "What the words mean: dpfp glossary [WORD]"
 
@@ -69,26 +67,19 @@ class VerbParser(Parser):
     rare: Sequence[argparse.Action] = ()
 
     def load(self) -> None:
-        """Import the verb and take its flags, once."""
+        """Import the verb and take its flags, once; `--help` leaves rare ones to `--help-all`."""
         if self.verb:
             module = import_module(f"dpfp_ray.cli.{self.verb}")
-            self.verb = ""
-            self.description = module.__doc__
+            from dpfp_ray.cli.options import rare_flags
+
+            self.verb, self.description = "", module.__doc__
             self.formatter_class = argparse.RawDescriptionHelpFormatter
             module.add_arguments(self)
-            self.add_rare_flags()
+            if rare := rare_flags(self._actions):
+                self.rare, text = rare, f"all flags, {len(rare)} more"
+                self.add_argument("--help-all", action=HelpAll, nargs=0, help=text)
             self.epilog = f"{self.epilog}\n\n{WORDS}" if self.epilog else WORDS
             self.set_defaults(command=module.command)
-
-    def add_rare_flags(self) -> None:
-        """Leave flags that few people need to `--help-all`, if there are such."""
-        from dpfp_ray.cli.options import rare_flags
-
-        self.rare = rare_flags(self._actions)
-        if self.rare:
-            self.add_argument(
-                "--help-all", action=HelpAll, nargs=0, help=f"all flags, {len(self.rare)} more"
-            )
 
     def format_help(self) -> str:
         texts = [action.help for action in self.rare]
@@ -121,15 +112,11 @@ def finite(text: str) -> float:
 
 
 def build_parser() -> Parser:
-    parser = Parser(
-        prog="dpfp",
-        description="Differentially private fine-tuning, measured honestly.",
-        epilog=WORDS,
-    )
+    about = "Differentially private fine-tuning, measured honestly."
+    parser = Parser(prog="dpfp", description=about, epilog=WORDS)
     parser.add_argument("--version", action="version", version=f"dpfp-ray {__version__}")
-    verbs = parser.add_subparsers(
-        dest="verb", metavar="VERB", required=True, parser_class=VerbParser
-    )
+    options: Any = {"dest": "verb", "metavar": "VERB", "required": True}
+    verbs = parser.add_subparsers(**options, parser_class=VerbParser)
     for verb, summary in VERBS.items():
         verbs.add_parser(verb, help=summary).verb = verb
     return parser
@@ -160,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # a closed pipe shows here, not when Python exits
         return code
     except UserError as error:
-        print(f"dpfp: {shortened(str(error))}", file=sys.stderr, flush=True)
+        say(str(error))
         if error.at_once:
             os._exit(2)
         return 2
@@ -172,8 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if error.filename is None and error.errno not in FULL:
             raise
-        what = "" if error.filename is None else f"{error.filename}: "
-        print(f"dpfp: {shortened(what + str(error.strerror))}", file=sys.stderr)
+        say(("" if error.filename is None else f"{error.filename}: ") + str(error.strerror))
         return 2
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         # Whoever reads a finished run trusts its result.json; one that was damaged fails anywhere.
@@ -183,25 +169,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{os.path.basename(last.filename)}:{last.lineno}"
         why = f"{arguments.run} cannot be used ({type(error).__name__} at {where}: {error}"
-        print(
-            f"dpfp: {shortened(why)}); if its result.json is damaged, restore it from a backup, or "
-            "run again; if it is whole, report this line as a fault",
-            file=sys.stderr,
-        )
+        fix = "); if its result.json is damaged, restore it from a backup, or run again; if it is "
+        say(shortened(why) + fix + "whole, report this line as a fault")
         return 2
     except RecursionError:
-        print("dpfp: what was given is nested too deeply", file=sys.stderr)
+        say("what was given is nested too deeply")
         return 2
     except RuntimeError as error:
         if "home directory" not in str(error):
             raise
-        print(
-            "dpfp: a path begins with ~ and a user whom this machine does not know; write it out",
-            file=sys.stderr,
-        )
+        say("a path begins with ~ and a user whom this machine does not know; write it out")
         return 2
     except KeyboardInterrupt as stop:  # one with a message says where the work is saved
         number = signal_of(stop)
         name = "dpfp: interrupted" if number == signal.SIGINT else "dpfp: stopped by SIGTERM"
         print(str(stop) or name, file=sys.stderr)
         return 128 + number
+
+
+def say(line: str) -> None:
+    print(f"dpfp: {shortened(line)}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """What several verbs share: flags, one of them for each field of a plan, and what they print."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.plan.method_spec import users_of
@@ -39,58 +39,66 @@ def rare_flags(actions: Sequence[argparse.Action]) -> list[argparse.Action]:
     return few if len(few) > MANY else []
 
 
+def adder(group: argparse._ActionsContainer) -> Callable[..., None]:
+    """`add("--seeds N", "repetitions", type=int)`: flag and metavar, help, argparse's options. What
+    takes no value is a switch."""
+
+    def add(flag: str, text: str, **options: Any) -> None:
+        name, _, metavar = flag.partition(" ")
+        if metavar:
+            options["metavar"] = metavar
+        elif name.startswith("-") and not {"action", "choices", "type", "default"} & set(options):
+            options["action"] = "store_true"
+        group.add_argument(name, help=text, **options)
+
+    return add
+
+
 def add_plan_flags(parser: argparse.ArgumentParser, skip: tuple[str, ...] = ()) -> None:
     """`--batch-size 32` for the plan's `batch_size`, and so on, grouped as in the plan."""
-    parser.add_argument(
-        "--plan",
-        metavar="FILE",
-        help="YAML file of plan fields, or the result.json of a run; flags win over it",
-    )
-    names = list(FIELDS)
-    for title, (first, last) in GROUPS.items():
+    text = "YAML file of plan fields, or the result.json of a run; flags win over it"
+    parser.add_argument("--plan", metavar="FILE", help=text)
+    for title in GROUPS:
         group = parser.add_argument_group(title)
-        for name in names[names.index(first) : names.index(last) + 1]:
+        for name in fields_of(title):
             if name not in skip:
                 add_flag(group, name)
-            if name == "header" and name not in skip:
-                add_no_header(group)
+                if name == "header":
+                    group.add_argument(
+                        "--no-header",
+                        dest="header",
+                        action="store_const",
+                        const="none",
+                        default=argparse.SUPPRESS,
+                        help="the same as --header none: --text-column 1 --label-column 2",
+                    )
+
+
+def fields_of(title: str) -> list[str]:
+    """The plan fields of a group."""
+    names, (first, last) = list(FIELDS), GROUPS[title]
+    return names[names.index(first) : names.index(last) + 1]
 
 
 def add_flag(group: Any, name: str) -> None:
-    spec = FIELDS[name]
+    spec, kinds = FIELDS[name], kinds_of(TYPES[name])
     flags = [f"--{name.replace('_', '-')}"]
     flags += ["--lr"] if name == "learning_rate" else []
     users = ", ".join(users_of(name))
     help_text = (f"{users}: " if users else "") + spec.metadata["help"]
-    if known := by_method(name):
-        help_text += f" (default: {known})"
-    elif spec.default is not None:
-        help_text += f" (default: {spec.default})"
+    default = by_method(name) or spec.default
+    if default is not None:
+        help_text += f" (default: {default})"
     choices = spec.metadata["choices"]
-    symbol = next((short for short, long in ALIASES.items() if long == name), None)
+    # What it takes: its symbol, N or X for a number, else the last word of its name.
+    word = "n" if int in kinds else "x" if float in kinds else name.split("_")[-1]
+    symbol = next((short for short, long in ALIASES.items() if long == name), word)
     group.add_argument(
         *flags,
         dest=name,
         default=argparse.SUPPRESS,
-        metavar="|".join(choices) if choices else (symbol or metavar_of(name)).upper(),
+        metavar="|".join(choices) if choices else symbol.upper(),
         help=help_text.replace("%", "%%"),
-    )
-
-
-def metavar_of(name: str) -> str:
-    """What a field takes: N or X for a number, else the last word of its name."""
-    kinds = kinds_of(TYPES[name])
-    return "n" if int in kinds else "x" if float in kinds else name.split("_")[-1]
-
-
-def add_no_header(group: Any) -> None:
-    group.add_argument(
-        "--no-header",
-        dest="header",
-        action="store_const",
-        const="none",
-        default=argparse.SUPPRESS,
-        help="the same as --header none: --text-column 1 --label-column 2",
     )
 
 
@@ -109,83 +117,63 @@ def plan_from(arguments: argparse.Namespace) -> Plan:
 
 
 def add_seed_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("randomness")
-    group.add_argument(
-        "--seed",
-        type=int,
-        help="fix the secret seed (a known seed makes the noise known: for tests, not for release)",
-    )
-    group.add_argument(
-        "--threads", type=int, default=None, metavar="N", help="CPU threads (default: all cores)"
-    )
+    add = adder(parser.add_argument_group("randomness"))
+    known = "fix the secret seed (a known seed makes the noise known: for tests, not for release)"
+    add("--seed", known, type=int)
+    add("--threads N", "CPU threads (default: all cores)", type=int)
 
 
 def add_select_flag(parser: Any) -> None:
     """The one rule for which epoch is quoted: the same words for every verb."""
-    parser.add_argument(
-        "--select",
-        choices=["last", "best"],
-        default="last",
-        help="the epoch that every run quotes, and whose weights train saves (default: last; best "
-        "on dev flatters)",
-    )
+    text = "the epoch that every run quotes, and whose weights train saves (default: last; best "
+    text += "on dev flatters)"
+    parser.add_argument("--select", choices=["last", "best"], default="last", help=text)
 
 
 def add_loss_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    adder(parser)(
         "--show-training-loss",
-        action="store_true",
-        help="show and keep the training loss of private runs too: it is computed from private "
-        "records without noise, and ε does not cover it",
+        "show and keep the training loss of private runs too: it is computed from private records "
+        "without noise, and ε does not cover it",
     )
 
 
 def add_save_flag(group: Any) -> None:
-    group.add_argument(
-        "--save-every",
-        type=float,
-        metavar="SECONDS",
-        help="how often unfinished work is saved (default: $DPFP_SAVE_SECONDS, else 30; less often "
+    adder(group)(
+        "--save-every SECONDS",
+        "how often unfinished work is saved (default: $DPFP_SAVE_SECONDS, else 30; less often "
         "where a save takes long)",
+        type=float,
     )
 
 
 def add_ray_flags(parser: argparse.ArgumentParser, default_storage: str | None = None) -> None:
     """Flags of every verb that runs trials on Ray."""
     group = parser.add_argument_group("Ray")
+    add = adder(group)
     if default_storage:
-        group.add_argument(
-            "--storage",
-            metavar="PATH_OR_URI",
-            help=f"where results go (default: {default_storage})",
-        )
-    group.add_argument(
-        "--address",
-        metavar="local|auto|ray://HOST:PORT",
-        help="start Ray here (default), join this machine's cluster (default inside a Ray job), "
-        "or a remote one",
+        add("--storage PATH_OR_URI", f"where results go (default: {default_storage})")
+    add(
+        "--address local|auto|ray://HOST:PORT",
+        "start Ray here (default), join this machine's cluster (default inside a Ray job), or a "
+        "remote one",
     )
-    group.add_argument(
-        "--concurrency",
+    add(
+        "--concurrency N",
+        "trials at a time; a cluster that can grow is asked for so many",
         type=positive,
-        metavar="N",
-        help="trials at a time; a cluster that can grow is asked for so many",
     )
-    group.add_argument("--workers", type=positive, default=1, metavar="N", help="workers a trial")
-    group.add_argument("--cpus-per-worker", type=positive, metavar="N", help="CPU threads a worker")
-    group.add_argument(
-        "--gpus-per-worker",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="GPUs a worker, also fractions (default: 0)",
+    add("--workers N", "workers a trial", type=positive, default=1)
+    add("--cpus-per-worker N", "CPU threads a worker", type=positive)
+    add(
+        "--gpus-per-worker X", "GPUs a worker, also fractions (default: 0)", type=float, default=0.0
     )
-    group.add_argument("--seed", type=int, help="fix the secret seed, for tests only")
-    group.add_argument(
+    add("--seed", "fix the secret seed, for tests only", type=int)
+    add(
         "--tracker",
+        "also show the trials there: MLflow (MLFLOW_TRACKING_URI, or a folder beside the results), "
+        "Weights & Biases (WANDB_API_KEY), TensorBoard (a folder beside the results)",
         choices=["mlflow", "wandb", "tensorboard"],
-        help="also show the trials there: MLflow (MLFLOW_TRACKING_URI, or a folder beside the "
-        "results), Weights & Biases (WANDB_API_KEY), TensorBoard (a folder beside the results)",
     )
     add_save_flag(group)
     add_loss_flag(parser)
@@ -195,27 +183,30 @@ def add_ledger_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of every verb that uses private records."""
     group = parser.add_argument_group("ledger")
     add_ledger_flag(group)
-    group.add_argument(
-        "--total-epsilon",
-        type=float,
-        metavar="E",
-        help="what they may ever pay, set once; what would pass it is refused",
-    )
-    group.add_argument("--total-delta", type=float, metavar="D", help="its δ (default: 1e-6)")
+    add = adder(group)
+    total = "what they may ever pay, set once; what would pass it is refused"
+    add("--total-epsilon E", total, type=float)
+    add("--total-delta D", "its δ (default: 1e-6)", type=float)
 
 
 def add_ledger_flag(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--ledger",
-        metavar="PATH_OR_URI",
-        help="privacy ledger of the people in the data (default: $DPFP_LEDGER, else the user's "
-        "data folder); see dpfp ledger",
+    adder(parser)(
+        "--ledger PATH_OR_URI",
+        "privacy ledger of the people in the data (default: $DPFP_LEDGER, else the user's data "
+        "folder); see dpfp ledger",
     )
 
 
-def ledger_choices(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the ledger flags say, as keywords of the front functions."""
-    return {name: getattr(arguments, name) for name in ("ledger", "total_epsilon", "total_delta")}
+LEDGER_CHOICES = ("ledger", "total_epsilon", "total_delta")
+RAY_CHOICES = (
+    *("address", "workers", "cpus_per_worker", "gpus_per_worker", "concurrency", "seed"),
+    *("tracker", "show_training_loss", "save_every"),
+)
+
+
+def given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """What the flags of these names say, as keywords of a front function."""
+    return {name: getattr(arguments, name) for name in names}
 
 
 def positive(text: str) -> int:
@@ -223,13 +214,6 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
     return value
-
-
-def ray_choices(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the Ray flags say, as keywords of `sweep` and `compare`."""
-    names = ("address", "workers", "cpus_per_worker", "gpus_per_worker")
-    more = ("concurrency", "seed", "tracker", "show_training_loss", "save_every")
-    return {name: getattr(arguments, name) for name in (*names, *more)}
 
 
 def split_change(text: str) -> tuple[str, str]:

@@ -25,47 +25,44 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dpfp_ray.cli.options import add_ledger_flag
+from dpfp_ray.cli.options import add_ledger_flag, adder, given
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.whole_files import to_json
 
 if TYPE_CHECKING:
     from dpfp_ray.results.predict import Answer
 
-OPTIONS = ("dev", "text_column", "pair_column", "label_column", "header", "bad_rows", "batch")
+OPTIONS = (
+    *("dev", "text_column", "pair_column", "label_column", "header", "bad_rows", "batch"),
+    *("threads", "ledger"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="folder of a finished run")
-    parser.add_argument("file", nargs="?", metavar="FILE|-", help="rows to predict; - is stdin")
-    parser.add_argument(
-        "--text", action="append", metavar="TEXT", help="predict this text; may be repeated"
-    )
-    parser.add_argument("--pair", action="append", metavar="TEXT", help="its second text")
-    parser.add_argument("--dev", action="store_true", help="predict the run's own dev rows")
-    parser.add_argument(
-        "--evaluate", action="store_true", help="print scores only; the rows need labels"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    group = parser.add_argument_group("FILE, where it differs from the training file")
-    group.add_argument("--text-column", metavar="NAME", help="column of the text")
-    group.add_argument("--pair-column", metavar="NAME", help="column of the second text")
-    group.add_argument("--label-column", metavar="NAME", help="column of the label")
-    group.add_argument(
-        "--no-header", dest="header", action="store_const", const="none", help="columns are 1, 2, …"
-    )
-    group.add_argument("--bad-rows", choices=("error", "skip"), help="default: as in training")
-    group.add_argument(
-        "--batch", type=int, default=256, metavar="N", help="rows at a time (default: 256)"
-    )
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
+    add = adder(parser)
+    add("run RUN", "folder of a finished run")
+    add("file FILE|-", "rows to predict; - is stdin", nargs="?")
+    add("--text TEXT", "predict this text; may be repeated", action="append")
+    add("--pair TEXT", "its second text", action="append")
+    add("--dev", "predict the run's own dev rows")
+    add("--evaluate", "print scores only; the rows need labels")
+    add("--json", "one JSON object a line")
+    add = adder(parser.add_argument_group("FILE, where it differs from the training file"))
+    add("--text-column NAME", "column of the text")
+    add("--pair-column NAME", "column of the second text")
+    add("--label-column NAME", "column of the label")
+    columns = {"dest": "header", "action": "store_const", "const": "none"}
+    add("--no-header", "columns are 1, 2, …", **columns)
+    add("--bad-rows", "default: as in training", choices=("error", "skip"))
+    add("--batch N", "rows at a time (default: 256)", type=int, default=256)
+    add("--threads N", "CPU threads (default: all cores)", type=int)
     add_ledger_flag(parser)
 
 
 def command(arguments: argparse.Namespace) -> int:
     if [bool(arguments.file), bool(arguments.text), arguments.dev].count(True) != 1:
         raise UserError("give one of: a FILE (or - for standard input), --text, --dev")
-    options: dict[str, Any] = {n: getattr(arguments, n) for n in (*OPTIONS, "threads", "ledger")}
+    options = given(arguments, *OPTIONS)
     if arguments.text:
         options["texts"] = given_texts(arguments.text, arguments.pair or [])
     elif arguments.file == "-":

@@ -18,26 +18,24 @@ of this machine; `dpfp train --plan plans/CELL.yaml` runs a cell again.
 import argparse
 import sys
 
-from dpfp_ray.cli.options import add_select_flag
+from dpfp_ray.cli.options import add_select_flag, adder, given
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.whole_files import to_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "locations", nargs="+", metavar="DIR_OR_URI", help="the --output of runs and sweeps"
-    )
-    parser.add_argument("--output", metavar="OUT", help="folder for the report")
-    parser.add_argument("--bundle", metavar="FILE.zip", help="a replication bundle, for others")
-    parser.add_argument("--title", help="what the page is called")
-    parser.add_argument(
-        "--ledger",
-        metavar="PATH_OR_URI",
-        help="say what the people behind these records have paid in all (default: $DPFP_LEDGER, "
-        "else the user's own, if it has entries)",
+    add = adder(parser)
+    add("locations DIR_OR_URI", "the --output of runs and sweeps", nargs="+")
+    add("--output OUT", "folder for the report")
+    add("--bundle FILE.zip", "a replication bundle, for others")
+    add("--title", "what the page is called", default=None)
+    add(
+        "--ledger PATH_OR_URI",
+        "say what the people behind these records have paid in all (default: $DPFP_LEDGER, else "
+        "the user's own, if it has entries)",
     )
     add_select_flag(parser)
-    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+    add("--json", "print what was written as JSON")
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -45,14 +43,8 @@ def command(arguments: argparse.Namespace) -> int:
         raise UserError("nothing to write; give --output OUT, --bundle FILE.zip, or both")
     from dpfp_ray import report
 
-    made = report(
-        arguments.locations,
-        output=arguments.output,
-        title=arguments.title,
-        ledger=arguments.ledger,
-        select=arguments.select,
-        bundle=arguments.bundle,
-    )
+    names = ("output", "title", "ledger", "select", "bundle")
+    made = report(arguments.locations, **given(arguments, *names))
     places = {"index": made.index, "bundle": made.bundle}
     written = {name: str(place) for name, place in places.items() if place is not None}
     if arguments.json:

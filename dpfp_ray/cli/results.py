@@ -30,6 +30,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpfp_ray import COLUMNS
+from dpfp_ray.cli.options import adder, given
 from dpfp_ray.plan.plan import FIELDS
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.whole_files import to_json
@@ -37,23 +38,11 @@ from dpfp_ray.system.whole_files import to_json
 Row = Mapping[str, Any]
 NARROW = ("id", "status", "method", "mode", "task", "model", "scope", "epsilon", "accuracy")
 IF_THEY_DIFFER = ("model", "scope")
-SHOWN = (
-    *NARROW,
-    *("batch_size", "micro_batches", "clip", "learning_rate", "examples_per_second"),
-)
-HEADERS = {
-    "epsilon": "ε",
-    "batch_size": "B",
-    "micro_batches": "M",
-    "clip": "C",
-    "learning_rate": "lr",
-    "examples_per_second": "ex/s",
-    "peak_memory_bytes": "peak MiB",
-    "train_seconds": "train s",
-    "delta": "δ",
-    "sigma": "σ",
-    "noise_multiplier": "σ/C",
-}
+SHOWN = (*NARROW, "batch_size", "micro_batches", "clip", "learning_rate", "examples_per_second")
+HEADERS = {"epsilon": "ε", "delta": "δ", "sigma": "σ", "noise_multiplier": "σ/C"}
+HEADERS |= {"batch_size": "B", "micro_batches": "M", "clip": "C", "learning_rate": "lr"}
+HEADERS |= {"examples_per_second": "ex/s", "peak_memory_bytes": "peak MiB"}
+HEADERS |= {"train_seconds": "train s"}
 NOMINAL = (
     "† nominal ε: what the paper's accounting says; it is no guarantee for this mode\n"
     "  (dpfp glossary nominal)"
@@ -63,34 +52,28 @@ NOMINAL = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = f"columns: {', '.join(COLUMNS)}, and accuracy_SPLIT for each dev split"
     parser.epilog = textwrap.fill(names, width=78)
-    parser.add_argument(
-        "location", nargs="?", metavar="DIR_OR_URI", help="a folder, s3://, gs:// or file://"
-    )
-    parser.add_argument(
-        "--address", metavar="URL", help="ask the service there, such as http://head:8265"
-    )
-    parser.add_argument(
-        "--token-file", metavar="FILE", help="holds the service's token; or set DPFP_TOKEN"
-    )
-    parser.add_argument("--where", metavar="CONDITION", help="only the trials for which it holds")
-    parser.add_argument("--sort", metavar="COLUMNS", help="e.g. accuracy, or task,-epsilon")
-    parser.add_argument("--columns", metavar="COLUMNS", help="e.g. id,accuracy,lr")
-    parser.add_argument("--limit", metavar="N", help="at most N trials")
-    parser.add_argument(
-        "--wide",
-        action="store_true",
-        help="more columns than fit a page, and all plan fields that differ",
-    )
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print a list, one object per trial")
-    form.add_argument("--csv", action="store_true", help="print comma-separated values")
+    add = adder(parser)
+    add("location DIR_OR_URI", "a folder, s3://, gs:// or file://", nargs="?")
+    add("--address URL", "ask the service there, such as http://head:8265")
+    add("--token-file FILE", "holds the service's token; or set DPFP_TOKEN")
+    add("--where CONDITION", "only the trials for which it holds")
+    add("--sort COLUMNS", "e.g. accuracy, or task,-epsilon")
+    add("--columns COLUMNS", "e.g. id,accuracy,lr")
+    add("--limit N", "at most N trials")
+    add("--wide", "more columns than fit a page, and all plan fields that differ")
+    add = adder(parser.add_mutually_exclusive_group())
+    add("--json", "print a list, one object per trial")
+    add("--csv", "print comma-separated values")
 
 
 def command(arguments: argparse.Namespace) -> int:
-    limit = _limit(arguments.limit)
+    limit = arguments.limit
+    if limit is not None and not (limit.isascii() and limit.isdigit() and int(limit) >= 1):
+        raise UserError(f"limit is {limit!r}; give a whole number of 1 or more")
     if (arguments.location is None) == (arguments.address is None):
         raise UserError("give either a folder or URI, or --address of a running service")
-    asked: dict[str, Any] = {"where": arguments.where, "sort": arguments.sort, "limit": limit}
+    asked: dict[str, Any] = given(arguments, "where", "sort")
+    asked["limit"] = None if limit is None else int(limit)
     if arguments.address is None:
         from dpfp_ray import find_results
 
@@ -182,25 +165,13 @@ def _cell(row: Row, name: str) -> str:
 def _formatted(value: Any, name: str) -> str:
     if isinstance(value, str):
         return value
-    if name.startswith("accuracy"):
-        return f"{value:.4f}"
     if name == "peak_memory_bytes":
         return f"{value / 2**20:,.0f}"
-    if name == "examples_per_second":
-        return f"{value:,.0f}"
-    if name == "train_seconds":
-        return f"{value:,.1f}"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    forms = {"accuracy": ".4f", "examples_per_second": ",.0f", "train_seconds": ",.1f"}
+    other = "," if isinstance(value, int) else ".4g"
+    return format(value, forms.get("accuracy" if name.startswith("accuracy") else name, other))
 
 
 def _printable(text: str) -> str:
     """Names and errors come from data and other machines: no control codes reach the terminal."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
-def _limit(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise UserError(f"limit is {text!r}; give a whole number of 1 or more")
-    return int(text)

@@ -21,6 +21,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from dpfp_ray.cli.options import adder, given
 from dpfp_ray.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,29 +29,21 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--storage", metavar="PATH_OR_URI", help="what to show, such as runs")
-    parser.add_argument(
-        "--ledger",
-        metavar="PATH_OR_URI",
-        help="show what the people in the data have paid (default: $DPFP_LEDGER, else the user's)",
+    add = adder(parser)
+    add("--storage PATH_OR_URI", "what to show, such as runs")
+    add(
+        "--ledger PATH_OR_URI",
+        "show what the people in the data have paid (default: $DPFP_LEDGER, else the user's)",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, metavar="N", help="default: 8000")
-    parser.add_argument(
-        "--route-prefix", default="/", metavar="/PATH", help="where on that port (default: /)"
-    )
-    parser.add_argument(
-        "--address",
-        metavar="local|auto|HOST:PORT",
-        help="start Ray here (default), or join this machine's cluster or another",
-    )
-    parser.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help="file with the token that clients must send; or set DPFP_TOKEN",
-    )
-    parser.add_argument("--detach", action="store_true", help="leave it running on the cluster")
-    parser.add_argument("--stop", action="store_true", help="end it on the cluster")
+    add("--host", "where to listen (default: 127.0.0.1)", default="127.0.0.1")
+    add("--port N", "default: 8000", type=int, default=8000)
+    add("--route-prefix /PATH", "where on that port (default: /)", default="/")
+    where = "start Ray here (default), or join this machine's cluster or another"
+    add("--address local|auto|HOST:PORT", where)
+    token = "file with the token that clients must send; or set DPFP_TOKEN"
+    add("--token-file FILE", token)
+    add("--detach", "leave it running on the cluster")
+    add("--stop", "end it on the cluster")
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -65,7 +58,7 @@ def command(arguments: argparse.Namespace) -> int:
         stderr.print("stopped" if found else "dpfp-results was not running")
         return 0
     names = ("ledger", "host", "port", "route_prefix", "address", "token_file", "detach")
-    with serve(arguments.storage, **{n: getattr(arguments, n) for n in names}) as place:
+    with serve(arguments.storage, **given(arguments, *names)) as place:
         show(place, token=bool(arguments.token_file or os.environ.get("DPFP_TOKEN")))
         if not arguments.detach:
             place.wait()

@@ -18,14 +18,15 @@ a `dpfp audit` of the same method, so that what it measured is stated too.
 
 import argparse
 
+from dpfp_ray.cli.options import adder
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="folder of a finished run")
-    parser.add_argument(
-        "--format", default="text", metavar="text|json|nist|registry", help="default: text"
-    )
-    parser.add_argument("--name", default="", help="name of the product, for the registry")
-    parser.add_argument("--audit", metavar="DIR", help="folder of an audit of the same method")
+    add = adder(parser)
+    add("run RUN", "folder of a finished run")
+    add("--format text|json|nist|registry", "default: text", default="text")
+    add("--name", "name of the product, for the registry", default="")
+    add("--audit DIR", "folder of an audit of the same method")
 
 
 def command(arguments: argparse.Namespace) -> int:

@@ -24,11 +24,12 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dpfp_ray.plan.plan import Plan
+from dpfp_ray.cli.options import adder, plan_values
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.system.errors import UserError
 
@@ -57,86 +58,55 @@ def describe(command: Sequence[str]) -> Description:
     for name in ("storage", "output"):
         if hasattr(arguments, name) and not getattr(arguments, "stop", False):
             check_place(f"--{name}", getattr(arguments, name))
-    facts = {"verb": command[0], **_FACTS.get(command[0], lambda _: {})(arguments)}
-    files = tuple(facts.pop("files", ()))
-    named = ("sweep", "task") if facts["verb"] == "sweep" else ("task", "sweep")
-    words = [facts["verb"], next((facts[key] for key in named if facts.get(key)), "")]
-    name = " ".join(str(word) for word in words if word)
-    shown = {key: str(value) for key, value in facts.items() if value not in (None, "")}
-    return Description(name, shown, files)
+    verb, plans, facts = command[0], [], {"verb": command[0]}
+    if verb == "sweep":
+        from dpfp_ray import read_search_space
+        from dpfp_ray.cli.options import split_change
 
-
-def _sweep(arguments: argparse.Namespace) -> dict[str, Any]:
-    from dpfp_ray import read_search_space
-    from dpfp_ray.cli.options import split_change
-
-    changes = dict(split_change(text) for text in arguments.changes)
-    if arguments.samples is not None:
-        changes["samples"] = arguments.samples
-    space = read_search_space(arguments.space, changes)
-    plans = space.some_plans()
-    return {
-        "sweep": space.name,
+        changes = dict(split_change(text) for text in arguments.changes)
+        if arguments.samples is not None:
+            changes["samples"] = arguments.samples
+        space = read_search_space(arguments.space, changes)
+        plans, facts["sweep"] = space.some_plans(), space.name
+    elif verb in ("train", "audit"):
+        plans = [make_plan(plan_values(arguments))]
+    facts |= {
         "task": _joined(plan.task for plan in plans),
         "methods": _joined(plan.method for plan in plans),
         "epsilon": _joined(f"{plan.epsilon:g}" for plan in plans if plan.epsilon is not None),
-        "files": [name for plan in plans[:1] for name in _files(plan)],
     }
+    if verb == "compare":
+        from dpfp_ray.cli.compare import parse_budgets, parse_methods
+
+        values = plan_values(arguments)
+        budgets = parse_budgets(arguments.budgets, values.pop("epsilon", None))
+        with suppress(UserError):  # some methods may have no such plan; the comparison says so
+            plans = [make_plan(values)]
+        facts["sweep"] = Path(arguments.output).name
+        facts["task"] = _joined(plan.task for plan in plans)
+        facts["methods"] = ",".join(parse_methods(arguments.methods))
+        facts["epsilon"] = ",".join(f"{budget:g}" for budget in budgets)
+    about = facts.get("sweep") if verb == "sweep" else facts["task"] or facts.get("sweep")
+    files = [str(name) for plan in plans[:1] for name in (plan.train_file, plan.dev_file) if name]
+    shown = {key: value for key, value in facts.items() if value}
+    return Description(f"{verb} {about or ''}".strip(), shown, tuple(files))
 
 
 def _joined(values: Iterable[str]) -> str:
     return ",".join(dict.fromkeys(values))
 
 
-def _files(plan: Plan) -> list[str]:
-    return [str(name) for name in (plan.train_file, plan.dev_file) if name]
-
-
-def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
-    from dpfp_ray.cli.compare import parse_budgets, parse_methods
-    from dpfp_ray.cli.options import plan_values
-
-    values = plan_values(arguments)
-    budgets = parse_budgets(arguments.budgets, values.pop("epsilon", None))
-    try:
-        plan = make_plan(values)
-    except UserError:  # some methods may have no such plan; the comparison says so
-        plan = None
-    return {
-        "sweep": Path(arguments.output).name,
-        "task": plan.task if plan else "",
-        "methods": ",".join(parse_methods(arguments.methods)),
-        "epsilon": ",".join(f"{budget:g}" for budget in budgets),
-        "files": _files(plan) if plan else [],
-    }
-
-
-def _one_run(arguments: argparse.Namespace) -> dict[str, Any]:
-    from dpfp_ray.cli.options import plan_from
-
-    plan = plan_from(arguments)
-    return {
-        "task": plan.task,
-        "methods": plan.method,
-        "epsilon": plan.epsilon,
-        "files": _files(plan),
-    }
-
-
-_FACTS = {"sweep": _sweep, "compare": _compare, "train": _one_run, "audit": _one_run}
-
-
 def variables(texts: Sequence[str], environment: dict[str, str]) -> dict[str, str]:
     """`NAME=VALUE`, or `NAME` for the value that it has here."""
-    found = {}
+    values = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise UserError(f"--env {name}: give NAME=VALUE, or NAME to copy it from here")
         if not equals and name not in environment:
             raise UserError(f"--env {name}: it is not set here; give NAME=VALUE")
-        found[name] = value if equals else environment[name]
-    return found
+        values[name] = value if equals else environment[name]
+    return values
 
 
 def check_place(what: str, place: str | None) -> None:
@@ -151,39 +121,29 @@ def check_place(what: str, place: str | None) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--address",
-        metavar="http://HEAD:8265",
-        help="the cluster's dashboard (default: $RAY_API_SERVER_ADDRESS or http://127.0.0.1:8265)",
+    add = adder(parser)
+    add(
+        "--address http://HEAD:8265",
+        "the cluster's dashboard (default: $RAY_API_SERVER_ADDRESS or http://127.0.0.1:8265)",
     )
-    parser.add_argument("--name", help="what the Jobs page calls it")
-    parser.add_argument(
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME[=VALUE]",
-        help="a variable for the job, which the dashboard may show; may be repeated",
-    )
-    parser.add_argument(
-        "--working-dir", metavar="DIR", help="a folder to send along, in place of single files"
-    )
-    parser.add_argument("--token-file", metavar="FILE", help="holds the cluster's token")
-    parser.add_argument("--no-follow", action="store_true", help="submit and return")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--attach", metavar="ID", help="follow a job that was submitted before")
-    which.add_argument("--stop", metavar="ID", help="end a job; what it has finished is kept")
-    parser.add_argument(
-        "job", nargs=argparse.REMAINDER, metavar="-- VERB …", help="the command to run"
-    )
+    add("--name", "what the Jobs page calls it", default=None)
+    text = "a variable for the job, which the dashboard may show; may be repeated"
+    add("--env NAME[=VALUE]", text, action="append", default=[])
+    add("--working-dir DIR", "a folder to send along, in place of single files")
+    add("--token-file FILE", "holds the cluster's token")
+    add("--no-follow", "submit and return")
+    which = adder(parser.add_mutually_exclusive_group())
+    which("--attach ID", "follow a job that was submitted before")
+    which("--stop ID", "end a job; what it has finished is kept")
+    add("job -- VERB …", "the command to run", nargs=argparse.REMAINDER)
 
 
 def command(arguments: argparse.Namespace) -> int:
-
     words = arguments.job[1:] if arguments.job[:1] == ["--"] else arguments.job
-    known = arguments.attach or arguments.stop
-    if known and words:
+    earlier = arguments.attach or arguments.stop
+    if earlier and words:
         raise UserError("--attach and --stop take no command; drop what follows --")
-    described = None if known else describe(words)
+    described = None if earlier else describe(words)
     env = variables(arguments.env, dict(os.environ))
 
     from dpfp_ray import find_job, submit
@@ -191,7 +151,7 @@ def command(arguments: argparse.Namespace) -> int:
 
     where = {"address": arguments.address, "token_file": arguments.token_file}
     if described is None:
-        job = find_job(known, **where)
+        job = find_job(earlier, **where)
         if arguments.stop:
             said = "is being stopped" if job.stop() else "has ended already"
             stderr.print(f"{job.id} {said}", markup=False)

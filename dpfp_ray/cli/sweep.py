@@ -14,10 +14,12 @@ import argparse
 from typing import TYPE_CHECKING
 
 from dpfp_ray.cli.options import (
+    LEDGER_CHOICES,
+    RAY_CHOICES,
     add_ledger_flags,
     add_ray_flags,
-    ledger_choices,
-    ray_choices,
+    adder,
+    given,
     show_costs,
     show_failures,
     split_change,
@@ -29,26 +31,18 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("space", metavar="SPACE.yaml", help="search space; see search_spaces/")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="changes",
-        help="change a key of the space or fix a plan field; may be repeated",
-    )
-    parser.add_argument("--samples", metavar="N", help="how many trials (random, tpe)")
-    parser.add_argument("--json", action="store_true", help="print the trials as a JSON list")
-    parser.add_argument(
-        "--wide", action="store_true", help="all columns, not those that fit a page"
-    )
-    parser.add_argument(
-        "--selection",
-        metavar="KIND[:N]",
-        help="what releasing the best trial is charged as: composition (default) counts every "
-        "trial; logarithmic:N, geometric:N or poisson:N draw the number of trials at random, N "
-        "expected, and show, keep and charge for the best one only (random search only)",
+    add = adder(parser)
+    add("space SPACE.yaml", "search space; see search_spaces/")
+    text = "change a key of the space or fix a plan field; may be repeated"
+    add("--set KEY=VALUE", text, action="append", default=[], dest="changes")
+    add("--samples N", "how many trials (random, tpe)")
+    add("--json", "print the trials as a JSON list")
+    add("--wide", "all columns, not those that fit a page")
+    add(
+        "--selection KIND[:N]",
+        "what releasing the best trial is charged as: composition (default) counts every trial; "
+        "logarithmic:N, geometric:N or poisson:N draw the number of trials at random, N expected, "
+        "and show, keep and charge for the best one only (random search only)",
     )
     add_ray_flags(parser, default_storage="runs/NAME of the space")
     add_ledger_flags(parser)
@@ -59,12 +53,8 @@ def command(arguments: argparse.Namespace) -> int:
 
     results = sweep(
         arguments.space,
-        storage=arguments.storage,
         changes=dict(split_change(text) for text in arguments.changes),
-        samples=arguments.samples,
-        selection=arguments.selection,
-        **ledger_choices(arguments),
-        **ray_choices(arguments),
+        **given(arguments, "storage", "samples", "selection", *LEDGER_CHOICES, *RAY_CHOICES),
     )
     if results.records:
         show(results, arguments.json, arguments.wide)

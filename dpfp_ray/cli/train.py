@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpfp_ray.cli.options import (
+    LEDGER_CHOICES,
     add_ledger_flags,
     add_loss_flag,
     add_plan_flags,
     add_save_flag,
     add_seed_flags,
     add_select_flag,
-    ledger_choices,
+    adder,
+    given,
     plan_from,
 )
 from dpfp_ray.system.whole_files import to_json
@@ -38,10 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_seed_flags(parser)
     add_ledger_flags(parser)
     group = parser.add_argument_group("output")
-    group.add_argument("--output", metavar="DIR", required=True, help="folder for the result")
-    group.add_argument("--overwrite", action="store_true", help="discard what is in DIR")
-    group.add_argument("--no-weights", action="store_true", help="do not save the trained weights")
-    group.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    add = adder(group)
+    add("--output DIR", "folder for the result", required=True)
+    add("--overwrite", "discard what is in DIR")
+    add("--no-weights", "do not save the trained weights")
+    add("--json", "print the result as one JSON object")
     add_save_flag(group)
     add_select_flag(group)
     add_loss_flag(parser)
@@ -52,18 +55,9 @@ def command(arguments: argparse.Namespace) -> int:
 
     from dpfp_ray import train
 
-    run = train(
-        plan,
-        output=arguments.output,
-        seed=arguments.seed,
-        overwrite=arguments.overwrite,
-        weights=not arguments.no_weights,
-        threads=arguments.threads,
-        show_training_loss=arguments.show_training_loss,
-        save_every=arguments.save_every,
-        select=arguments.select,
-        **ledger_choices(arguments),
-    )
+    names = ("output", "seed", "overwrite", "threads", "show_training_loss", "save_every", "select")
+    chosen = given(arguments, *names, *LEDGER_CHOICES)
+    run = train(plan, weights=not arguments.no_weights, **chosen)
     show(run, arguments.json)
     # Trained by this command, and not found finished.
     if run.model is not None and (seconds := process_seconds()) is not None:

@@ -3,4 +3,10 @@
 Only `deploy.py` knows Ray. The rest is an ASGI application that any server can run.
 """
 
+import hashlib
+
 SERVICE = "dpfp-results"
+
+
+def digest_of(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()

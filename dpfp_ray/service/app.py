@@ -2,28 +2,35 @@
 
 `where`, `sort`, `limit` and `offset` mean what they mean in `dpfp results`. The page works without
 JavaScript; its script only asks whether something changed, and then fetches the page again.
+
+Without a token the service answers only to the names of this machine: a hostile page that points
+its own name at 127.0.0.1 (DNS rebinding) gets nothing. With one, every path but `PUBLIC` needs it.
 """
 
 import functools
+import hashlib
+import hmac
 import mimetypes
+import re
+import time
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode
 
-from fastapi import Depends, FastAPI, Query
+from fastapi import APIRouter, Depends, FastAPI, Query
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from dpfp_ray import __version__
 from dpfp_ray.reports.cell_tables import MARKS, epochs_table, runs_table
 from dpfp_ray.reports.page import TEMPLATES, data_files, page_text, report_of, templates
 from dpfp_ray.results.query import MAX_LENGTH, compile_where
-from dpfp_ray.service import SERVICE
-from dpfp_ray.service.guard import base_of, guard, login_routes
+from dpfp_ray.service import SERVICE, digest_of
 from dpfp_ray.service.snapshot import LiveRecords, LiveReport, Snapshot
+from dpfp_ray.sweeps.submit import LOOPBACK
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.storage import public
 from dpfp_ray.system.whole_files import to_json
@@ -33,6 +40,23 @@ FOLDER = Path(__file__).parent
 STATIC = {"page.css": TEMPLATES, "page.js": TEMPLATES, "live.css": FOLDER, "live.js": FOLDER}
 # A picture that is opened by itself may style itself and run nothing.
 PICTURE_POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{0,5})?")
+COOKIE = "dpfp_session"
+SESSION_SECONDS = 12 * 3600
+LONGEST_FORM = 8192  # bytes; a token is shorter
+PUBLIC = ("/api/about", "/login")  # and /static/, which holds nothing of anyone's
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "private, no-cache",
+}
 
 
 class Filter(BaseModel):
@@ -187,7 +211,14 @@ def build_app(storage: str, digest: str | None = None, ledger: str | None = None
     app.include_router(login_routes(digest))
     for kind in (UserError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, problem)
-    guard(app, digest)
+
+    @app.middleware("http")
+    async def guarded(request: Request, answer: Any) -> Response:
+        response: Response = refusal(request, digest) or await answer(request)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        return response
+
     return app
 
 
@@ -206,3 +237,95 @@ def json_response(facts: Any, status: int = 200) -> Response:
     """Strict JSON, also of numbers that are infinite and of text that is no valid Unicode."""
     content = to_json(facts).encode("utf-8", "backslashreplace")
     return Response(content, status, media_type="application/json")
+
+
+def refusal(request: Request, digest: str | None) -> Response | None:
+    """What a client gets who may not read; None if it may."""
+    base = base_of(request)
+    path = str(request.scope["path"]).removeprefix(base)
+    if digest is None:
+        name = host_name(request.headers.get("host", ""))
+        error = f"this service answers to localhost only, not to {name[:80]!r}"
+        return None if name in LOOPBACK else JSONResponse({"error": error}, 403)
+    if path in PUBLIC or path.startswith("/static/"):
+        return None
+    if is_authorised(request.headers.get("authorization"), digest):
+        return None
+    if session_holds(request.cookies.get(COOKIE), digest, time.time()):
+        return None
+    if "text/html" in request.headers.get("accept", "") and not path.startswith("/api/"):
+        return RedirectResponse(f"{base}/login", 303)
+    error = "a token is needed: Authorization: Bearer TOKEN"
+    return JSONResponse({"error": error}, 401, {"WWW-Authenticate": "Bearer"})
+
+
+def host_name(host: str) -> str:
+    """`localhost` of `localhost:8000`, `::1` of `[::1]:8000`; what is no host stays as it is.
+
+    Not by the rules of URLs: to these, `evil.com@localhost` and `localhost#evil` are localhost.
+    """
+    match = HOST.fullmatch(host)
+    return (match["name"].strip("[]") if match else host).lower()
+
+
+def base_of(request: Request) -> str:
+    """The path below which the service is reached, such as /results."""
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def login_routes(digest: str | None) -> APIRouter:
+    """A form for browsers, which cannot send a header. The service itself stores nothing."""
+    router = APIRouter(include_in_schema=False)
+
+    def form(request: Request, status: int = 200) -> Response:
+        template = templates(FOLDER).get_template("login.html")
+        return HTMLResponse(template.render(base=base_of(request), wrong=status == 401), status)
+
+    @router.get("/login")
+    def login_form(request: Request) -> Response:
+        return form(request) if digest else RedirectResponse(f"{base_of(request)}/", 303)
+
+    @router.post("/login")
+    async def login(request: Request) -> Response:
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > LONGEST_FORM:
+                raise UserError("the form is too long")
+        token = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip()
+        if digest is None or not is_authorised(f"Bearer {token}", digest):
+            return form(request, 401)
+        response = RedirectResponse(f"{base_of(request)}/", 303)
+        response.set_cookie(
+            COOKIE,
+            session(digest, int(time.time()) + SESSION_SECONDS),
+            max_age=SESSION_SECONDS,
+            path=f"{base_of(request)}/",
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return response
+
+    return router
+
+
+def is_authorised(authorization: str | None, expected: str) -> bool:
+    """Is this header `Bearer TOKEN` with the token of the digest `expected`? In constant time."""
+    scheme, _, token = (authorization or "").partition(" ")
+    return hmac.compare_digest(digest_of(token.strip()), expected) and scheme.lower() == "bearer"
+
+
+def session(expected: str, until: int) -> str:
+    """A cookie for a browser, which cannot send the header: says until when, signed."""
+    mark = hmac.new(bytes.fromhex(expected), f"session {until}".encode(), hashlib.sha256)
+    return f"{until}.{mark.hexdigest()}"
+
+
+def session_holds(cookie: str | None, expected: str, now: float) -> bool:
+    until = (cookie or "").partition(".")[0]
+    if not (until.isascii() and until.isdigit()) or len(until) > 12:
+        return False
+    return hmac.compare_digest(
+        (cookie or "").encode("utf-8", "replace"), session(expected, int(until)).encode()
+    ) and now < int(until)

@@ -9,7 +9,7 @@ import requests
 from dpfp_ray.results.rows import COLUMNS, SPLIT, Row
 from dpfp_ray.results.store import FoundRows
 from dpfp_ray.service import SERVICE
-from dpfp_ray.sweeps import access_tokens
+from dpfp_ray.sweeps.submit import LOOPBACK, check_http, header, host_of, ray_token, read_token
 from dpfp_ray.system.errors import UserError
 
 TIMEOUT = 30.0
@@ -30,8 +30,8 @@ def ask_service(
 
     token_file   holds the service's token (default: $DPFP_TOKEN, if it is set)
     """
-    token = access_tokens.read_token(token_file)
-    address = access_tokens.check_http(address)
+    token = read_token(token_file)
+    address = check_http(address)
     service = address if _is_service(address) else _from_dashboard(address)
     end = time.monotonic() + LOAD_SECONDS
     rows: list[Row] = []
@@ -57,7 +57,7 @@ def ask_service(
 def get(url: str, token: str | None, question: dict[str, Any] | None = None) -> Any:
     def sign(request: Any) -> Any:
         """As `auth`, because `requests` would let ~/.netrc win over a plain header."""
-        request.headers.update(access_tokens.header(token) if token else {})
+        request.headers.update(header(token) if token else {})
         return request
 
     try:
@@ -80,7 +80,7 @@ def _is_service(address: str) -> bool:
 
 def _from_dashboard(address: str) -> str:
     """Where the Serve REST API of a dashboard says that the service listens."""
-    answer = get(f"{address}/api/serve/applications/", access_tokens.ray_token(address, None))
+    answer = get(f"{address}/api/serve/applications/", ray_token(address, None))
     if answer.status_code in (401, 403):
         raise UserError(f"Ray at {address} wants its token; set RAY_AUTH_TOKEN")
     try:
@@ -94,14 +94,14 @@ def _from_dashboard(address: str) -> str:
             f"{SERVICE} does not run on the cluster of {address}; start it there with: "
             "dpfp serve --address auto --storage PATH_OR_URI --detach"
         )
-    head, host = access_tokens.host_of(address), str(options.get("host") or "127.0.0.1")
+    head, host = host_of(address), str(options.get("host") or "127.0.0.1")
     port, prefix = options.get("port", 8000), (application.get("route_prefix") or "/").rstrip("/")
-    if host in access_tokens.LOOPBACK and head not in access_tokens.LOOPBACK:
+    if host in LOOPBACK and head not in LOOPBACK:
         raise UserError(
             f"{SERVICE} listens on the loopback of {head} only; forward it with: "
             f"ssh -L {port}:127.0.0.1:{port} {head}, then --address http://127.0.0.1:{port}{prefix}"
         )
-    name = head if host in ("0.0.0.0", "::", *access_tokens.LOOPBACK) else host
+    name = head if host in ("0.0.0.0", "::", *LOOPBACK) else host
     service = f"http://{f'[{name}]' if ':' in name else name}:{port}{prefix}"
     if not _is_service(service):
         raise UserError(f"{address} says that {SERVICE} is at {service}, which does not answer")

@@ -20,9 +20,9 @@ from typing import Any
 
 from dpfp_ray.privacy.ledger_files import default_place
 from dpfp_ray.results.store import Store
-from dpfp_ray.service import SERVICE
-from dpfp_ray.sweeps import access_tokens
+from dpfp_ray.service import SERVICE, digest_of
 from dpfp_ray.sweeps.cluster import connected, default_address, settings
+from dpfp_ray.sweeps.submit import LOOPBACK, read_token
 from dpfp_ray.sweeps.trial import resolve_storage
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.signals import handling, ignoring_signals
@@ -69,7 +69,7 @@ class Place:
 
 
 def check_exposure(host: str, digest: str | None) -> None:
-    if digest is None and host not in access_tokens.LOOPBACK:
+    if digest is None and host not in LOOPBACK:
         way = "--token-file FILE or DPFP_TOKEN"
         raise UserError(f"--host {host} lets others on the network in; set a token first ({way})")
 
@@ -81,7 +81,6 @@ def deploy(storage: str, place: Place, digest: str | None, ledger: str | None = 
 
     check_exposure(place.host, digest)
     quiet()
-    check_port(place)
     start(place)
     # A Serve that ran already keeps its own address, and says so only in a log.
     client: Any = _get_global_client()
@@ -107,10 +106,17 @@ def deploy(storage: str, place: Place, digest: str | None, ledger: str | None = 
 
 
 def start(place: Place) -> None:
-    """Serve gives up on a proxy that a busy machine starts slowly; a second try helps."""
+    """Start Serve; it gives up on a proxy that a busy machine starts slowly, a second try helps."""
     from ray import serve
     from ray.exceptions import RayError
 
+    if not serve.status().proxies:  # it does not listen yet
+        family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+        try:  # Serve itself would try for minutes to listen where somebody else does
+            socket.create_server((place.host, place.port), family=family).close()
+        except OSError as error:
+            reason = f"{place.host}:{place.port}: {os.strerror(error.errno or 0)}"
+            raise UserError(f"cannot listen on {reason}; use another --port") from None
     for left in (2, 1, 0):
         try:
             serve.start(
@@ -123,20 +129,6 @@ def start(place: Place) -> None:
             if not left:
                 reason = " ".join(str(error).split())[-300:]
                 raise UserError(f"Ray Serve does not start: {reason}") from None
-
-
-def check_port(place: Place) -> None:
-    """Serve itself would try for minutes to listen where somebody else does."""
-    from ray import serve
-
-    if serve.status().proxies:  # it listens already
-        return
-    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-    try:
-        socket.create_server((place.host, place.port), family=family).close()
-    except OSError as error:
-        reason = f"{place.host}:{place.port}: {os.strerror(error.errno or 0)}"
-        raise UserError(f"cannot listen on {reason}; use another --port") from None
 
 
 def application(storage: str, digest: str | None, ledger: str | None = None) -> Any:
@@ -199,8 +191,8 @@ def serve(
         raise UserError(f"port is {port}; give a number from 1 to 65535")
     if not route_prefix.startswith("/"):
         raise UserError(f"route-prefix is {route_prefix!r}; give one such as /results")
-    token = access_tokens.read_token(token_file)
-    digest = None if token is None else access_tokens.digest(token)
+    token = read_token(token_file)
+    digest = None if token is None else digest_of(token)
     check_exposure(host, digest)
     # Absolute, and chosen here: the replica is another process, with another environment.
     shown = resolve_storage(str(storage))

@@ -12,11 +12,11 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-from dpfp_ray.sweeps import access_tokens
+from dpfp_ray.sweeps.submit import advice, ray_token, refused
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.signals import Interrupted, handling
 from dpfp_ray.system.storage import one_line
@@ -26,44 +26,28 @@ from dpfp_ray.training.checkpoints import save_seconds
 
 @dataclass(frozen=True)
 class RayOptions:
-    """Where to run and with how much; what the command line's Ray flags say."""
+    """Where trials run and with how much.
 
-    address: str = "local"
+    address     local starts Ray here (default), auto joins this machine's cluster (default inside a
+                Ray job), or ray://HOST:PORT
+    seed        fixes the secret seed, for tests only
+    tracker     mlflow, wandb or tensorboard
+    save_every  seconds between two saves of a trial (default: 30)
+    """
+
+    address: str = ""
     workers: int = 1
     cpus_per_worker: int | None = None
     gpus_per_worker: float = 0.0
     concurrency: int | None = None
     seed: int | None = None
-    save_every_seconds: float = field(default_factory=save_seconds)
     tracker: str | None = None
     show_training_loss: bool = False
+    save_every: Any = None
 
-
-class RayChoices(TypedDict, total=False):
-    """Where trials run and with how much; see `RayOptions`.
-
-    address  local starts Ray here (default), auto joins this machine's cluster, or ray://HOST:PORT
-    seed     fixes the secret seed, for tests only
-    tracker  mlflow, wandb or tensorboard
-    save_every  seconds between two saves of a trial (default: 30)
-    """
-
-    address: str | None
-    workers: int
-    cpus_per_worker: int | None
-    gpus_per_worker: float
-    concurrency: int | None
-    seed: int | None
-    tracker: str | None
-    show_training_loss: bool
-    save_every: float | None
-
-
-def ray_options(choices: RayChoices) -> RayOptions:
-    given: dict[str, Any] = {**choices}
-    given["save_every_seconds"] = save_seconds(given.pop("save_every", None))
-    given["address"] = choices.get("address") or default_address()
-    return RayOptions(**given)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "address", self.address or default_address())
+        object.__setattr__(self, "save_every", save_seconds(self.save_every))
 
 
 @dataclass(frozen=True)
@@ -100,7 +84,12 @@ def plan_resources(
     """
 
     def places(cpus: int) -> int:
-        return sum(_fits(node, cpus, gpus) for node in nodes)
+        """How many such workers fit."""
+        count = 0
+        for node in nodes:
+            fit = int(node.get("CPU", 0) // cpus)
+            count += min(fit, int(node.get("GPU", 0) / gpus + 1e-9)) if gpus else fit
+        return count
 
     wanted = workers * (concurrency or 1)
     if cpus is None:
@@ -112,23 +101,18 @@ def plan_resources(
                 cpus += 1
     asked = concurrency if may_grow else None
     if places(cpus) < workers and asked is None:
-        have = ", ".join(
-            f"{node.get('CPU', 0):g} CPUs" + (f" and {node['GPU']:g} GPUs" if gpus else "")
-            for node in ({"GPU": 0.0, **node} for node in nodes)
-        )
-        need = f"{cpus} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
+
+        def named(cpus: float, count: float) -> str:
+            return f"{cpus:g} CPUs" + (f" and {count:g} GPUs" if gpus else "")
+
+        have = ", ".join(named(node.get("CPU", 0), node.get("GPU", 0)) for node in nodes)
+        need = named(cpus, gpus)
         raise UserError(
             f"{workers} workers of {need} each do not fit the cluster ({have}); use fewer "
             f"--workers, --cpus-per-worker{' or --gpus-per-worker' if gpus else ''}"
         )
     slots = places(cpus) // workers
     return Resources(cpus, gpus, workers, asked or min(concurrency or slots, slots))
-
-
-def _fits(node: dict[str, Any], cpus: int, gpus: float) -> int:
-    """How many such workers fit on one node."""
-    count = int(node.get("CPU", 0) // cpus)
-    return min(count, int(node.get("GPU", 0) / gpus + 1e-9)) if gpus else count
 
 
 # Must be set before Ray is imported; for this process and every worker.
@@ -175,13 +159,55 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
     "ray://host:10001" or "host:6379" joins another. A session started here ends here.
     """
     import ray
+    from ray.exceptions import RayError
 
     if ray.is_initialized():  # a session of the caller's: use it, and do not end it
         yield
         return
     local = address in (None, "local")
-    with only_for_us() if local else nullcontext(), session(address, cpus):
-        yield
+    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if local:
+        options |= {"address": "local", "num_cpus": cpus}
+    else:
+        # Other machines' workers do not inherit this process's environment; ours do, and start
+        # faster without being told. Ray refuses a variable that the job sets too; the job's counts.
+        env = {name: os.environ.get(name, value) for name, value in SETTINGS.items()}
+        env = {name: value for name, value in env.items() if name not in job_variables()}
+        options |= {"address": address, "runtime_env": {"env_vars": env}}
+        # Through Ray Client, Tune and its lines of progress are on the other side.
+        options["log_to_driver"] = str(address).startswith("ray://")
+    before = descendants()
+    with only_for_us() if local else nullcontext():
+        try:
+            check_listening(address)
+            folder = start_local(options) if local else init(options)
+        except (OSError, ValueError, RuntimeError, RayError) as error:
+            raise UserError(not_connected(address or "local", error)) from None
+
+        def clean_up() -> None:
+            end_all(descendants() - before)
+            forget_session(folder)
+
+        watch = RayWatch(clean_up)
+        if local:
+            watch.start()
+        failed = False
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception:
+            failed = True  # the logs stay: the reason may be in them
+            raise
+        finally:
+            if local:
+                watch.stop()
+            if watch.lost is not None:
+                clean_up()  # `ray.shutdown` would wait for what has died
+                raise RayDied(watch.line)
+            ray.shutdown()
+            if local and not failed:
+                forget_session(folder)
 
 
 @contextmanager
@@ -203,66 +229,14 @@ def only_for_us() -> Iterator[None]:
         Config.initialize("")
 
 
-@contextmanager
-def session(address: str | None, cpus: int | None) -> Iterator[None]:
-    """Connect to Ray at `address`, or start it; what was started ends with the block."""
-    import ray
-    from ray.exceptions import RayError
-
-    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    if address in (None, "local"):
-        options |= {"address": "local", "num_cpus": cpus}
-    else:
-        # Other machines' workers do not inherit this process's environment; ours do, and start
-        # faster without being told.
-        env = {name: os.environ.get(name, value) for name, value in SETTINGS.items()}
-        # Ray refuses a variable that the job sets too; the job's value counts.
-        env = {name: value for name, value in env.items() if name not in job_variables()}
-        options |= {"address": address, "runtime_env": {"env_vars": env}}
-        # Through Ray Client, Tune and its lines of progress are on the other side.
-        options["log_to_driver"] = str(address).startswith("ray://")
-    local = address in (None, "local")
-    before = descendants()
-    try:
-        check_listening(address)
-        folder = start_local(options) if local else init(options)
-    except (OSError, ValueError, RuntimeError, RayError) as error:
-        raise UserError(not_connected(address or "local", error)) from None
-
-    def clean_up() -> None:
-        end_all(descendants() - before)
-        forget_session(folder)
-
-    watch = RayWatch(clean_up)
-    if local:
-        watch.start()
-    failed = False
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception:
-        failed = True  # the logs stay: the reason may be in them
-        raise
-    finally:
-        if local:
-            watch.stop()
-        if watch.lost is not None:
-            clean_up()  # `ray.shutdown` would wait for what has died
-            raise RayDied(watch.line)
-        ray.shutdown()
-        if local and not failed:
-            forget_session(folder)
-
-
 def not_connected(address: str, error: Exception) -> str:
     """Why there is no Ray. One that wants a token is there: Ray only says that it cannot connect,
     so we ask it ourselves."""
     text = one_line(error)
     named = re.search(r"(\S+:\d+)\W*$", text)  # what `auto` turned out to be
     wanted = "authenticat" in f"{type(error).__name__} {text}".lower()
-    if wanted or (named and access_tokens.refused(named[1])):
-        return access_tokens.advice(address, given=False)
+    if wanted or (named and refused(named[1])):
+        return advice(address, given=False)
     return f"cannot reach Ray at {address}: {text}"
 
 
@@ -358,20 +332,17 @@ def job_variables() -> dict[str, str]:
 
 
 def check_listening(address: str | None) -> None:
-    """Raise an OSError at once if nothing listens there: Ray itself tries for minutes."""
+    """Raise at once what Ray itself would try for minutes: nobody listens (OSError), or the token
+    is missing or wrong (UserError)."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
-    if colon and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=10).close()
-        check_token(address or "")
-
-
-def check_token(address: str) -> None:
-    """Refuse at once what Ray would try for half a minute, with a warning every second."""
-    if address.startswith("ray://") or not access_tokens.refused(address):
+    if not (address and colon and port.isdigit()):
         return
-    token = access_tokens.ray_token(f"http://{address}", None)
-    if token is None or access_tokens.refused(address, token):
-        raise UserError(access_tokens.advice(address, given=token is not None))
+    socket.create_connection((host, int(port)), timeout=10).close()
+    if address.startswith("ray://") or not refused(address):
+        return
+    token = ray_token(f"http://{address}", None)
+    if token is None or refused(address, token):
+        raise UserError(advice(address, given=token is not None))
 
 
 LOOK_SECONDS = 0.5
@@ -419,13 +390,11 @@ class RayWatch:
         )
 
     def _look(self) -> None:
-        while not self.ended.wait(LOOK_SECONDS):
+        while self.lost is None:
+            if self.ended.wait(LOOK_SECONDS):
+                return
             with suppress(Exception):  # Ray is being shut down
                 self.lost = dead_part()
-            if self.lost is not None:
-                break
-        if self.lost is None:
-            return
         import _thread
 
         _thread.interrupt_main()

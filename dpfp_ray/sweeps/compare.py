@@ -3,60 +3,55 @@ killed, the same call continues and repeats no finished run.
 
 A cell is the plan values of one (method, ε), run with each seed, tuned beforehand if asked for.
 Before anything runs, the smallest difference that the seeds and dev rows can show is said.
+
+An audited run has canaries in its data, so it is a run of its own, never a row's own result. Its
+record goes into the same store under the id audit-PLAN, and its outcome stands beside the row.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpfp_ray.auditing.audit import Audited, audit_events, open_audit, power_warning
+from dpfp_ray.auditing.audit import Settings as AuditSettings
 from dpfp_ray.data import Task
-from dpfp_ray.data.tasks import in_memory
-from dpfp_ray.plan.method_spec import METHODS
-from dpfp_ray.plan.plan import DATA_FIELDS, FIELDS
-from dpfp_ray.plan.values import field_name, make_plan
+from dpfp_ray.data.tasks import in_memory, load_task
+from dpfp_ray.plan.method_spec import LORA_FIELDS, METHODS, find_spec, spec_file
+from dpfp_ray.plan.plan import DATA_FIELDS, FIELDS, Plan
+from dpfp_ray.plan.values import check_budgets, check_methods, field_name, make_plan, variant
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.ledger_entries import Spent
+from dpfp_ray.privacy.sampling import keyed_generator
 from dpfp_ray.reports.comparison import Compared, compared
+from dpfp_ray.results.power import MAX_SEEDS, seeds_needed, smallest_difference
+from dpfp_ray.results.runs import label as label_of
+from dpfp_ray.results.statistics import LEVEL
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.audits import (
-    audit_trials,
-    audits_left,
-    say_powerless,
-    write_outcomes,
-)
-from dpfp_ray.sweeps.cluster import RayChoices, ray_options
-from dpfp_ray.sweeps.driver import Runner, close, refuse_encoder, stopped
+from dpfp_ray.sweeps.cluster import RayOptions, connected, settings
+from dpfp_ray.sweeps.driver import AUDIT, Runner, audit_seeds, refuse_encoder
 from dpfp_ray.sweeps.shared import hands_of
-from dpfp_ray.sweeps.trial import InputsOnce, resolve_storage
+from dpfp_ray.sweeps.space import DERIVED, PUBLIC_SEED, SPACES, read_search_space
+from dpfp_ray.sweeps.trial import InputsOnce, Trial, bind_trial, resolve_storage
 from dpfp_ray.system.errors import UserError, unknown
-from dpfp_ray.training.prepare import load_inputs
+from dpfp_ray.system.terminal import stderr
+from dpfp_ray.training.checkpoints import Saver, save_state
+from dpfp_ray.training.loop import Step
+from dpfp_ray.training.machine import use_threads
+from dpfp_ray.training.prepare import Inputs, load_inputs
 from dpfp_ray.training.record import Record, Select
+from dpfp_ray.training.run_folder import make_folder
 
 if TYPE_CHECKING:
     import pandas
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
-from dpfp_ray.data.tasks import load_task
-from dpfp_ray.plan.method_spec import (
-    LORA_FIELDS,
-    find_spec,
-    spec_file,
-)
-from dpfp_ray.plan.plan import Plan
-from dpfp_ray.plan.values import check_budgets, check_methods, variant
-from dpfp_ray.privacy.sampling import keyed_generator
-from dpfp_ray.results.power import MAX_SEEDS, seeds_needed, smallest_difference
-from dpfp_ray.results.runs import label
-from dpfp_ray.results.statistics import LEVEL
-from dpfp_ray.sweeps.space import DERIVED, PUBLIC_SEED, has_space, read_search_space, space_path
-from dpfp_ray.sweeps.trial import Trial, bind_trial
-from dpfp_ray.system.terminal import stderr
-from dpfp_ray.training.prepare import Inputs
-
+Values = dict[str, Any]  # the plan's values for one (method, ε)
 Settings = Mapping[str, Mapping[str, Any]]  # plan fields of one method or variant only
+
+
+# --- cells and what they can show ---------------------------------------------------------------
 
 
 def cells_of(
@@ -64,22 +59,21 @@ def cells_of(
     epsilon: float | Iterable[float],
     fields: Mapping[str, Any],
     match: str | None,
-    settings: Settings | None,
-) -> list[dict[str, Any]]:
+    own: Settings | None,
+) -> list[Values]:
     """The cells that the keywords of `compare` ask for, checked."""
     names = check_methods([methods] if isinstance(methods, str) else methods)
     budgets = check_budgets([epsilon] if isinstance(epsilon, int | float) else epsilon)
-    own = {key: dict(values) for key, values in (settings or {}).items()}
-    return plan_cells(names, budgets, dict(fields), match, own)
+    return plan_cells(names, budgets, fields, match, own)
 
 
 def plan_cells(
     methods: list[str],
     budgets: list[float],
-    common: dict[str, Any],
+    common: Mapping[str, Any],
     match: str | None,
-    settings: dict[str, dict[str, str]] | None = None,
-) -> list[dict[str, Any]]:
+    settings: Settings | None = None,
+) -> list[Values]:
     """Plan values for each (method, ε); non-private training has no ε and is run once.
 
     A flag applies to every method that knows it, one of `settings` to its method or, if it names a
@@ -95,8 +89,7 @@ def plan_cells(
         spec = find_spec(method, values.get("mode")) or find_spec(method)
         assert spec is not None
         unused = spec.unused + (() if values.get("scope") == "lora" else LORA_FIELDS)
-        for key in unused:
-            values.pop(key, None)
+        values = {key: value for key, value in values.items() if key not in unused}
         cells += [{**values, "epsilon": budget} for budget in budgets] if spec.private else [values]
     return cells
 
@@ -118,42 +111,35 @@ def preview(
 
     difference   also say how many seeds a difference of so many points of accuracy needs
     """
-    plans = [make_plan(one) for one in cells_of(methods, epsilon, fields, match, settings)]
+    plans = [make_plan(cell) for cell in cells_of(methods, epsilon, fields, match, settings)]
     task = load_task(plans[0])
     bound = [plan.bind(records=task.train.units, representation="mean") for plan in plans]
-    lines = [
-        f"{task.name}: {len(task.train):,} records{of_persons(task)}, {dev_rows(task):,} dev rows",
-        *(f"  {cell_line(plan)}" for plan in bound),
-        runs_line(len(bound), seeds, tune, audit),
-        sensitivity_line(bound, seeds, dev_rows(task)),
-    ]
+    persons = "" if task.train.users is None else f" of {task.train.units:,} persons"
+    rows = len(next(iter(task.dev.values())))  # methods are compared on the first dev set
+    lines = [f"{task.name}: {len(task.train):,} records{persons}, {rows:,} dev rows"]
+    for plan in bound:
+        steps = "one release" if plan.one_release else f"B = {plan.B:,}, {plan.steps:,} steps"
+        lines.append(f"  {label_of(plan.to_dict())}{at_budget(plan)}: {steps}")
+    lines.append(runs_line(len(bound), seeds, tune, audit))
+    lines.append(sensitivity_line(bound, seeds, rows))
     if difference is not None:
-        lines.append(seeds_line(bound, dev_rows(task), difference))
+        lines.append(seeds_line(bound, rows, difference))
     return lines
 
 
-def of_persons(task: Task) -> str:
-    return "" if task.train.users is None else f" of {task.train.units:,} persons"
-
-
-def dev_rows(task: Task) -> int:
-    """Of the first dev set, which methods are compared on."""
-    return len(next(iter(task.dev.values())))
-
-
-def cell_line(plan: Plan) -> str:
-    budget = "" if plan.epsilon is None or not plan.private else f" at ε = {plan.epsilon:g}"
-    if plan.one_release:
-        return f"{label(plan.to_dict())}{budget}: one release"
-    return f"{label(plan.to_dict())}{budget}: B = {plan.B:,}, {plan.steps:,} steps"
+def at_budget(plan: Plan) -> str:
+    return "" if plan.epsilon is None or not plan.private else f" at ε = {plan.epsilon:g}"
 
 
 def runs_line(cells: int, seeds: int, tune: int | None, audit: int | None) -> str:
+    def counted(count: int, noun: str) -> str:
+        return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
     total = cells * seeds + cells * (tune or 0) + (cells if audit else 0)
-    parts = [f"{_counted(cells, 'cell')} × {_counted(seeds, 'seed')}"]
+    parts = [f"{counted(cells, 'cell')} × {counted(seeds, 'seed')}"]
     parts += [f"{cells} × {tune} for tuning"] if tune else []
-    parts += [f"{_counted(cells, 'audit')}"] if audit else []
-    return f"{_counted(total, 'run')}: {' + '.join(parts)}"
+    parts += [counted(cells, "audit")] if audit else []
+    return f"{counted(total, 'run')}: {' + '.join(parts)}"
 
 
 def sensitivity_line(plans: Sequence[Plan], seeds: int, rows: int) -> str:
@@ -163,8 +149,8 @@ def sensitivity_line(plans: Sequence[Plan], seeds: int, rows: int) -> str:
         return "one method at each ε: nothing is compared"
     if rows < 2:
         return f"dev rows: {rows}; nothing can be compared on them"
-    found = smallest_difference(rows=rows, seeds=seeds, methods=methods, level=level)
-    smallest = found.smallest_difference
+    sensitivity = smallest_difference(rows=rows, seeds=seeds, methods=methods, level=level)
+    smallest = sensitivity.smallest_difference
     shown = "none" if smallest is None else f"{100 * smallest:.1f} points"
     if seeds < 2:
         return (
@@ -201,13 +187,7 @@ def _family(plans: Sequence[Plan]) -> tuple[int, float]:
     return most + min(plain, 1), LEVEL / len(budgets)
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-Values = dict[str, Any]  # the plan's values for one (method, ε)
-# A parameter of a search space that stands for another field.
-MEANS = {DERIVED: "micro_batches"}
+# --- trials and tuning --------------------------------------------------------------------------
 
 
 def bind_cells(cells: list[Values], seeds: int, inputs_of: Callable[[Plan], Inputs]) -> list[Trial]:
@@ -237,11 +217,11 @@ def tuned_cells(cells: list[Values], runner: Runner, samples: int) -> list[Value
     )
     store = Store(runner.storage)
 
-    def score(trial: Trial) -> float:
-        record = store.get(trial.id)
+    def score(candidate: tuple[Values, Trial]) -> float:
+        record = store.get(candidate[1].id)
         return -1.0 if record is None else float(record["metrics"].get("accuracy", -1.0))
 
-    return [max(tried, key=lambda one: score(one[1]))[0] for tried in candidates]
+    return [max(tried, key=score)[0] for tried in candidates]
 
 
 def drawn(
@@ -249,10 +229,11 @@ def drawn(
 ) -> list[tuple[Values, Trial]]:
     """The cell itself and random variants of it from the search space of its method; valid ones
     only (a batch may be larger than the data), each once."""
-    space = replace(read_search_space(space_path(space_name(cell)), {}), fixed=cell)
-    free = [p for p in space.parameters if MEANS.get(p.name, p.name) not in cell]
+    space = replace(read_search_space(SPACES / f"{space_name(cell)}.yaml", {}), fixed=cell)
+    means = {DERIVED: "micro_batches"}
+    free = [p for p in space.parameters if means.get(p.name, p.name) not in cell]
     rng = keyed_generator(PUBLIC_SEED, f"tune {space.name}", 0)
-    found: dict[str, tuple[Values, Trial]] = {}
+    candidates: dict[str, tuple[Values, Trial]] = {}
     for attempt in range(20 * samples):
         values = space.plan_values({p.name: p.draw(rng) for p in free if attempt})
         try:
@@ -261,24 +242,105 @@ def drawn(
             if not attempt:
                 raise
             continue
-        found.setdefault(trial.id, (values, trial))
-        if len(found) == samples:
+        candidates.setdefault(trial.id, (values, trial))
+        if len(candidates) == samples:
             break
-    return list(found.values())
+    return list(candidates.values())
 
 
 def space_name(cell: Values) -> str:
     """The space of the method's file; one of the scope's own where there is one (`dpsgd_top`)."""
     name = spec_file(str(cell["method"]), cell.get("mode"))
     own = f"{name}_{str(cell.get('scope')).partition(':')[0]}"
-    return own if has_space(own) else name
+    return own if (SPACES / f"{own}.yaml").exists() else name
 
 
-def announce(trials: list[Trial], seeds: int, inputs_of: Callable[[Plan], Inputs]) -> None:
-    """Before anything runs: what the planned seeds and dev rows can show."""
-    plans = list({trial.plan.hash: trial.plan for trial in trials}.values())
-    table = next(iter(inputs_of(plans[0]).data.dev.values()))
-    stderr.print(sensitivity_line(plans, seeds, len(table)), markup=False)
+# --- audits -------------------------------------------------------------------------------------
+
+
+def audits_of(trials: Iterable[Trial]) -> dict[str, Trial]:
+    """An audit of each distinct plan among `trials`, by the id of its record."""
+    return {
+        f"audit-{trial.plan.hash}": replace(trial, seed_index=0, group=AUDIT) for trial in trials
+    }
+
+
+def run_audits(
+    audits: Mapping[str, Trial], runner: Runner, canaries: int, data: Task | None = None
+) -> None:
+    """Run `audits`, one Ray task each, and put their records into the store.
+
+    The runner has entered them in its ledger. `data` are the records, if no worker can load them.
+    """
+    if not audits:
+        return
+    options, storage = runner.options, runner.storage
+    with settings(), connected(options.address):
+        import ray
+
+        runner.check_storage()  # the trials may have been finished before
+        threads = options.cpus_per_worker or 1
+        task = ray.remote(max_retries=3)(audit_task).options(
+            num_cpus=threads, num_gpus=options.gpus_per_worker
+        )
+        running = {}
+        for name, audit in audits.items():
+            # Beside the store, where a killed audit is found again; a remote store has no folder.
+            folder = None if "://" in storage else str(Path(storage) / "audits" / name)
+            seeds = dict(audit_seeds(audit.id, runner.seed))
+            plan, wanted = audit.plan, audit_settings(audit.plan, canaries)
+            run = (plan, wanted, folder, threads, data, seeds, options.save_every)
+            running[task.remote(*run)] = name
+        while running:
+            (done, *_), _ = ray.wait(list(running))
+            name = running.pop(done)
+            record: Record = ray.get(done)
+            plan, entry = audits[name].plan, runner.charges.begun[audits[name].id]
+            trial: Any = {"id": name, "group": AUDIT, "status": "finished", "ledger_entry": entry}
+            record["trial"] = trial
+            Store(storage).put(record)
+            runner.charges.ledger.end(entry, plan.steps)
+            facts = record["audit"]
+            say(
+                f"audit of {label_of(plan.to_dict())}{at_budget(plan)}: {facts['correct']} of "
+                f"{facts['guesses']} guesses right, ε ≥ {facts['epsilon']:.2f}: {facts['verdict']}"
+            )
+
+
+def audit_settings(plan: Plan, canaries: int) -> AuditSettings:
+    return AuditSettings(min(canaries, plan.D // 2))
+
+
+def audit_task(
+    plan: Plan,
+    wanted: AuditSettings,
+    folder: str | None,
+    threads: int,
+    data: Task | None,
+    seeds: dict[str, int],
+    save_every: float,
+) -> Record:
+    """One audit in this process; the driver has entered it in the ledger.
+
+    Without a `folder` it works in a temporary one, which is its owner's only.
+    """
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="dpfp-audit-") as private:
+            return audit_task(plan, wanted, private, threads, data, seeds, save_every)
+    use_threads(threads)
+    opened = open_audit(make_folder(folder), plan, wanted, seeds, data)
+    if opened.record is not None:
+        return opened.record
+    saver = Saver(lambda state: save_state(opened.scratch, state, opened.run.seed), save_every)
+    for event in audit_events(opened.audit, opened.run, opened.scratch):
+        if isinstance(event, Step) and saver.due:
+            saver.save_now(event.checkpoint)
+        if isinstance(event, Audited):
+            audited = event
+    return opened.finish(audited)
+
+
+# --- the verb -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
@@ -350,52 +412,57 @@ def compare(
     ledger, total_epsilon, total_delta   as in `train`; all runs and audits are entered as one list
 
     Any other keyword is a plan field that all methods share (task, model, epochs, …), or one of
-    `cluster.RayChoices`.
+    `cluster.RayOptions`.
     """
     refuse_encoder(encoder)
-    ray: Any = {name: fields.pop(name) for name in RayChoices.__annotations__ if name in fields}
+    of_ray = RayOptions.__dataclass_fields__
+    options = RayOptions(**{name: fields.pop(name) for name in of_ray if name in fields})
     for name in fields:
         if field_name(name) not in FIELDS:
-            raise UserError(unknown("keyword", name, (*FIELDS, *RayChoices.__annotations__)))
+            raise UserError(unknown("keyword", name, (*FIELDS, *of_ray)))
     task: Task | None = None
     if data is not None:
+        fields = {field_name(name): value for name, value in fields.items()}
+        given = make_plan({name: fields[name] for name in DATA_FIELDS if name in fields})
         columns = {"text": text, "pair": pair, "label": label, "users": users}
-        fields, task = _with_data(fields, data, dev=dev, **columns)
+        plan, task = in_memory(given, data, dev=dev, **columns)
+        names = [name for name in DATA_FIELDS if getattr(plan, name) is not None]
+        fields |= {name: getattr(plan, name) for name in names}
     cells = cells_of(methods, epsilon, fields, match, settings)
-    canaries = 1000 if audit is True else audit or None
+    canaries = 1000 if audit is True else audit or 0
 
-    storage, options = resolve_storage(str(output)), ray_options(ray)
+    storage = resolve_storage(str(output))
     inputs_of = InputsOnce(partial(load_inputs, task=task, hands=hands_of(options)))
     trials = bind_cells(cells, seeds, inputs_of)
     book = open_ledger(ledger, total_epsilon, total_delta)
-    announce(trials, seeds, inputs_of)
-    say_powerless(trials, canaries)
-    try:
-        with Runner(Path(storage).name, storage, options, inputs_of, book) as runner:
-            if tune:
-                cells = tuned_cells(cells, runner, tune)
-                trials = bind_cells(cells, seeds, inputs_of)
-            open_audits = audits_left(trials, storage) if canaries else []
-            runner.run(trials, varied=differing(trials), audits=open_audits)
-            audits = audit_trials(trials, runner, canaries, task)
-    except KeyboardInterrupt as stop:
-        raise stopped(storage, stop) from None
+    # Before anything is trained: what the planned seeds, dev rows and canaries can show.
+    plans = list({trial.plan.hash: trial.plan for trial in trials}.values())
+    say(sensitivity_line(plans, seeds, len(next(iter(inputs_of(plans[0]).data.dev.values())))))
+    for plan in plans if canaries else ():
+        if (warning := power_warning(plan, audit_settings(plan, canaries))) is not None:
+            say(f"warning: audit of {label_of(plan.to_dict())}: {warning}")
     store = Store(storage)
-    write_outcomes(store, audits)
-    records = close(storage)
-    chosen = {trial.id for trial in trials}
+    with Runner(Path(storage).name, storage, options, inputs_of, book) as runner:
+        if tune:
+            cells = tuned_cells(cells, runner, tune)
+            trials = bind_cells(cells, seeds, inputs_of)
+        audits = audits_of(trials) if canaries else {}
+        open_audits = {name: audits[name] for name in audits if store.get(name) is None}
+        runner.run(trials, varied=differing(trials), audits=list(open_audits.values()))
+        run_audits(open_audits, runner, canaries, task)
+    outcomes = [record for name in audits if (record := store.get(name)) is not None]
+    of_plan = {record["plan_hash"]: record["audit"] for record in outcomes}
+    for record in store.records():
+        if record["plan_hash"] in of_plan and record["statement"] and not record["audit"]:
+            record["statement"]["audit"] = of_plan[record["plan_hash"]]
+            store.put(record)
+    store.export()
+    records, chosen = store.records(), {trial.id for trial in trials}
     shown = [record for record in records if record["trial"]["id"] in chosen]
-    asked = [*chosen, *(str(record["trial"]["id"]) for record in audits)]
-    made = compared(records, asked, select)
+    made = compared(records, [*chosen, *audits], select)
     store.files.write("table.md", made.to_markdown().encode())
     return Comparison(storage, made, shown, runner.charges.spent())
 
 
-def _with_data(fields: dict[str, Any], data: Any, **columns: Any) -> tuple[dict[str, Any], Task]:
-    """The shared plan fields with those that name the data, and the data."""
-    given = {field_name(name): value for name, value in fields.items()}
-    plan, task = in_memory(
-        make_plan({k: v for k, v in given.items() if k in DATA_FIELDS}), data, **columns
-    )
-    known = {name: getattr(plan, name) for name in DATA_FIELDS if getattr(plan, name) is not None}
-    return {**given, **known}, task
+def say(line: str) -> None:
+    stderr.print(line, markup=False)

@@ -1,18 +1,16 @@
-"""One Tune experiment: what Ray runs for a trial, and the last record of a trial that writes none.
+"""What Ray Tune runs for a trial, and the last record of a trial that writes none.
 
 With one worker the loop runs in the Tune trial's own process (a second or two of overhead). With
 more, the trial starts Ray Train workers, see `workers.py`.
 """
 
 import os
-import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from typing import Any
 
 import ray
 import ray.tune
@@ -22,20 +20,17 @@ from ray.tune import Callback
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.progress import TrialGauges, dev_loss
 from dpfp_ray.sweeps.trial import (
-    RETRIES,
     SETTLED,
     SweepState,
     Trial,
-    drawn_before_failure,
     error_reason,
-    given_up,
     has_restarts_left,
     input_key,
-    ray_storage,
+    last_error,
     settle,
+    settled_record,
 )
 from dpfp_ray.system.cache import NoRoom
-from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.storage import one_line
 from dpfp_ray.training.checkpoints import Saver, ask_for_room
 from dpfp_ray.training.loop import Drawing, Epoch, Finished, State, Step
@@ -43,9 +38,6 @@ from dpfp_ray.training.machine import Comm, SoloComm, use_threads
 from dpfp_ray.training.prepare import Inputs, Prepared, Run, build_model, default_device
 from dpfp_ray.training.record import Record
 from dpfp_ray.training.train import result_record, run_events
-
-if TYPE_CHECKING:
-    from dpfp_ray.sweeps.progress import LiveTable
 
 
 @dataclass(frozen=True)
@@ -71,7 +63,7 @@ def run_trial(config: dict[str, Any], sweep: Sweep, shared: Shared) -> None:
     """The Tune trainable. A trial that raises is recorded as failed, not tried again; a process
     that dies is Ray's to restart, and continues from what it saved."""
     trial = Trial.from_config(config["trial"])
-    record = settled_record(trial, sweep)
+    record = settled_record(Store(sweep.storage), trial.id)
     if record is not None:  # the process died after its last record, before Ray heard of it
         ray.tune.report(trial_metrics(record))
         return
@@ -89,7 +81,8 @@ def run_trial(config: dict[str, Any], sweep: Sweep, shared: Shared) -> None:
     except (ray.exceptions.RayError, OSError, NoRoom):
         raise  # a lost node or store, or a full one: worth another try
     except Exception as error:
-        ray.tune.report(trial_metrics(settle_failed(trial, sweep, error, facts)))
+        failed = settle(sweep.storage, trial, "failed", error_reason(error), facts)
+        ray.tune.report(trial_metrics(failed))
 
 
 def run_worker(
@@ -168,17 +161,6 @@ def run_worker(
         states.drop_trial(trial.id)
 
 
-def settle_failed(trial: Trial, sweep: Sweep, error: Exception, facts: dict[str, Any]) -> Record:
-    """The last record of a trial that an error of its own has ended."""
-    facts = {**drawn_before_failure(sweep.storage, trial), **facts}
-    return settle(sweep.storage, trial, "failed", error_reason(error), facts)
-
-
-def settled_record(trial: Trial, sweep: Sweep) -> Record | None:
-    record = Store(sweep.storage).get(trial.id)
-    return record if record and record["trial"].get("status") in SETTLED else None
-
-
 def start_facts(trial: Trial, sweep: Sweep) -> dict[str, Any]:
     """Who, where and when; a trial that goes on keeps its first start and the time it has used."""
     saved = Store(sweep.storage).get(trial.id)
@@ -228,69 +210,6 @@ def trial_metrics(record: Record) -> dict[str, Any]:
     }
 
 
-def run_experiment(
-    sweep: Sweep,
-    shared: Shared,
-    tune_config: Any,
-    param_space: dict[str, Any] | None,
-    table: "LiveTable",
-    listeners: list[Any],
-    *,
-    forget: bool,
-) -> None:
-    """Run what `tune_config` and `param_space` ask for; `table` and `listeners` are told of it.
-
-    `forget` deletes what Tune keeps of it on this machine.
-    """
-    alone = sweep.workers == 1
-    check_deadlock(tune_config.scheduler, sweep.workers)
-    resources = {"CPU": float(sweep.cpus_per_worker), "GPU": sweep.gpus_per_worker}
-    trainable = ray.tune.with_resources(
-        # Through the object store: Tune writes a trial's config to disk, this it does not.
-        ray.tune.with_parameters(run_trial, sweep=sweep, shared=shared),
-        # Ray Train reserves what workers need; the trial itself must ask for something, too.
-        resources if alone else {"memory": 1.0},
-    )
-    tune_config.reuse_actors = alone
-    # Without a name of ours Tune makes a folder's name of the whole config.
-    tune_config.trial_dirname_creator = lambda trial: str(trial.trial_id)
-    callbacks: list[Any] = [LastRecords(sweep.storage), table, *listeners]
-    name = uuid4().hex[:12]
-    tuner = ray.tune.Tuner(
-        trainable,
-        param_space=param_space,
-        tune_config=tune_config,
-        run_config=ray.tune.RunConfig(
-            name=name,
-            **ray_storage(sweep.storage, "tune"),
-            verbose=0,
-            callbacks=callbacks,
-            failure_config=ray.tune.FailureConfig(max_failures=RETRIES),
-        ),
-    )
-    try:
-        with table:
-            ended = tuner.fit()
-        for said in filter(None, (no_room(str(error)) for error in ended.errors)):
-            raise UserError(said)
-    finally:
-        if forget:
-            forget_artifacts(name)
-
-
-class Uncopied(list[Any]):
-    """A list that nobody changes. Tune copies its search space for each trial, with the list of all
-    trials in it: of 400 closed-form trials a sixth of the driver's time."""
-
-    def __deepcopy__(self, memo: Any) -> "Uncopied":
-        return self
-
-
-def each_of(trials: Iterable[Trial]) -> dict[str, Any]:
-    """The search space that is these trials."""
-    return {"trial": ray.tune.grid_search(Uncopied(trial.to_config() for trial in trials))}
-
-
 class LastRecords(Callback):
     """Follows Tune's events, on the driver: such a trial's own process is gone."""
 
@@ -299,42 +218,17 @@ class LastRecords(Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if (trial.last_result or {}).get("status") not in SETTLED:
-            settle(
-                self.storage,
-                Trial.from_config(trial.config["trial"]),
-                "stopped",
-                "stopped early by the scheduler",
-            )
+            ended = Trial.from_config(trial.config["trial"])
+            settle(self.storage, ended, "stopped", "stopped early by the scheduler")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         # A full disk is not its fault: it goes on when there is room.
         if not (has_restarts_left(trial) or no_room(str(trial.get_error()))):
-            given = Trial.from_config(trial.config["trial"])
-            drawn = drawn_before_failure(self.storage, given)
-            settle(self.storage, given, "failed", given_up(trial), drawn)
+            reason = f"given up after restarts: {last_error(trial)}"
+            settle(self.storage, Trial.from_config(trial.config["trial"]), "failed", reason)
 
 
 def no_room(reason: str) -> str:
     """What a trial said that found its disk full or its store away; empty: it ended otherwise."""
     _, name, said = " ".join(reason.split()).rpartition(f"{NoRoom.__name__}: ")
     return said if name else ""
-
-
-def check_deadlock(scheduler: Any, workers: int) -> None:
-    """A scheduler that stops trials with workers of their own hangs Ray 2.60 without a dashboard:
-    the stopped trial's placement group is never freed."""
-    from ray._private.worker import get_dashboard_url
-
-    if scheduler is not None and workers > 1 and not get_dashboard_url():
-        raise UserError(
-            "scheduler asha with several workers needs Ray's dashboard (Ray would hang without "
-            "it); install ray[default] or use scheduler: none"
-        )
-
-
-def forget_artifacts(experiment: str) -> None:
-    """Delete Tune's copies of an experiment's results from Ray's session on this machine."""
-    from ray.train.constants import _get_ray_train_session_dir
-
-    for folder in Path(_get_ray_train_session_dir()).glob(f"*/{experiment}"):
-        shutil.rmtree(folder, ignore_errors=True)

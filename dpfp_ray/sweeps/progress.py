@@ -1,23 +1,33 @@
-"""What people see of a running sweep: a live table, and gauges for Prometheus and Grafana.
+"""What people see of a running sweep: a live table, gauges for Prometheus, and trackers.
 
 Gauges go through `ray.util.metrics`, as `ray_dpfp_…`. A trial sets its gauges at each report and at
 each save; the driver counts trials. Ray forgets a gauge that was not set for some 20 seconds, so
 the dashboard looks back with `last_over_time`. Tags are few and public: no paths, no seeds.
+
+`--tracker` uses Ray's own callbacks, one run a trial. They are not given to Tune as they are: they
+would show `trial/plan/learning_rate` for `learning_rate` and Tune's made-up names for trials, call
+trials that failed finished, and write to a folder that goes when the sweep ends.
 """
 
+import logging
 import math
+import os
 import re
 import sys
+import tempfile
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from types import TracebackType
+from hashlib import blake2b
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.tune import Callback
+from ray.tune.logger import LoggerCallback, TBXLoggerCallback
 from ray.util.metrics import Gauge
 from rich.live import Live
 from rich.table import Table
@@ -26,23 +36,23 @@ from dpfp_ray.plan.method_spec import FIRST_MODE, modes_of
 from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
 from dpfp_ray.privacy.ledger_entries import Spent
 from dpfp_ray.privacy.statement import guarantee
-from dpfp_ray.sweeps.trial import SETTLED, Trial, given_up, has_restarts_left, last_error
+from dpfp_ray.results.store import file_name
+from dpfp_ray.sweeps.trial import SETTLED, Trial, has_restarts_left, last_error
+from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.storage import one_line
 from dpfp_ray.system.terminal import LINE_EVERY_SECONDS, clock, stderr
 from dpfp_ray.training.loop import State
 
-SHOWN = 12
-REFRESH_SECONDS = 0.5
+SHOWN = 12  # rows of the live table
+TABLE_SECONDS = 0.5  # between two drawings of it
 
 
 class LiveTable(Callback):
-    """Follows Tune's events."""
+    """Follows Tune's events on a terminal; elsewhere it prints a line for each trial that ends, and
+    one a minute. `done` of the `total` trials were finished before."""
 
     def __init__(self, title: str, total: int, done: int, varied: list[str]) -> None:
-        """`done` of the `total` trials were finished before."""
-        self.title = title
-        self.total = total
-        self.before = self.done = done
-        self.varied = varied
+        self.title, self.total, self.done, self.varied = title, total, done, varied
         self.started = self.shown_at = time.monotonic()
         self.trials: list[Any] = []
         self.live: Live | None = None
@@ -56,34 +66,24 @@ class LiveTable(Callback):
         if self.done:
             stderr.print(f"{self.done} of {self.total} trials are finished already")
         if sys.stderr.isatty():
-            self.live = Live(
-                self._table(),
-                console=stderr,
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=False,
-            )
+            options: Any = {"auto_refresh": False, "transient": True, "redirect_stdout": False}
+            self.live = Live(self.table(), console=stderr, **options)
             self.live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.live is not None:
             self.live.stop()
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         self.trials = trials
         now = time.monotonic()
-        if self.live is not None and now - self.shown_at > REFRESH_SECONDS:
+        if self.live is not None and now - self.shown_at > TABLE_SECONDS:
             self.shown_at = now
-            self.live.update(self._table(), refresh=True)
+            self.live.update(self.table(), refresh=True)
         elif self.live is None and now - self.shown_at > LINE_EVERY_SECONDS:
             self.shown_at = now
-            stderr.print(self._state_of_all(), markup=False)
+            stderr.print(self._summary(), markup=False)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
@@ -92,73 +92,59 @@ class LiveTable(Callback):
             self._say_once(f"warning: {result['warning']}")
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._say(trial)
+        self.done += 1
+        line = self._line(trial, _outcome(trial))
+        stderr.print(f"[{self.done}/{self.total}]  {line}", markup=False)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if has_restarts_left(trial):
-            self._say_restart(trial)
-        else:
-            self._say(trial)
+        tell = self.on_trial_recover if has_restarts_left(trial) else self.on_trial_complete
+        tell(iteration, trials, trial)
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._say_restart(trial)
-
-    def _say(self, trial: Any) -> None:
-        """A line for each finished trial: the only output where there is no terminal."""
-        self.done += 1
-        stderr.print(
-            f"[{self.done}/{self.total}]  {self._line(trial, _outcome(trial))}", markup=False
-        )
-
-    def _say_restart(self, trial: Any) -> None:
         self._say_once(f"again:  {self._line(trial, last_error(trial))}")  # Tune may tell twice
 
     def _line(self, trial: Any, end: str) -> str:
-        facts = [f"{name} {_short(value)}" for name, value in _facts(trial, self.varied)]
-        return "  ".join([*facts, end])
+        settings = _settings(trial, self.varied).items()
+        return "  ".join([*(f"{name} {_short(value)}" for name, value in settings), end])
 
     def _say_once(self, line: str) -> None:
         if line not in self.said:
             self.said.add(line)
             stderr.print(line, markup=False)
 
-    def _state_of_all(self) -> str:
+    def _summary(self) -> str:
         """One line: how many are done, how good the best is, how long it takes."""
-        done = [t for t in self.trials if t.is_finished()]
-        running = [t for t in self.trials if t.status == "RUNNING"]
-        best = self._best()
-        elapsed = time.monotonic() - self.started
-        left = elapsed / len(done) * (self.total - self.done) if done else None
-        return (
-            f"{self.done} of {self.total} done, "
-            + (f"{len(running)} running" if running or done else "workers start")
-            + (f", best {_result(best)['accuracy']:.4f}" if best else "")
-            + f", {clock(elapsed)} gone"
-            + (f", about {clock(left)} left" if left is not None else "")
-        )
+        ended = sum(trial.is_finished() for trial in self.trials)
+        running = sum(trial.status == "RUNNING" for trial in self.trials)
+        best, elapsed = self._best(), time.monotonic() - self.started
+        parts = [
+            f"{self.done} of {self.total} done",
+            f"{running} running" if running or ended else "workers start",
+            f"best {_result(best)['accuracy']:.4f}" if best else "",
+            f"{clock(elapsed)} gone",
+            f"about {clock(elapsed / ended * (self.total - self.done))} left" if ended else "",
+        ]
+        return ", ".join(filter(None, parts))
 
     def _best(self) -> Any:
         scored = [t for t in self.trials if "accuracy" in _result(t)]
         return max(scored, key=lambda t: _result(t)["accuracy"], default=None)
 
-    def _table(self) -> Table:
-        done = [t for t in self.trials if t.is_finished()]
-        running = [t for t in self.trials if t.status == "RUNNING"]
-        best, caption = self._best(), self._state_of_all()
-        table = Table(
-            *self.varied, "state", "epoch", "accuracy", "ε spent", title=self.title, caption=caption
-        )
-        rest = sorted(
-            (t for t in done if t is not best), key=lambda t: -_result(t).get("accuracy", -1.0)
-        )
-        chosen = running + ([best] if best and best not in running else []) + rest
-        for trial in chosen[:SHOWN]:
+    def table(self) -> Table:
+        """Trials that run, then the best and others that have ended."""
+        columns = (*self.varied, "state", "epoch", "accuracy", "ε spent")
+        table = Table(*columns, title=self.title, caption=self._summary())
+        begun = [t for t in self.trials if t.status == "RUNNING" or t.is_finished()]
+        begun.sort(key=lambda t: (t.is_finished(), -_result(t).get("accuracy", -1.0)))
+        best = self._best()
+        if best in begun[SHOWN:]:
+            begun[SHOWN - 1] = best
+        for trial in begun[:SHOWN]:
             result, state = _result(trial), status_of(trial)
-            if state == "running" and "status" not in result:
-                state = "starts"
+            settings = _settings(trial, self.varied)
             table.add_row(
-                *(_short(dict(_facts(trial, self.varied)).get(name)) for name in self.varied),
-                state,
+                *(_short(settings.get(name)) for name in self.varied),
+                "starts" if state == "running" and "status" not in result else state,
                 str(result.get("epoch", "")),
                 f"{result['accuracy']:.4f}" if "accuracy" in result else "",
                 _spent(result),
@@ -167,60 +153,33 @@ class LiveTable(Callback):
         return table
 
 
-class SealedTable(LiveTable):
-    """Of a selection: that it runs, and for how long. How many trials there are, or are finished,
-    is part of what the selection's theorem keeps secret."""
-
-    def __enter__(self) -> "SealedTable":
-        self.done = 0
-        super().__enter__()
-        if self.live is None:
-            stderr.print("selection in progress; only its winner will be shown")
-        return self
-
-    def _say(self, trial: Any) -> None:
-        pass
-
-    def _say_once(self, line: str) -> None:
-        pass
-
-    def _state_of_all(self) -> str:
-        return f"selection in progress, {clock(time.monotonic() - self.started)} gone"
-
-    def _table(self) -> Table:
-        return Table(self._state_of_all(), title=self.title)
-
-
 def _result(trial: Any) -> dict[str, Any]:
     """What a trial has reported last."""
     return trial.last_result or {}
 
 
-def _facts(trial: Any, varied: list[str]) -> list[tuple[str, Any]]:
+def _settings(trial: Any, varied: list[str]) -> dict[str, Any]:
     config = trial.config["trial"]
     values = {**config["plan"], **config}
     if len(modes_of(values.get("method"))) < 2:
         values.pop("mode", None)
-    return [(name, values[name]) for name in varied if values.get(name) is not None]
+    return {name: values[name] for name in varied if values.get(name) is not None}
 
 
-def ending(trial: Any) -> str:
-    """How a Tune trial ended; a trial that last reported that it runs was stopped."""
+def status_of(trial: Any, ended: bool = False) -> str:
+    """A Tune trial's state in the words of records; one that ended while it said that it runs was
+    stopped. `ended` is for those of which Tune says it before their status changes."""
+    if not (ended or trial.is_finished()):
+        return "running" if trial.status == "RUNNING" else "waiting"
     status = "failed" if trial.status == "ERROR" else _result(trial).get("status")
     return status if status in SETTLED else "stopped"
 
 
-def status_of(trial: Any) -> str:
-    """A Tune trial's state in the words of records."""
-    if trial.status == "RUNNING":
-        return "running"
-    return ending(trial) if trial.is_finished() else "waiting"
-
-
 def _outcome(trial: Any) -> str:
-    result, end = _result(trial), ending(trial)
+    result, end = _result(trial), status_of(trial, ended=True)
     if end == "failed":
-        return f"failed: {result.get('error') or given_up(trial)}"
+        reason = result.get("error") or f"given up after restarts: {last_error(trial)}"
+        return f"failed: {reason}"
     end = "done" if end == "finished" else end
     if "accuracy" not in result:
         return end
@@ -237,6 +196,8 @@ def _spent(result: dict[str, Any]) -> str:
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
+
+# --- gauges -------------------------------------------------------------------------------------
 
 TRIAL_TAGS = ("sweep", "trial", "method", "task", "epsilon_budget", "guarantee")
 COUNT_TAGS = ("sweep", "method", "status")
@@ -260,7 +221,7 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "dpfp_restarts": ("times that a trial's process or node was lost", ("sweep", "method")),
 }
 STATUSES = ("waiting", "running", *SETTLED)
-REFRESH_SECONDS = 5.0  # well within the time after which Ray forgets a gauge
+GAUGE_SECONDS = 5.0  # well within the time after which Ray forgets a gauge
 LONGEST = 64  # characters of a tag; a plan's hash has 16
 
 
@@ -284,7 +245,6 @@ class TrialGauges:
             dpfp_accuracy=record["metrics"]["accuracy_last"],
             dpfp_loss=last["train_loss"],
             dpfp_dev_loss=dev_loss(last),
-            dpfp_sigma=self.sigma,
             dpfp_examples_per_second=record["cost"]["examples_per_second"],
             dpfp_step=last["step"],
         )
@@ -296,7 +256,6 @@ class TrialGauges:
         self._show(
             state["epsilon"],
             dpfp_loss=state["loss_sum"] / rows if rows else None,
-            dpfp_sigma=self.sigma,
             dpfp_examples_per_second=progress["rows"] / max(progress["train_seconds"], 1e-9),
             dpfp_step=progress["step"],
         )
@@ -304,22 +263,17 @@ class TrialGauges:
     def _show(self, spent: Mapping[str, float | None], **values: float | None) -> None:
         if self.silent:
             return
-        for name, value in values.items():
+        for name, value in {"dpfp_sigma": self.sigma, **values}.items():
             put(name, value, self.tags)
         for accountant, value in spent.items():
-            guarantee = self.guarantees[accountant]
-            tags = {**self.tags, "guarantee": guarantee, "accountant": accountant}
-            put("dpfp_epsilon_spent", value, tags)
+            tags = {"guarantee": self.guarantees[accountant], "accountant": accountant}
+            put("dpfp_epsilon_spent", value, {**self.tags, **tags})
 
 
 def dev_loss(entry: Mapping[str, Any]) -> float | None:
     """Of an entry of the history, on the first dev split."""
     scores: Mapping[str, float] = next(iter(entry.get("dev", {}).values()), {})
     return scores.get("loss")
-
-
-def nothing_known() -> Spent | None:
-    return None
 
 
 class TrialCounts(Callback):
@@ -334,11 +288,9 @@ class TrialCounts(Callback):
         sweep: str,
         planned: int,
         before: Iterable[Mapping[str, Any]] = (),
-        spent: Callable[[], Spent | None] = nothing_known,
+        spent: Callable[[], Spent | None] | None = None,
     ) -> None:
-        self.sweep = clean(sweep)
-        self.spent = spent
-        self.planned = planned
+        self.sweep, self.planned, self.spent = clean(sweep), planned, spent
         self.before = Counter(
             (method_tag(record["plan"]), record["trial"]["status"])
             for record in before
@@ -347,28 +299,24 @@ class TrialCounts(Callback):
         self.shown_at = -math.inf
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "spent": nothing_known}  # Tune writes callbacks to disk
+        return {**vars(self), "spent": None}  # Tune writes callbacks to disk
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        if time.monotonic() - self.shown_at > REFRESH_SECONDS:
-            self._show(trials)
-
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._show(trials)
+        if time.monotonic() - self.shown_at > GAUGE_SECONDS:
+            self.on_trial_complete(iteration, trials, None)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._show(trials)
+        self.on_trial_complete(iteration, trials, trial)
 
-    def _show(self, trials: list[Any]) -> None:
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.shown_at = time.monotonic()
         counts, restarts = Counter(self.before), Counter[str]()
-        for trial in trials:
-            method = method_tag(trial.config["trial"]["plan"])
-            counts[method, status_of(trial)] += 1
-            restarts[method] += trial.num_failures
+        for each in trials:
+            method = method_tag(each.config["trial"]["plan"])
+            counts[method, status_of(each)] += 1
+            restarts[method] += each.num_failures
         put("dpfp_trials_planned", self.planned, {"sweep": self.sweep})
-        spent = self.spent()
-        if spent is not None:
+        if self.spent is not None and (spent := self.spent()) is not None:
             tags = {"sweep": self.sweep, "guarantee": spent.guarantee}
             put("dpfp_ledger_epsilon", spent.private_epsilon, tags)
             put("dpfp_ledger_total", spent.total, tags)
@@ -415,3 +363,162 @@ def put(name: str, value: float | None, tags: dict[str, str]) -> None:
 def gauge(name: str) -> Gauge:
     description, tags = GAUGES[name]
     return Gauge(name, description, tag_keys=tags)
+
+
+# --- trackers -----------------------------------------------------------------------------------
+
+# Each tracker's module and what installs it.
+PACKAGES = {
+    "mlflow": ("mlflow", "mlflow-skinny"),
+    "wandb": ("wandb", "wandb"),
+    "tensorboard": ("tensorboardX", "tensorboardX"),
+}
+# The numbers that a trial reports (`experiment.trial_metrics`), without Tune's own.
+PLOTTED = ("accuracy", "dev_loss", "loss", "epsilon", *(f"epsilon_{name}" for name in ACCOUNTANTS))
+PLOTTED += ("sigma", "examples_per_second", "train_seconds", "epoch")
+
+
+def make_tracker(name: str, sweep: str, storage: str) -> "Tracked":
+    """A Tune callback, ready to work; a UserError if a package, key or server is missing."""
+    module, package = PACKAGES[name]
+    if find_spec(module) is None:
+        raise UserError(f"tracker {name} needs a package; pip install {package}")
+    if "://" not in storage:
+        folder = Path(storage) / name
+    elif name == "tensorboard":
+        raise UserError(
+            f"tracker tensorboard writes to a folder, but results go to {storage.split('?')[0]}; "
+            f"use --storage FOLDER, or --tracker mlflow with MLFLOW_TRACKING_URI"
+        )
+    else:
+        folder = Path(tempfile.gettempdir()) / f"dpfp-{name}-{mark(storage)}"
+    logging.getLogger(module).setLevel(logging.WARNING)
+    inner: LoggerCallback
+    if name == "mlflow":
+        inner = mlflow_callback(sweep, storage, folder)
+    elif name == "wandb":
+        from ray.air.integrations.wandb import WandbLoggerCallback
+
+        project = os.environ.get("WANDB_PROJECT", "dpfp-ray")
+        # A trial that goes on after a crash goes on in its own run. Of our environment, Ray passes
+        # only the key on to the processes that write.
+        mode = os.environ.get("WANDB_MODE", "online")
+        inner = WandbLoggerCallback(project=project, group=sweep, resume="allow", mode=mode)
+    else:
+        inner = TBXLoggerCallback()
+    try:
+        inner.setup()  # Tune would do it when all else is up, and fail with pages of traceback
+    except Exception as error:
+        raise UserError(f"tracker {name} does not start: {one_line(error)}") from None
+    return Tracked(name, inner, sweep, storage, folder)
+
+
+def mlflow_callback(sweep: str, storage: str, folder: Path) -> LoggerCallback:
+    from ray.air.integrations.mlflow import MLflowLoggerCallback
+
+    tags = {"dpfp.store": mark(storage)}
+
+    class Mlflow(MLflowLoggerCallback):
+        """Takes up the run that a killed sweep has left open, instead of a second one."""
+
+        def log_trial_start(self, trial: Any) -> None:
+            if trial not in self._trial_runs:
+                wanted = {**tags, "trial_name": str(trial)}
+                clauses = [f"tags.`{key}` = '{value}'" for key, value in wanted.items()]
+                open_runs = self.mlflow_util._get_client().search_runs(
+                    [str(self.mlflow_util.experiment_id)],
+                    " and ".join([*clauses, "attributes.status = 'RUNNING'"]),
+                )
+                if open_runs:
+                    self._trial_runs[trial] = open_runs[0].info.run_id
+            super().log_trial_start(trial)
+
+    address = os.environ.get("MLFLOW_TRACKING_URI")
+    if not address:
+        folder.mkdir(parents=True, exist_ok=True)
+        address = f"sqlite:///{folder}/mlflow.db"  # MLflow 3 wants no plain files any more
+    return Mlflow(tracking_uri=address, experiment_name=sweep, tags=tags)
+
+
+class TrackedTrial:
+    """What Ray's callbacks may see of a trial: its id, its plan, and what its ε is worth."""
+
+    def __init__(self, trial: Trial, sweep: str, storage: str, folder: Path) -> None:
+        self.name = trial.id
+        # W&B never frees an id: the same trial of another sweep must have another.
+        self.trial_id = f"{file_name(trial.id)}-{mark(sweep, storage)}"
+        self.experiment_dir_name = sweep
+        self.folder = folder / file_name(trial.id)
+        plan = {**trial.plan.to_dict(), "labels": ",".join(trial.plan.labels or ()) or None}
+        self.config = self.evaluated_params = {
+            **{name: value for name, value in plan.items() if value is not None},
+            "noise_multiplier": trial.noise_multiplier,
+            "seed_index": trial.seed_index,
+            "plan_hash": trial.plan.hash,
+            "guarantee": guarantee(trial.plan),
+            "sweep": sweep,
+        }
+
+    @property
+    def local_path(self) -> str:
+        """Made only for a tracker that asks."""
+        self.init_local_path()
+        return str(self.folder)
+
+    def init_local_path(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Tracked(Callback):
+    """Passes Tune's events on. A tracker that breaks down costs a warning, never a trial."""
+
+    def __init__(
+        self, name: str, inner: LoggerCallback, sweep: str, storage: str, folder: Path
+    ) -> None:
+        self.name, self.inner, self.place = name, inner, (sweep, storage, folder)
+        self.views: dict[str, TrackedTrial] = {}
+
+    def setup(self, *_: Any, **info: Any) -> None:
+        self._tell(self.inner.setup)  # again: through Ray Client this is another process
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._tell(self.inner.log_trial_start, self._view(trial))
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        if "step" in result:  # a trial that only says that it failed has nothing to plot
+            values = {name: float(result[name]) for name in PLOTTED if result.get(name) is not None}
+            # Ray's callbacks plot over this field; here that is the training step.
+            values["training_iteration"] = int(result["step"])
+            self._tell(self.inner.log_trial_result, iteration, self._view(trial), values)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        # For Tune a trial that reports its own failure has done its work.
+        failed = _result(trial).get("status") == "failed"
+        self._tell(self.inner.log_trial_end, self._view(trial), failed=failed)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._tell(self.inner.log_trial_end, self._view(trial), failed=True)
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        self._tell(self.inner.on_experiment_end, trials)
+
+    def _view(self, trial: Any) -> TrackedTrial:
+        if trial.trial_id not in self.views:
+            own = Trial.from_config(trial.config["trial"])
+            self.views[trial.trial_id] = TrackedTrial(own, *self.place)
+        return self.views[trial.trial_id]
+
+    def _tell(self, event: Callable[..., Any], *arguments: Any, **keys: Any) -> None:
+        try:
+            event(*arguments, **keys)
+        except Exception as error:
+            warnings.warn(f"tracker {self.name} missed an event: {one_line(error)}", stacklevel=2)
+
+
+def mark(*texts: str) -> str:
+    return blake2b("\n".join(texts).encode(), digest_size=4).hexdigest()

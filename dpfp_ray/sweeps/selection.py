@@ -39,10 +39,9 @@ from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.cluster import RayOptions
 from dpfp_ray.sweeps.driver import Runner
 from dpfp_ray.sweeps.space import SearchSpace
-from dpfp_ray.sweeps.trial import SETTLED, SweepState, Trial, bind_trial
+from dpfp_ray.sweeps.trial import SweepState, Trial, bind_trial, settled_record
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.lease import held_unless
-from dpfp_ray.system.signals import Interrupted, signal_of
 from dpfp_ray.system.storage import SEALED, below, open_files
 from dpfp_ray.system.terminal import stderr
 from dpfp_ray.system.whole_files import PRIVATE_FOLDER, private_folder
@@ -128,18 +127,16 @@ def selection_cost(space: SearchSpace, chosen: Selection, bind: Bind) -> Selecti
 
     The theorem wants every mechanism that the space can draw, not only those that it drew.
     """
-    trials = [bind(one) for one in privacy_choices(space)]
+    trials = [bind(choice) for choice in privacy_choices(space)]
     plans = [trial.plan for trial in trials]
     check_chargeable(space, plans)
-    mechanisms = list(
-        dict.fromkeys(accounting.mechanism(t.plan, t.noise_multiplier) for t in trials)
-    )
+    mechanisms = dict.fromkeys(accounting.mechanism(t.plan, t.noise_multiplier) for t in trials)
     relation = NeighboringRelation.ADD_OR_REMOVE_ONE
     if plans[0].adjacency == "replace_one":
         relation = NeighboringRelation.REPLACE_ONE
-    events: list[Any] = [accounting.dp_event(one) for one in mechanisms]
+    events: list[Any] = [accounting.dp_event(mechanism) for mechanism in mechanisms]
     zeroed: list[Any] = [
-        accounting.dp_event(replace(one, adjacency="zero_out")) for one in mechanisms
+        accounting.dp_event(replace(mechanism, adjacency="zero_out")) for mechanism in mechanisms
     ]
     delta = min(plan.delta for plan in plans if plan.delta is not None)
     return SelectionCost(
@@ -159,11 +156,9 @@ def selection_cost(space: SearchSpace, chosen: Selection, bind: Bind) -> Selecti
 
 def check_chargeable(space: SearchSpace, plans: Sequence[Plan]) -> None:
     """Refuse spaces for which the theorem has no price, or that pay one for nothing."""
-    open_ones = [plan for plan in plans if not plan.private]
-    if open_ones:
+    if plain := [plan.method for plan in plans if not plan.private]:
         raise UserError(
-            f"--selection cannot promise anything for method {open_ones[0].method}; take it out of "
-            "the space"
+            f"--selection cannot promise anything for method {plain[0]}; take it out of the space"
         )
     if any(plan.label_epsilon for plan in plans):
         raise UserError("--selection cannot charge for label_epsilon; use composition, or drop it")
@@ -227,75 +222,58 @@ def run_selection(
     Both lists are empty if the draw says that there is no trial. Stopped or killed, the same call
     continues to the same winner.
     """
-    files, key = open_files(storage), selection_key(space, chosen)
-    done = read_json(Store(storage), f"selection-{key}.json") is not None
-    with held_unless(done, files, "use another --storage"):
-        return _run_selection(space, chosen, storage, options, inputs_of, ledger)
-
-
-def _run_selection(
-    space: SearchSpace,
-    chosen: Selection,
-    storage: str,
-    options: RayOptions,
-    inputs_of: Callable[[Plan], Inputs],
-    ledger: Ledger,
-) -> tuple[list[Record], list[Any]]:
     check_choosing(space, options)
 
     def bind(settings: dict[str, Any]) -> Trial:
         return bind_trial(space.plan_values(settings), inputs_of)
 
-    charge = selection_cost(space, chosen, bind)
-    key, store = selection_key(space, chosen), Store(storage)
-    finished = read_json(store, f"selection-{key}.json")
-    if finished is None:
-        sealed = open_sealed(storage, key)
-        seed = SweepState(sealed).seed(options.seed)
-        draws = draw_all(space, chosen, seed)
-        trials = bind_all(draws, bind, sealed, storage)
-        # One entry for each data set that the space can draw, whichever it drew; the same again
-        # for the same seed on the same rows, labels included.
-        inputs = {id(one): one for one in (inputs_of(bind(c).plan) for c in privacy_choices(space))}
-        rows: dict[str, list[str]] = {}
-        for one in inputs.values():
-            rows.setdefault(register(ledger, one), []).append(data_mark(one.data, None, seed))
-        run = f"{storage} {key} {ledger.mark(seed)}"
-        shows = options.show_training_loss
-        uses = [
-            charge.use(key=key, people=whose, run=" ".join([run, *marks]), loss_shown=shows)
-            for whose, marks in rows.items()
-        ]
-        entries = ledger.begin_all(uses, resumed=True)
-        try:
+    store = Store(storage)
+    # Names what is selected from, and how.
+    key = blake2b(f"{space.key} {chosen}".encode(), digest_size=6).hexdigest()
+    done = read_json(store, f"selection-{key}.json") is not None
+    with held_unless(done, store.files, "use another --storage"):
+        charge = selection_cost(space, chosen, bind)
+        finished = read_json(store, f"selection-{key}.json")
+        if finished is None:
+            sealed = open_sealed(storage, key)
+            seed = SweepState(sealed).seed(options.seed)
+            trials = bind_all(draw_all(space, chosen, seed), bind, sealed, storage)
+            # One entry for each data set that the space can draw, whichever it drew; the same
+            # again for the same seed on the same rows, labels included.
+            marks: dict[str, list[str]] = {}
+            all_inputs = [inputs_of(bind(choice).plan) for choice in privacy_choices(space)]
+            for inputs in {id(inputs): inputs for inputs in all_inputs}.values():
+                mark = data_mark(inputs.data, None, seed)
+                marks.setdefault(register(ledger, inputs), []).append(mark)
+            run, shows = f"{storage} {key} {ledger.mark(seed)}", options.show_training_loss
+            uses = [
+                charge.use(key=key, people=people, run=" ".join([run, *rows]), loss_shown=shows)
+                for people, rows in marks.items()
+            ]
+            entries = ledger.begin_all(uses, resumed=True)
+            stderr.print("selection in progress; only its winner will be shown")
             with Runner(space.name, sealed, options, inputs_of, ledger, sealed=True) as runner:
                 runner.run(trials, varied=[])
                 # Before the seed goes: whoever is killed here finds the same winner again.
                 winner = best_record(Store(sealed), trials, seed)
                 finished = {"selection": str(chosen), "winner": None}
                 if winner is not None:
-                    whose = register(ledger, inputs_of(plan_of(winner)))
-                    paid_by = next(one.id for one in entries if one.use.people == whose)
+                    people = register(ledger, inputs_of(plan_of(winner)))
+                    paid_by = next(entry.id for entry in entries if entry.use.people == people)
                     store.put(shown(winner, chosen, charge, paid_by))
                     finished["winner"] = winner["trial"]["id"]
                 store.files.write(f"selection-{key}.json", json.dumps(finished).encode())
             for entry in entries:
                 ledger.end(entry.id, 1, "finished")
-        except KeyboardInterrupt as stop:
-            raise Interrupted(
-                f"stopped; the same command continues. Until the selection ends, {sealed} is "
-                "secret",
-                signal_of(stop),
-            ) from None
-    else:
-        stderr.print("this selection is finished; for another one, use another --storage")
-    store.files.delete_folder(SEALED)
-    if finished["winner"] is None:
-        stderr.print("the draw says no trial at all: nothing is run, nothing is released")
-        return [], []
-    store.export()
-    record = store.get(finished["winner"])
-    return ([] if record is None else [record]), [charge]
+        else:
+            stderr.print("this selection is finished; for another one, use another --storage")
+        store.files.delete_folder(SEALED)
+        if finished["winner"] is None:
+            stderr.print("the draw says no trial at all: nothing is run, nothing is released")
+            return [], []
+        store.export()
+        record = store.get(finished["winner"])
+        return ([] if record is None else [record]), [charge]
 
 
 def check_choosing(space: SearchSpace, options: RayOptions) -> None:
@@ -323,16 +301,13 @@ def draw_all(space: SearchSpace, chosen: Selection, seed: int) -> list[Draw]:
     theorem.
     """
     count = draw_trials(chosen, keyed_generator(seed, "selection count", 0))
-    return [Draw(_name(seed, index), _settings(space, seed, index)) for index in range(count)]
-
-
-def _name(seed: int, index: int) -> str:
-    return f"selected-{derived_seed(seed, f'selection name {index}'):032x}"
-
-
-def _settings(space: SearchSpace, seed: int, index: int) -> dict[str, Any]:
-    rng = keyed_generator(seed, "selection settings", index)
-    return {parameter.name: parameter.draw(rng) for parameter in space.parameters}
+    return [
+        Draw(
+            f"selected-{derived_seed(seed, f'selection name {index}'):032x}",
+            space.draw(keyed_generator(seed, "selection settings", index)),
+        )
+        for index in range(count)
+    ]
 
 
 def bind_all(draws: Iterable[Draw], bind: Bind, sealed: str, storage: str) -> list[Trial]:
@@ -364,18 +339,18 @@ def best_name(scores: Mapping[str, float | None], seed: int) -> str | None:
 
 def best_record(sealed: Store, trials: Iterable[Trial], seed: int) -> Record | None:
     """The winner's record by dev accuracy, which is public; None if there was no trial."""
-    found: dict[str, Record] = {}
+    records: dict[str, Record] = {}
     for trial in trials:
-        record = sealed.get(trial.id)
-        if record is None or record["trial"].get("status") not in SETTLED:
+        record = settled_record(sealed, trial.id)
+        if record is None:
             raise RuntimeError("a trial of the selection has no final record")
-        found[trial.id] = record
+        records[trial.id] = record
     scores = {
         name: record["metrics"]["accuracy"] if record["trial"]["status"] == "finished" else None
-        for name, record in found.items()
+        for name, record in records.items()
     }
     winner = best_name(scores, seed)
-    return None if winner is None else found[winner]
+    return None if winner is None else records[winner]
 
 
 def shown(record: Record, chosen: Selection, charge: SelectionCost, entry: str = "") -> Record:
@@ -397,11 +372,6 @@ def shown(record: Record, chosen: Selection, charge: SelectionCost, entry: str =
 # --- files --------------------------------------------------------------------------------------
 
 
-def selection_key(space: SearchSpace, chosen: Selection) -> str:
-    """Names what is selected from, and how."""
-    return blake2b(f"{space.key} {chosen}".encode(), digest_size=6).hexdigest()
-
-
 def open_sealed(storage: str, key: str) -> str:
     """The place of an unfinished selection, owner-only; a UserError if another one is there."""
     sealed = below(storage, SEALED)
@@ -415,10 +385,10 @@ def open_sealed(storage: str, key: str) -> str:
             raise UserError(
                 f"cannot write to {folder}: {error.strerror}; use another --storage"
             ) from None
-    known = read_json(Store(sealed), MARK)
-    if known is None:
+    mark = read_json(Store(sealed), MARK)
+    if mark is None:
         files.write(MARK, json.dumps({"key": key}).encode())
-    elif known.get("key") != key:
+    elif mark.get("key") != key:
         raise UserError(
             f"{files.name} is an unfinished selection from another space or of another kind; "
             "continue that one, or use another --storage (its trials have been spent)"

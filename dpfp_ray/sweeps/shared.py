@@ -33,12 +33,7 @@ from torch.nn import Module
 
 from dpfp_ray.data import Table
 from dpfp_ray.data.split import count_units
-from dpfp_ray.data.tokens import (
-    Chunk,
-    Encoded,
-    encode_chunk,
-    tokenise_here,
-)
+from dpfp_ray.data.tokens import Chunk, Encoded, encode_chunk, tokenise_here
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.representations import RepresentationTable, Rows, keep, kept, shards
 from dpfp_ray.models.row_store import Encoder, Shard, Work, encode_here
@@ -97,14 +92,11 @@ def share_inputs(plan: Plan, inputs: Inputs) -> "ray.ObjectRef[Inputs]":
 
 
 def _handed_out(table: Any) -> Any:
-    """By name, where there is a cache that all machines reach; else the arrays themselves."""
+    """By name, where there is a cache that all machines reach; else memory-mapped files as plain
+    arrays: another node cannot open our files. They are copied once, from the files into the object
+    store, and not into this process's own memory."""
     place = shared_cache()
-    return _loaded(publish(table, place) if place else table)
-
-
-def _loaded(table: Any) -> Any:
-    """Memory-mapped files as plain arrays: another node cannot open our files. They are copied
-    once, from the files into the object store, and not into this process's own memory."""
+    table = publish(table, place) if place else table
     arrays: dict[str, Any] = {}
     for field in dataclasses.fields(table):
         value = getattr(table, field.name)
@@ -161,14 +153,25 @@ class SharedRows:
             return
         # It holds no core: the trial, which waits for it, holds one already.
         task: Any = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(work_on_shard)
-        waited_for: deque[Any] = deque()
-        for rows, name in zip(shards(len(table)), shard_names(len(table)), strict=True):
-            if len(waited_for) == machines:
-                yield ray.get(waited_for.popleft())
-            rest = table.shard(rows, np.empty((0, self.shape[1]), self.dtype))
-            waited_for.append(task.remote(self.place, name, rest, work))
-        while waited_for:
+        empty = np.empty((0, self.shape[1]), self.dtype)
+        parts = zip(shards(len(table)), shard_names(len(table)), strict=True)
+        references = (
+            task.remote(self.place, name, table.shard(rows, empty), work) for rows, name in parts
+        )
+        yield from in_order(references, lambda: machines)
+
+
+def in_order(references: Iterator[Any], most: Callable[[], float]) -> Iterator[Any]:
+    """The values of Ray's `references`, of which at most so many are on their way."""
+    import ray
+
+    waited_for: deque[Any] = deque()
+    for reference in references:
+        waited_for.append(reference)
+        if len(waited_for) >= most():
             yield ray.get(waited_for.popleft())
+    while waited_for:
+        yield ray.get(waited_for.popleft())
 
 
 def work_on_shard(
@@ -182,14 +185,14 @@ def work_on_shard(
 @functools.lru_cache(maxsize=4)  # a process runs many trials on one table
 def mapped(place: str, key: str, rows: int, kind: str) -> Rows:
     """The rows in this machine's cache, copied there if they are not."""
-    found = kept(key, rows, np.dtype(kind))
-    if found is None:
-        files = files_of(place, key)
-        shards = (from_arrow(files.read_name(name)) for name in shard_names(rows))
-        found = keep(key, shards, rows, np.dtype(kind))
-    if found is None:
+    dtype, files = np.dtype(kind), files_of(place, key)
+    table = kept(key, rows, dtype)
+    if table is None:
+        content = (from_arrow(files.read_name(name)) for name in shard_names(rows))
+        table = keep(key, content, rows, dtype)
+    if table is None:
         raise UserError(f"the rows in {public(place)} do not fit their table; delete them")
-    return found
+    return table
 
 
 def publish(table: Table, place: str) -> Table:
@@ -283,14 +286,9 @@ class ClusterWork:
             # max_calls=0: a process that has loaded the encoder is used again.
             task: Any = ray.remote(num_cpus=not gpus, num_gpus=int(gpus), max_calls=0)(work)
             shared = [ray.put(fact) for fact in facts]
-            waited_for: deque[Any] = deque()
-            for part in parts:
-                waited_for.append(task.remote(part, *shared))
-                places = ray.cluster_resources().get("GPU" if gpus else "CPU", 1)
-                if len(waited_for) >= 2 * places:
-                    yield ray.get(waited_for.popleft())
-            while waited_for:
-                yield ray.get(waited_for.popleft())
+            places = "GPU" if gpus else "CPU"
+            references = (task.remote(part, *shared) for part in parts)
+            yield from in_order(references, lambda: 2 * ray.cluster_resources().get(places, 1))
 
 
 def encode_rows(work: Work, model: str, kind: str, precision: str) -> Shard:

@@ -5,6 +5,9 @@ here: it is sent along. An absolute path or a URI means what the cluster sees, a
 
 A job runs on the cluster whether or not anyone listens. Requests are repeated while the cluster
 cannot be reached. The log is read again and again, and what is new in it is shown.
+
+Tokens, of Ray and of the results service, are read from a file or the environment, never a flag: it
+would show them to everyone who can list processes.
 """
 
 import logging
@@ -19,12 +22,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from dpfp_ray.data.readers import files_of
-from dpfp_ray.sweeps import access_tokens
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.system.storage import one_line
+from dpfp_ray.system.storage import one_line, public
 from dpfp_ray.system.terminal import stderr
 
 DEFAULT = "http://127.0.0.1:8265"
@@ -42,6 +45,11 @@ NOISY_LOGGERS = (
     "ray._private.runtime_env.packaging",
 )
 EXIT_CODES = {"SUCCEEDED": 0, "STOPPED": 130}
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+VARIABLE = "DPFP_TOKEN"
+SHORTEST, LONGEST = 16, 4096  # characters of a token; fewer can be guessed
+RAY_QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"  # what every client asks first
+PROBE_SECONDS = 10.0
 
 
 class Unreachable(Exception):
@@ -49,34 +57,27 @@ class Unreachable(Exception):
 
 
 class Cluster:
-    """The Jobs API of one cluster. `say` is told about breaks."""
+    """The Jobs API of one cluster."""
 
     def __init__(
-        self, address: str, token: str | None = None, say: Callable[[str], None] = lambda _: None
+        self, address: str, token: str | None = None, say: Callable[[str], None] | None = None
     ) -> None:
-        self.address = access_tokens.check_http(address)
-        self.say = say
-        self.patience = PATIENCE
-        headers = access_tokens.header(token) if token else None
+        """`say` is told about lost connections (default: on stderr)."""
+        self.address = check_http(address)
+        self.say = say or _say
+        headers = header(token) if token else None
         try:
             with translated(self.address):
                 self.client = make_client(self.address, headers)
         except Unreachable as error:
             raise UserError(f"cannot reach a Ray dashboard at {self.address}: {error}") from None
 
-    def submit(
-        self, identity: str, entrypoint: str, metadata: dict[str, str], runtime_env: dict[str, Any]
-    ) -> None:
+    def submit(self, identity: str, entrypoint: str, **options: Any) -> None:
         """Start a job under an id of ours: if the answer is lost, we still know whether it runs."""
 
         def once() -> None:
             try:
-                self.client.submit_job(
-                    entrypoint=entrypoint,
-                    submission_id=identity,
-                    metadata=metadata,
-                    runtime_env=runtime_env,
-                )
+                self.client.submit_job(entrypoint=entrypoint, submission_id=identity, **options)
             except RuntimeError as error:
                 if "already exists" not in str(error):
                     raise
@@ -85,9 +86,6 @@ class Cluster:
 
     def info(self, identity: str) -> Any:
         return self.retry(lambda: self.client.get_job_info(identity))
-
-    def stop(self, identity: str) -> bool:
-        return bool(self.retry(lambda: self.client.stop_job(identity), patience=PATIENCE_TO_ACT))
 
     def follow(self, identity: str, write: Callable[[str], None]) -> Any:
         """Show the log to its end; the job's last state."""
@@ -102,7 +100,7 @@ class Cluster:
                 return info
             time.sleep(LOOK_SECONDS)
 
-    def retry(self, act: Callable[[], Any], patience: float | None = None) -> Any:
+    def retry(self, act: Callable[[], Any], patience: float = PATIENCE) -> Any:
         """The answer of `act`, tried again with growing pauses while the cluster is unreachable."""
         pause, lost_at = 1.0, None
         while True:
@@ -114,7 +112,7 @@ class Cluster:
                 if lost_at is None:
                     lost_at = now
                     self.say(f"connection to {self.address} lost ({error}); trying again …")
-                if now - lost_at + pause > (patience or self.patience):
+                if now - lost_at + pause > patience:
                     raise UserError(f"{self.address} cannot be reached: {error}") from None
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -148,6 +146,9 @@ def translated(address: str) -> Iterator[None]:
     import requests
     from ray.exceptions import AuthenticationError
 
+    def text(error: Exception) -> str:
+        return one_line(error) or type(error).__name__
+
     try:
         yield
     except AuthenticationError as error:
@@ -156,18 +157,15 @@ def translated(address: str) -> Iterator[None]:
             f"a token {wrong} for Ray at {address}; give --token-file, or set RAY_AUTH_TOKEN"
         ) from None
     except (requests.exceptions.InvalidURL, requests.exceptions.SSLError) as error:
-        raise UserError(
-            f"cannot use {address}: {one_line(error) or type(error).__name__}"
-        ) from None
+        raise UserError(f"cannot use {address}: {text(error)}") from None
     except (requests.RequestException, OSError) as error:
-        raise Unreachable(one_line(error) or type(error).__name__) from None
+        raise Unreachable(text(error)) from None
     except RuntimeError as error:
-        text = one_line(error) or type(error).__name__
-        if "status code 404" in text:
-            raise UserError(f"{address}: {text.partition('404: ')[2] or text}") from None
-        if "status code 5" in text:
-            raise Unreachable(text) from None
-        raise UserError(f"Ray at {address} refuses: {text}") from None
+        if "status code 404" in text(error):
+            raise UserError(f"{address}: {text(error).partition('404: ')[2] or error}") from None
+        if "status code 5" in text(error):
+            raise Unreachable(text(error)) from None
+        raise UserError(f"Ray at {address} refuses: {text(error)}") from None
 
 
 def exit_code(info: Any) -> int:
@@ -204,7 +202,8 @@ class Job:
 
     def stop(self) -> bool:
         """End it; what it has finished is kept. False if it has ended already."""
-        return self.cluster.stop(self.id)
+        cluster = self.cluster
+        return bool(cluster.retry(lambda: cluster.client.stop_job(self.id), PATIENCE_TO_ACT))
 
 
 def find_job(identity: str, *, address: str | None = None, token_file: str | None = None) -> Job:
@@ -253,15 +252,15 @@ def submit(
                 runtime_env["working_dir"] = scratch
                 _say(f"sent along: {', '.join(sent)}")
         metadata = {**(facts or {}), "job_name": name}
-        cluster.submit(identity, entrypoint(words), metadata, runtime_env)
+        cluster.submit(identity, entrypoint(words), metadata=metadata, runtime_env=runtime_env)
     _say(f"job {identity} is submitted; see {cluster.address}/#/jobs/{identity}")
     return Job(identity, cluster)
 
 
 def _cluster(address: str | None, token_file: str | None) -> Cluster:
     where = address or os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT
-    token = access_tokens.ray_token(access_tokens.check_http(where), token_file)
-    return Cluster(where, token, _say)
+    token = ray_token(check_http(where), token_file)
+    return Cluster(where, token)
 
 
 def _say(line: str) -> None:
@@ -279,40 +278,15 @@ def submission_id(name: str) -> str:
     return f"{slug}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid4().hex[:4]}"
 
 
-def named_files(words: Iterable[str]) -> dict[str, Path]:
-    """Words that are relative paths of files here, and those files."""
-    found = {}
-    for word in words:
-        if not word or word.startswith("-") or "://" in word or Path(word).is_absolute():
-            continue
-        path = Path(word)
-        try:
-            if path.is_file():
-                found[word] = path
-            elif path.is_dir() and "/" in word.rstrip("/"):
-                raise UserError(
-                    f"{word} is a folder here; give its absolute path on storage that the cluster "
-                    "sees, or send a folder along with --working-dir"
-                )
-        except (OSError, ValueError):  # a condition or a text, far too long for a path
-            continue
-    return found
-
-
-def words_of(command: Sequence[str]) -> list[str]:
-    """The words of a command that may be paths; of `--flag=value` the value."""
-    return [
-        word.partition("=")[2] if word.startswith("--") and "=" in word else word
-        for word in command
-    ]
-
-
 def stage(command: Sequence[str], more: Iterable[str], folder: Path) -> tuple[list[str], list[str]]:
     """Copy what `command` and the plan's own paths `more` name to `folder`.
 
     The command with the paths as they will be on the cluster, and what was copied.
     """
-    files = named_files([*words_of(command), *more])
+    # The words that may be paths; of `--flag=value` the value.
+    split = [w.partition("=") if w.startswith("--") else ("", "", w) for w in command]
+    values = [value if equals or not flag else flag for flag, equals, value in split]
+    files = named_files([*values, *more])
     total = sum(path.stat().st_size for path in files.values())
     if total > LARGEST:
         raise UserError(
@@ -322,19 +296,125 @@ def stage(command: Sequence[str], more: Iterable[str], folder: Path) -> tuple[li
     renamed = {}
     here = Path.cwd().resolve()
     for number, (word, path) in enumerate(files.items()):
-        real = Path(word).absolute()
-        inside = ".." not in Path(word).parts and real.is_relative_to(here)
-        target = Path(word) if inside else Path(OUTSIDE) / f"{number}-{path.name}"
-        if not inside and word not in words_of(command):
+        inside = ".." not in path.parts and path.absolute().is_relative_to(here)
+        target = path if inside else Path(OUTSIDE) / f"{number}-{path.name}"
+        if not inside and word not in values:
             raise UserError(f"{word} is outside this folder; give its absolute path on the cluster")
         renamed[word] = str(target)
         (folder / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, folder / target)
-    return [_rename(word, renamed) for word in command], list(files)
+    words = [
+        f"{flag}={renamed.get(value, value)}" if equals else renamed.get(word, word)
+        for word, (flag, equals, value) in zip(command, split, strict=True)
+    ]
+    return words, list(files)
 
 
-def _rename(word: str, renamed: dict[str, str]) -> str:
-    flag, equals, value = word.partition("=")
-    if word.startswith("--") and equals:
-        return f"{flag}={renamed.get(value, value)}"
-    return renamed.get(word, word)
+def named_files(words: Iterable[str]) -> dict[str, Path]:
+    """Words that are relative paths of files here, and those files."""
+    files = {}
+    for word in words:
+        if not word or word.startswith("-") or "://" in word or Path(word).is_absolute():
+            continue
+        path = Path(word)
+        try:
+            if path.is_file():
+                files[word] = path
+            elif path.is_dir() and "/" in word.rstrip("/"):
+                raise UserError(
+                    f"{word} is a folder here; give its absolute path on storage that the cluster "
+                    "sees, or send a folder along with --working-dir"
+                )
+        except (OSError, ValueError):  # a condition or a text, far too long for a path
+            continue
+    return files
+
+
+# --- tokens -------------------------------------------------------------------------------------
+
+
+def read_token(file: str | None) -> str | None:
+    """The token of `file`, else of $DPFP_TOKEN, else None."""
+    if file is None:
+        token, origin = os.environ.get(VARIABLE, "").strip(), f"${VARIABLE}"
+        if not token:
+            return None
+    else:
+        origin = file
+        try:
+            token = Path(file).expanduser().read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise UserError(f"cannot read the token file {file}: {reason}") from None
+    if not SHORTEST <= len(token) <= LONGEST:
+        raise UserError(
+            f"the token in {origin} has {len(token)} characters; use {SHORTEST} or more, such as "
+            "the output of: openssl rand -hex 32"
+        )
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise UserError(f"the token in {origin} holds spaces or odd characters; use letters, 0-9")
+    return token
+
+
+def header(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def ray_token(address: str, file: str | None) -> str | None:
+    """The token of a Ray cluster itself, for its dashboard and Jobs API; found as Ray finds it.
+
+    It lets its holder run code on the cluster, so the one in the home folder goes to other machines
+    only if RAY_AUTH_MODE=token says that it is meant to.
+    """
+    if file is not None:
+        return read_token(file)
+    mode = os.environ.get("RAY_AUTH_MODE", "").lower()
+    if mode == "disabled":
+        return None
+    given = os.environ.get("RAY_AUTH_TOKEN", "").strip()
+    if given:
+        return given
+    if path := os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        return read_token(path)
+    home = Path.home() / ".ray" / "auth_token"
+    if (mode == "token" or host_of(address) in LOOPBACK) and home.is_file():
+        return read_token(str(home))
+    return None
+
+
+def refused(address: str, token: str | None = None) -> bool:
+    """Whether the Ray at HOST:PORT, its control service, answers nobody without another token."""
+    import grpc
+
+    sent = tuple((key.lower(), value) for key, value in header(token).items()) if token else None
+    with grpc.insecure_channel(address) as channel:
+        try:
+            channel.unary_unary(RAY_QUESTION)(b"", timeout=PROBE_SECONDS, metadata=sent)
+        except grpc.RpcError as error:
+            return bool(error.code() == grpc.StatusCode.UNAUTHENTICATED)
+    return False
+
+
+def advice(address: str, *, given: bool) -> str:
+    wrong = "is not the right one" if given else "is needed"
+    return (
+        f"a token {wrong} for Ray at {address}: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or "
+        f"RAY_AUTH_TOKEN_PATH) to the cluster's; its head has it in ~/.ray/auth_token"
+    )
+
+
+def host_of(address: str) -> str:
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
+
+
+def check_http(address: str) -> str:
+    """`http://host:port`, checked: a web address without a password in it."""
+    shown = public(address)[:100]
+    if not address.startswith(("http://", "https://")) or not host_of(address):
+        raise UserError(f"address is {shown!r}; give one such as http://head:8265")
+    if "@" in urlsplit(address).netloc:
+        raise UserError(f"{shown} holds a password, which others would see; use a token")
+    return address.rstrip("/")

@@ -2,7 +2,6 @@
 continues and repeats no finished trial.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.plan.plan import INPUT_FIELDS, Plan
 from dpfp_ray.plan.values import make_plan
@@ -22,8 +21,8 @@ from dpfp_ray.privacy.statement import brief
 from dpfp_ray.results.query import sort_rows
 from dpfp_ray.results.rows import Row, flatten
 from dpfp_ray.results.store import Store, as_frame
-from dpfp_ray.sweeps.cluster import RayChoices, ray_options
-from dpfp_ray.sweeps.driver import Runner, close, refuse_encoder, stopped
+from dpfp_ray.sweeps.cluster import RayOptions
+from dpfp_ray.sweeps.driver import Runner, refuse_encoder
 from dpfp_ray.sweeps.selection import SelectionCost, run_selection
 from dpfp_ray.sweeps.shared import hands_of
 from dpfp_ray.sweeps.space import PUBLIC_SEED, SearchSpace, read_search_space
@@ -63,14 +62,13 @@ class FinishedSweep:
     @property
     def best(self) -> Record | None:
         """The record of the trial with the best accuracy."""
-        chosen = self.rows[0]["id"] if self.records else None
-        return next((r for r in self.records if flatten(r)["id"] == chosen), None)
+        by_id = {flatten(record)["id"]: record for record in self.records}
+        return by_id[self.rows[0]["id"]] if by_id else None
 
     @property
     def statement(self) -> str:
         """What may be said about the best trial's privacy."""
-        best = self.best
-        return brief(best["statement"]) if best and best["statement"] else ""
+        return brief(self.best["statement"]) if self.best and self.best["statement"] else ""
 
     def to_pandas(self) -> "pandas.DataFrame":
         return as_frame(self.rows)
@@ -90,7 +88,7 @@ def sweep(
     ledger: str | Path | Ledger | None = None,
     total_epsilon: float | None = None,
     total_delta: float | None = None,
-    **ray: Unpack[RayChoices],
+    **ray: Any,
 ) -> FinishedSweep:
     """Run all trials of a search space, each calibrated to the same budget before it starts.
 
@@ -103,17 +101,24 @@ def sweep(
                expected, keep it and all trials but the best secret, and release that one
     ledger, total_epsilon, total_delta   as in `train`; a list of trials is entered as a whole
                before the first one starts, what a searcher proposes when it proposes it
+
+    Any other keyword is one of `cluster.RayOptions`.
     """
     refuse_encoder(encoder)
     if not isinstance(space, SearchSpace):
         given = {**(changes or {}), **({} if samples is None else {"samples": samples})}
-        space = read_search_space(space, {key: as_text(value) for key, value in given.items()})
+        # As they would stand after `--set KEY=`.
+        texts = {
+            k: ",".join(map(str, v)) if isinstance(v, list | tuple) else str(v)
+            for k, v in given.items()
+        }
+        space = read_search_space(space, texts)
     elif changes:
         raise UserError("changes are for a space in a file; change this one itself")
     elif samples is not None:
-        space = dataclasses.replace(space, samples=samples)
+        space = replace(space, samples=samples)
     place = resolve_storage(str(storage or f"runs/{space.name}"))
-    options = ray_options(ray)
+    options = RayOptions(**ray)
     inputs_of = InputsOnce(partial(load_inputs, hands=hands_of(options)))
     book = open_ledger(ledger, total_epsilon, total_delta)
     if selection:
@@ -123,17 +128,10 @@ def sweep(
             return FinishedSweep(
                 place, space, *run_selection(space, chosen, place, options, inputs_of, book)
             )
-    try:
-        with Runner(space.name, place, options, inputs_of, book) as runner:
-            run_sweep(space, runner)
-    except KeyboardInterrupt as stop:
-        raise stopped(place, stop) from None
-    return FinishedSweep(place, space, close(place), runner.charges.spent())
-
-
-def as_text(value: Any) -> str:
-    """As it would stand after `--set KEY=`."""
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    with Runner(space.name, place, options, inputs_of, book) as runner:
+        run_sweep(space, runner)
+    Store(place).export()
+    return FinishedSweep(place, space, Store(place).records(), runner.charges.spent())
 
 
 def run_sweep(space: SearchSpace, runner: Runner) -> None:
@@ -145,7 +143,7 @@ def run_sweep(space: SearchSpace, runner: Runner) -> None:
         return
     from dpfp_ray.sweeps.search import Tpe
 
-    bind_trial(space.plan_values(first_choice(space)), runner.inputs_of)  # wrong spaces fail now
+    bind_trial(space.plan_values(first_choice(space)), runner.inputs_of)  # a wrong space fails now
     plans = input_variants(space, runner.inputs_of)
     searcher = Tpe(
         space,
@@ -169,10 +167,11 @@ def plan_trials(space: SearchSpace, runner: Runner) -> list[Trial]:
         for point in list(points):
             try:
                 trial = bind_trial(space.plan_values(point), runner.inputs_of, index)
-                trials[trial.id] = trial
             except UserError as error:
                 refuse(space, runner.storage, point, error)
                 points.remove(point)
+            else:
+                trials[trial.id] = trial
     if not trials:
         raise UserError("every trial of this space was refused; see the reasons above")
     return list(trials.values())
@@ -199,8 +198,7 @@ def input_variants(space: SearchSpace, inputs_of: Callable[[Plan], Inputs]) -> l
 
 
 def first_choice(space: SearchSpace) -> dict[str, Any]:
-    rng = keyed_generator(PUBLIC_SEED, "first", 0)
-    return {parameter.name: parameter.draw(rng) for parameter in space.parameters}
+    return space.draw(keyed_generator(PUBLIC_SEED, "first", 0))
 
 
 def make_scheduler(space: SearchSpace, storage: str) -> "TrialScheduler | None":

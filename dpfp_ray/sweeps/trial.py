@@ -144,15 +144,15 @@ class SweepState:
 
     def drop_trial(self, identity: str) -> None:
         checkpoints.drop_trial(self.files, _state_name(identity))
-        self.files.delete(_drawn_name(identity))
+        self.files.delete(_state_name(identity, "drawn"))
 
     def mark_drawn(self, identity: str) -> None:
-        self.files.write(_drawn_name(identity), b"drawn")
+        self.files.write(_state_name(identity, "drawn"), b"drawn")
 
     def has_drawn(self, identity: str) -> bool:
         """Whether any process of the trial may have drawn a batch."""
         with suppress(FileNotFoundError):
-            self.files.read_name(_drawn_name(identity))
+            self.files.read_name(_state_name(identity, "drawn"))
             return True
         return False
 
@@ -227,12 +227,8 @@ def _mark(seed: int) -> str:
     return f"mark {keyed_integer(seed, 'sweep mark')}"
 
 
-def _state_name(identity: str) -> str:
-    return f"states/{file_name(identity)}.pt"
-
-
-def _drawn_name(identity: str) -> str:
-    return f"states/{file_name(identity)}.drawn"
+def _state_name(identity: str, kind: str = "pt") -> str:
+    return f"states/{file_name(identity)}.{kind}"
 
 
 def resolve_storage(storage: str) -> str:
@@ -251,36 +247,38 @@ def ray_storage(storage: str, name: str) -> dict[str, Any]:
     return {"storage_path": str(Path(files.name) / name)}
 
 
+def settled_record(store: Store, identity: str) -> Record | None:
+    """The trial's last record, once it has one."""
+    record = store.get(identity)
+    return record if record and record["trial"].get("status") in SETTLED else None
+
+
 def settle(
     storage: str, trial: Trial, status: str, reason: str, facts: dict[str, Any] | None = None
 ) -> Record:
     """Give a trial that has no result its last record, unless it has one by now.
 
-    The epochs that it did before, and what they spent, stay on record.
+    The epochs that it did before, and what they spent, stay on record. A trial that failed before
+    any process of it drew a batch has spent no step; else, without a count in `facts`, it is
+    charged for all that was planned.
     """
-    store = Store(storage)
-    start = {"id": trial.id, "seed_index": trial.seed_index, "group": trial.group}
-    entry = {"ledger_entry": trial.entry} if trial.entry else {}
-    record = store.get(trial.id) or make_record(
-        plan=trial.plan.to_dict(), plan_hash=trial.plan.hash, trial={**start, **entry}
-    )
-    if record["trial"].get("status") in SETTLED:
-        return record
-    settled: Any = {**record["trial"], **(facts or {}), "status": status, "error": reason}
-    record["trial"] = settled
+    store, states = Store(storage), SweepState(storage)
+    if (settled := settled_record(store, trial.id)) is not None:
+        return settled
+    record = store.get(trial.id)
+    drawn = status != "failed" or record is not None or states.has_drawn(trial.id)
+    facts = {**({} if drawn else {"steps_drawn": 0}), **(facts or {})}
+    if record is None:
+        start = {"id": trial.id, "seed_index": trial.seed_index, "group": trial.group}
+        entry = {"ledger_entry": trial.entry} if trial.entry else {}
+        record = make_record(
+            plan=trial.plan.to_dict(), plan_hash=trial.plan.hash, trial={**start, **entry}
+        )
+    last: Any = {**record["trial"], **facts, "status": status, "error": reason}
+    record["trial"] = last
     store.put(record)
-    SweepState(storage).drop_trial(trial.id)
+    states.drop_trial(trial.id)
     return record
-
-
-def drawn_before_failure(storage: str, trial: Trial) -> dict[str, int]:
-    """Facts for `settle` of a trial that failed without a count: no step if no process of it drew.
-
-    Empty if a process drew: the trial is then charged for all that was planned.
-    """
-    if SweepState(storage).has_drawn(trial.id) or Store(storage).get(trial.id):
-        return {}
-    return {"steps_drawn": 0}
 
 
 def unfinished(trials: list[Trial], storage: str) -> list[Trial]:
@@ -305,11 +303,6 @@ def has_restarts_left(trial: Any) -> bool:
     Tune does so if the process dies while the trial before hands it over.
     """
     return bool(trial.num_failures <= RETRIES)
-
-
-def given_up(trial: Any) -> str:
-    """The last reason of a trial that was restarted as often as is allowed."""
-    return f"given up after restarts: {last_error(trial)}"
 
 
 def last_error(trial: Any) -> str:

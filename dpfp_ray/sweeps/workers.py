@@ -26,14 +26,16 @@ from ray.train.torch.config import _TorchBackend
 from ray.train.v2._internal.execution.worker_group import WorkerGroup
 from torch import Tensor
 
-from dpfp_ray.sweeps.experiment import (
-    Sweep,
-    run_worker,
-    settle_failed,
+from dpfp_ray.results.store import Store
+from dpfp_ray.sweeps.experiment import Sweep, run_worker, trial_metrics
+from dpfp_ray.sweeps.trial import (
+    RETRIES,
+    Trial,
+    error_reason,
+    ray_storage,
+    settle,
     settled_record,
-    trial_metrics,
 )
-from dpfp_ray.sweeps.trial import RETRIES, Trial, ray_storage
 from dpfp_ray.system.cache import NoRoom
 from dpfp_ray.training.machine import TorchComm
 
@@ -72,7 +74,7 @@ def worker_loop(config: dict[str, Any]) -> None:
     """What each worker runs. Ray Train restarts the group on any error; the record then ends it."""
     trial = Trial.from_config(config["trial"])
     sweep: Sweep = ray.get(config["sweep"])
-    record = settled_record(trial, sweep)
+    record = settled_record(Store(sweep.storage), trial.id)
     if record is not None:
         ray.train.report(trial_metrics(record))
         return
@@ -84,7 +86,7 @@ def worker_loop(config: dict[str, Any]) -> None:
     except (ray.exceptions.RayError, OSError, NoRoom, PeerLost):
         raise  # the group starts again
     except Exception as error:
-        settle_failed(trial, sweep, error, config["facts"])
+        settle(sweep.storage, trial, "failed", error_reason(error), config["facts"])
         raise
 
 
@@ -119,15 +121,10 @@ class GroupBackend(_TorchBackend):
 
 
 def use_node_interface() -> None:
-    """In each worker; an interface that the user has named stays."""
-    name = interface_of(ray.util.get_node_ip_address())
-    if name is not None:
-        os.environ.setdefault(INTERFACE, name)
-
-
-def interface_of(address: str) -> str | None:
-    """None if no interface has the address, such as behind a translation of addresses."""
+    """In each worker; an interface that the user has named stays. None has the node's address
+    behind a translation of addresses."""
+    address = ray.util.get_node_ip_address()
     for name, addresses in psutil.net_if_addrs().items():
         if address in {entry.address for entry in addresses}:
-            return name
-    return None
+            os.environ.setdefault(INTERFACE, name)
+            return

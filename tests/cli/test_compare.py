@@ -11,6 +11,7 @@ from dpfp_ray.cli.compare import parse_settings
 from dpfp_ray.cli.main import main
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
+from dpfp_ray.sweeps import driver
 from dpfp_ray.sweeps.compare import plan_cells
 from dpfp_ray.system.errors import UserError
 from tests.support.ray_runs import ONE_PROCESS_FLAGS, records
@@ -37,26 +38,17 @@ def compared(
     return command, output
 
 
-def test_every_cell_is_run_for_every_seed(compared: tuple[list[str], Path]) -> None:
-    found = Counter(
-        (r["plan"]["method"], r["plan"]["epsilon"]) for r in records(compared[1]).values()
-    )
-    expected = [("non_private", None), ("dpfp", 3.0), ("dpfp", 8.0), ("dpsgd", 3.0), ("dpsgd", 8.0)]
-    assert found == dict.fromkeys(expected, 2), "non-private is run once a seed, whatever the ε"
-
-
-def test_all_files_are_there(compared: tuple[list[str], Path]) -> None:
-    assert sorted(path.name for path in compared[1].iterdir()) == [
-        "records",
-        "results.csv",
-        "results.jsonl",
-        "results.parquet",
-        "table.md",
-    ]
+def test_every_cell_is_run_for_every_seed_and_all_files_are_there(
+    compared: tuple[list[str], Path],
+) -> None:
+    plans = [record["plan"] for record in records(compared[1]).values()]
+    cells = [("non_private", None), ("dpfp", 3.0), ("dpfp", 8.0), ("dpsgd", 3.0), ("dpsgd", 8.0)]
+    runs = Counter((plan["method"], plan["epsilon"]) for plan in plans)
+    assert runs == dict.fromkeys(cells, 2), "non-private is run once a seed, whatever the ε"
+    results = [f"results.{kind}" for kind in ("csv", "jsonl", "parquet")]
+    assert sorted(path.name for path in compared[1].iterdir()) == ["records", *results, "table.md"]
     table = (compared[1] / "table.md").read_text()
-    assert " ± " in table
-    assert "3†" in table
-    assert "† nominal" in table
+    assert [word for word in (" ± ", "3†", "† nominal") if word not in table] == []
 
 
 def test_second_run_starts_nothing_and_says_the_same(
@@ -65,18 +57,12 @@ def test_second_run_starts_nothing_and_says_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = records(compared[1])
-    monkeypatch.setattr(
-        "dpfp_ray.sweeps.driver.connected", lambda *_: pytest.fail("Ray was started")
-    )
+    monkeypatch.setattr(driver, "connected", lambda *_: pytest.fail("Ray was started"))
     assert main([*compared[0], "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [(row["method"], row["epsilon"], row["runs"]) for row in rows] == [
-        ("non_private", None, 2),
-        ("dpfp", 3.0, 2),
-        ("dpsgd", 3.0, 2),
-        ("dpfp", 8.0, 2),
-        ("dpsgd", 8.0, 2),
-    ]
+    names = ["non_private", "dpfp", "dpsgd", "dpfp", "dpsgd"]
+    expected = list(zip(names, [None, 3.0, 3.0, 8.0, 8.0], [2] * 5, strict=True))
+    assert [(row["method"], row["epsilon"], row["runs"]) for row in rows] == expected
     assert all(row["epsilon_gdp"] <= row["epsilon"] for row in rows[1:])
     assert records(compared[1]) == before
 
@@ -118,24 +104,21 @@ def test_tuning_takes_the_better_and_spends_the_same_on_all(
 def test_every_row_is_audited_and_its_outcome_is_everywhere(
     tiny_task: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], ray_session: None
 ) -> None:
-    methods = ["--methods", "dpfp:moments,dpsgd:head", "--audit", "20"]
-    command = [*flags(tiny_task, tmp_path, *INPUTS), *methods, "--epochs", "1"]
-    assert main([*command, "--ledger", str(tmp_path / "ledger")]) == 0
+    command = [*flags(tiny_task, tmp_path, *INPUTS), "--epochs", "1", "--audit", "20"]
+    command += ["--methods", "dpfp:moments,dpsgd:head", "--ledger", str(tmp_path / "ledger")]
+    assert main(command) == 0
     shown = capsys.readouterr().out
     assert "audit ε ≥" in shown
+    assert "audit ε ≥" in (tmp_path / "table.md").read_text()
     assert "everything done to these records (4 uses, 2 of them audits) costs ε = " in shown
     (spent,) = Ledger(tmp_path / "ledger").groups()
     assert [entry.status for entry in spent.entries] == ["finished"] * 4
     assert spent.how == "composition of a fixed list"
-    found = records(tmp_path)
-    audits = [record for name, record in found.items() if name.startswith("audit-")]
-    rows = [record for name, record in found.items() if not name.startswith("audit-")]
-    assert len(audits) == len(rows) == 2
-    for row in rows:
-        (audit,) = (a["audit"] for a in audits if a["plan_hash"] == row["plan_hash"])
-        assert row["statement"]["audit"] == audit
-        assert audit["canaries"] == 20
-    assert "audit ε ≥" in (tmp_path / "table.md").read_text()
+    stored = records(tmp_path)
+    audits = {r["plan_hash"]: r["audit"] for name, r in stored.items() if name[:5] == "audit"}
+    rows = [record for name, record in stored.items() if name[:5] != "audit"]
+    assert {row["plan_hash"]: row["statement"]["audit"] for row in rows} == audits
+    assert [audit["canaries"] for audit in audits.values()] == [20, 20]
 
 
 @pytest.mark.parametrize(
@@ -166,19 +149,15 @@ def test_mistakes_are_one_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_setting_reaches_its_own_method_only() -> None:
-    settings = parse_settings(["dpfp.lr=1e-4"])
-    cells = plan_cells(["non_private", "dpfp"], [3.0], {}, None, settings)
-    assert "learning_rate" not in cells[0]
-    assert cells[1]["learning_rate"] == "1e-4"
-
-
-def test_a_setting_may_name_a_variant() -> None:
-    settings = parse_settings(["dpsgd.epochs=4", "dpsgd:head.lr=1e-2"])
-    plans = [make_plan(c) for c in plan_cells(["dpsgd", "dpsgd:head"], [3.0], {}, None, settings)]
-    assert [plan.scope for plan in plans] == ["all", "head"]
-    assert [plan.learning_rate for plan in plans] == [5e-4, 1e-2]
-    assert [plan.epochs for plan in plans] == [4, 4]
+def test_a_setting_reaches_its_own_method_or_variant_only() -> None:
+    settings = parse_settings(["dpfp.lr=1e-4", "dpsgd.epochs=4", "dpsgd:head.lr=1e-2"])
+    names = ["non_private", "dpfp", "dpsgd", "dpsgd:head"]
+    plain, *cells = plan_cells(names, [3.0], {}, None, settings)
+    assert "learning_rate" not in plain
+    plans = [make_plan(cell) for cell in cells]
+    assert [plan.scope for plan in plans] == ["all", "all", "head"]
+    assert [plan.learning_rate for plan in plans] == [1e-4, 5e-4, 1e-2]
+    assert [plan.epochs for plan in plans][1:] == [4, 4]
 
 
 @pytest.mark.parametrize("text", ["lr=1e-4", "dpfq.lr=1", "dpfp.lrr=1", "dpfp.lr"])
@@ -215,9 +194,7 @@ def test_a_flag_wins_over_the_plan_file_s_epsilon(
     lines = "\n".join(f"{k}: {v}" for k, v in {**facts, "epsilon": "[2, 4]"}.items())
     (tmp_path / "plan.yaml").write_text(lines)
     words = ["compare", "--plan", str(tmp_path / "plan.yaml"), "--methods", "dpsgd", "--dry-run"]
-    assert main(words) == 0
-    assert "ε = 2" in (said := capsys.readouterr().out)
-    assert "ε = 4" in said
-    assert main([*words, "--epsilon", "7"]) == 0
-    assert "ε = 7" in (said := capsys.readouterr().out)
-    assert "ε = 2" not in said
+    for flags, budgets in (([], "24"), (["--epsilon", "7"], "7")):
+        assert main([*words, *flags]) == 0
+        said = capsys.readouterr().out
+        assert [budget for budget in "247" if f"ε = {budget}" in said] == list(budgets)

@@ -17,30 +17,22 @@ pytestmark = [
 RUN, TWIN = "/tmp/run", "/srv/twin"
 
 
-@pytest.fixture(scope="module")
-def host(
-    tiny_task: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Host, list[str]]]:
-    """A machine whose /tmp has 30 MB, and the command to train there."""
-    shared = tmp_path_factory.mktemp("shared")
-    values = {**tiny_task, "epochs": 40, "batch_size": 4}
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    """A machine whose /tmp has 30 MB."""
+    with Hosts(tmp_path, 1, tmp="30m") as hosts:
+        yield hosts[0]
+
+
+def command_of(task: dict[str, Any], shared: Path) -> list[str]:
+    values = {**task, "epochs": 40, "batch_size": 4}
     for name in ("train_file", "dev_file", "model"):
         source = Path(values[name])
         (shutil.copytree if source.is_dir() else shutil.copyfile)(source, shared / source.name)
         values[name] = SHARED / source.name
-    words = ["-m", "dpfp_ray.cli", "train", "--seed", "5", "--save-every", "0.1"]
-    for name, value in values.items():
-        words += [f"--{name.replace('_', '-')}", str(value)]
-    with Hosts(shared, 1, tmp="30m") as hosts:
-        yield hosts[0], words
-
-
-def fill(host: Host) -> None:
-    host.run("sh", "-c", "cat /dev/zero > /tmp/filling")
-
-
-def free(host: Host) -> None:
-    host.run("rm", "-f", "/tmp/filling")
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
+    fixed = ["--seed", "5", "--save-every", "0.1", "--ledger", "/home/ledger"]
+    return ["-m", "dpfp_ray.cli", "train", *flags, *fixed, "--output"]
 
 
 def files(host: Host, folder: str) -> list[str]:
@@ -48,38 +40,32 @@ def files(host: Host, folder: str) -> list[str]:
 
 
 def test_a_full_disk_ends_a_run_in_a_line_and_the_same_command_finishes_it(
-    host: tuple[Host, list[str]],
+    host: Host, tiny_task: dict[str, Any], tmp_path: Path
 ) -> None:
-    machine, words = host
-    command = [*words, "--ledger", "/home/ledger", "--output"]
-
-    fill(machine)
-    before = machine.python(*command, RUN)
-    said, _ = before.communicate(timeout=900)
-    assert before.returncode == 2, said
-    assert "no room to write" in said.splitlines()[-1]
-    assert "run the same command" in said.splitlines()[-1]
-    free(machine)
-
-    during = machine.python(*command, RUN)
-    wait_for(lambda: "resume.pt" in files(machine, RUN), "a saved state")
-    fill(machine)
-    said, _ = during.communicate(timeout=900)
-    assert during.returncode == 2, said
-    assert "no room to write" in said.splitlines()[-1]
-    assert "Traceback" not in said
-    left = files(machine, RUN)
+    command = command_of(tiny_task, tmp_path)
+    for full in ("before", "while it runs"):
+        if full == "before":
+            host.run("sh", "-c", "cat /dev/zero > /tmp/filling")
+        process = host.python(*command, RUN)
+        if full != "before":
+            wait_for(lambda: "resume.pt" in files(host, RUN), "a saved state")
+            host.run("sh", "-c", "cat /dev/zero > /tmp/filling")
+        said, _ = process.communicate(timeout=900)
+        assert process.returncode == 2, said
+        assert "no room to write" in said.splitlines()[-1]
+        assert "run the same command" in said.splitlines()[-1] or full != "before"
+        assert "Traceback" not in said
+        host.run("rm", "-f", "/tmp/filling")
+    left = files(host, RUN)
     assert "resume.pt" in left
     assert not [name for name in left if name.split("/")[-1].startswith(".")], left
-    free(machine)
 
+    sums = []
     for output in (RUN, TWIN):
-        ended = machine.python(*command, output)
-        said, _ = ended.communicate(timeout=900)
-        assert ended.returncode == 0, said
-    sums = [
-        machine.run("sh", "-c", f"cd {folder} && sha256sum $(find . -name '*.safetensors')")[1]
-        for folder in (RUN, TWIN)
-    ]
+        process = host.python(*command, output)
+        said, _ = process.communicate(timeout=900)
+        assert process.returncode == 0, said
+        find = f"cd {output} && sha256sum $(find . -name '*.safetensors')"
+        sums.append(host.run("sh", "-c", find)[1])
     assert sums[0] == sums[1]
     assert "safetensors" in sums[0]

@@ -35,9 +35,12 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "ledger"
 
 
-def test_show_is_one_object(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_is_one_object_of_the_environments_ledger(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     spend(place, ["a", "b"], "one", "two")
-    found = shown(capsys, "--ledger", str(place))
+    monkeypatch.setenv("DPFP_LEDGER", str(place))
+    found = shown(capsys)
     assert found["epsilon"] == pytest.approx(Ledger(place).groups()[0].epsilon)
     assert (found["guarantee"], found["total"], len(found["entries"])) == ("proved", None, 2)
     assert found["delta"] == 1e-5
@@ -74,14 +77,6 @@ def test_a_total_is_set_once(place: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "force" in capsys.readouterr().err
     assert main([*words, "9", "--force"]) == 0
     assert shown(capsys, "--ledger", str(place))["total"] == 9
-
-
-def test_the_environment_names_the_ledger(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spend(place, ["a"], "one")
-    monkeypatch.setenv("DPFP_LEDGER", str(place))
-    assert len(shown(capsys)["entries"]) == 1
 
 
 def test_the_table_ends_with_the_sum(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,13 +1,12 @@
 """The command line as a whole: help, one-line errors, exit codes, closed pipes, quick starts."""
 
-import argparse
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -31,15 +30,11 @@ def fails(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return captured.err
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["results", "LONG"], ["statement", "LONG"], ["predict", "LONG", "--text", "x"]],
-    ids=lambda words: words[0],
-)
+@pytest.mark.parametrize("words", ["results LONG", "statement LONG", "predict LONG --text x"])
 def test_a_path_of_5000_characters_is_one_short_line(
-    words: list[str], capsys: pytest.CaptureFixture[str]
+    words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = fails(["a" * 5000 if word == "LONG" else word for word in words], capsys)
+    line = fails(words.replace("LONG", "a" * 5000).split(), capsys)
     assert "File name too long" in line
     assert len(line) < 1200
 
@@ -66,26 +61,49 @@ def test_a_finished_run_with_damaged_facts_is_one_line(
     assert str(tmp_path) in fails(["statement", str(tmp_path)], capsys)
 
 
-def sub_parsers() -> dict[str, argparse.ArgumentParser]:
-    actions = build_parser()._subparsers
-    assert actions is not None
-    parsers: dict[str, VerbParser] = dict(actions._group_actions[0].choices)  # type: ignore[arg-type]
+def verb_parsers() -> dict[str, VerbParser]:
+    (verbs,) = build_parser()._subparsers._group_actions  # type: ignore[union-attr]
+    parsers: dict[str, VerbParser] = dict(verbs.choices)  # type: ignore[arg-type]
     for parser in parsers.values():
         parser.load()
-    return dict(parsers)
+    return parsers
+
+
+FLAGS = [
+    (verb, flag, action)
+    for verb, parser in verb_parsers().items()
+    for action in parser._actions
+    for flag in action.option_strings
+]
+WITH_VALUES = [(verb, flag) for verb, flag, action in FLAGS if action.nargs != 0]
+NUMBERS = [(verb, flag) for verb, flag, action in FLAGS if action.type is float]
+
+
+def help_of(verb: str, flag: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main([verb, flag])
+    assert stop.value.code == 0
+    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_that_mentions_every_flag(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = [flag for action in sub_parsers()[verb]._actions for flag in action.option_strings]
-    with pytest.raises(SystemExit) as stop:
-        main([verb, "--help-all" if "--help-all" in flags else "--help"])
-    assert stop.value.code == 0
-    text = capsys.readouterr().out
+    flags = [flag for name, flag, _ in FLAGS if name == verb]
+    text = help_of(verb, "--help-all" if "--help-all" in flags else "--help", capsys)
     assert {"-h", "--help"} < set(flags)
     assert [flag for flag in flags if flag not in text] == []
+
+
+@pytest.mark.parametrize("verb", ["train", "compare", "audit"])
+def test_help_shows_what_most_people_need_and_help_all_the_rest(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short, whole = (help_of(verb, flag, capsys) for flag in ("--help", "--help-all"))
+    assert "--epsilon" in short
+    assert "--lora-rank" not in short
+    assert short.count("\n  --") < 0.6 * whole.count("\n  --")
 
 
 @pytest.mark.parametrize(
@@ -105,49 +123,63 @@ def test_a_wrong_command_line_is_one_line(
     assert says in fails(argv, capsys)
 
 
-def raises(error: BaseException) -> Any:
-    def command(_: argparse.Namespace) -> NoReturn:
-        raise error
+@pytest.mark.parametrize(("verb", "flag"), WITH_VALUES)
+def test_two_dashes_are_no_value_of_any_flag(
+    verb: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"argument {flag}: -- is no value" in fails([verb, f"{flag}=--"], capsys)
 
-    return command
+
+@pytest.mark.parametrize(("verb", "flag"), NUMBERS)
+def test_a_number_that_is_not_finite_is_refused(
+    verb: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for value in ("nan", "inf", "-inf", "1e999"):
+        assert f"{value} is not a finite number" in fails([verb, f"{flag}={value}"], capsys)
 
 
-def call_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
-    from dpfp_ray.cli import calibrate
-
-    monkeypatch.setattr(calibrate, "command", raises(error))
-    return main(CALIBRATE)
+@pytest.mark.parametrize("verb", ["train", "audit", "sweep", "compare"])
+def test_seconds_between_saves_that_are_none_are_one_line(
+    verb: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    work = ["--task", "demo", "--output"]
+    if verb == "sweep":
+        work = ["search_spaces/demo.yaml", "--storage"]
+    words = fails([verb, *work, str(tmp_path), "--save-every", "-1"], capsys)
+    assert "save-every is -1.0; give seconds, 0 or more" in words
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "command", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        call_with(ZeroDivisionError(), monkeypatch)
+        main(CALIBRATE)
 
 
-def test_ctrl_c_exits_with_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("number", "code", "line"),
+    [
+        (signal.SIGINT, 130, "dpfp: interrupted\n"),
+        (signal.SIGTERM, 143, "dpfp: stopped by SIGTERM\n"),
+    ],
+)
+def test_a_signal_ends_in_a_line_with_its_exit_code(
+    number: int,
+    code: int,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert call_with(KeyboardInterrupt(), monkeypatch) == 130
-    assert capsys.readouterr().err == "dpfp: interrupted\n"
-
-
-def test_sigterm_exits_with_143_and_a_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(calibrate, "command", lambda _: signal.raise_signal(signal.SIGTERM))
-    assert main(CALIBRATE) == 143
-    assert capsys.readouterr().err == "dpfp: stopped by SIGTERM\n"
+    monkeypatch.setattr(calibrate, "command", lambda _: signal.raise_signal(number))
+    assert main(CALIBRATE) == code
+    assert capsys.readouterr().err == line
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", [[], ["--json"]])
 def test_a_closed_pipe_is_fine(extra: list[str]) -> None:
     """`dpfp … | head`: no traceback, no complaint of Python's at exit."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dpfp_ray.cli", *CALIBRATE, *extra],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-m", "dpfp_ray.cli", *CALIBRATE, *extra], **pipes)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.close()
@@ -173,65 +205,3 @@ def test_what_needs_no_model_loads_no_torch(code: str, tmp_path: Path) -> None:
     )
     assert done.stderr == ""
     assert done.stdout.splitlines()[-1] == "loaded:"
-
-
-@pytest.mark.parametrize("verb", ["train", "audit", "sweep", "compare"])
-def test_seconds_between_saves_that_are_none_are_one_line(
-    verb: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    work = ["--task", "demo", "--output"]
-    if verb == "sweep":
-        work = ["search_spaces/demo.yaml", "--storage"]
-    words = fails([verb, *work, str(tmp_path), "--save-every", "-1"], capsys)
-    assert "save-every is -1.0; give seconds, 0 or more" in words
-
-
-def flags_of(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> list[Any]:
-    """(verb and verbs below it, flag, its type) of every flag that takes a value."""
-    if isinstance(parser, VerbParser):
-        parser.load()
-    flags: list[Any] = []
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, below in action.choices.items():
-                flags += flags_of(below, (*words, name))
-        elif action.nargs != 0:
-            flags += [(words, flag, action.type) for flag in action.option_strings]
-    return flags
-
-
-FLAGS = flags_of(build_parser())
-
-
-@pytest.mark.parametrize(("words", "flag"), [flag[:2] for flag in FLAGS], ids=str)
-def test_two_dashes_are_no_value_of_any_flag(
-    words: tuple[str, ...], flag: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert f"argument {flag}: -- is no value" in fails([*words, f"{flag}=--"], capsys)
-
-
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
-@pytest.mark.parametrize(
-    ("words", "flag"), [(words, flag) for words, flag, kind in FLAGS if kind is float], ids=str
-)
-def test_a_number_that_is_not_finite_is_refused(
-    words: tuple[str, ...], flag: str, value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert f"{value} is not a finite number" in fails([*words, f"{flag}={value}"], capsys)
-
-
-@pytest.mark.parametrize("verb", ["train", "compare", "audit"])
-def test_help_shows_what_most_people_need_and_help_all_the_rest(
-    verb: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    texts = []
-    for flag in ("--help", "--help-all"):
-        with pytest.raises(SystemExit) as caught:
-            main([verb, flag])
-        assert caught.value.code == 0
-        texts.append(capsys.readouterr().out)
-    short, whole = texts
-    assert "--epsilon" in short
-    assert "--lora-rank" not in short
-    assert all(flag in whole for words, flag, _ in FLAGS if words == (verb,))
-    assert short.count("\n  --") < 0.6 * whole.count("\n  --")

@@ -12,7 +12,6 @@ from dpfp_ray.cli.main import main
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.training.checkpoints import RESUME
 from dpfp_ray.training.run_folder import RESULT
 from tests.cli.test_main import fails
 from tests.support.finished_runs import finished
@@ -37,11 +36,6 @@ def test_a_text_gets_a_label_and_a_probability(
     assert label in ("negative", "positive")
     assert 0.5 <= float(share) <= 1
     assert text == "a great film\n"
-
-
-def test_json_is_an_object_a_line_with_all_classes(
-    run: str, capsys: pytest.CaptureFixture[str]
-) -> None:
     lines = printed(["predict", run, "--json", "--text=great", "--text=dull"], capsys).splitlines()
     first, second = map(json.loads, lines)
     assert (first["text"], second["text"]) == ("great", "dull")
@@ -109,29 +103,20 @@ def test_one_source_of_rows_is_needed(
 
 
 @pytest.mark.parametrize(
-    ("left", "says"),
+    ("name", "says"),
     [
-        ("nothing", "no such folder"),
-        ("state", "unfinished run"),
-        ("records", "keeps no weights"),
-        ("audit", "holds an audit"),
-        ("result", "run again with --overwrite, without --no-weights"),
+        ("", "no such folder"),
+        ("records/x", "keeps no weights"),
+        (RESULT, "run again with --overwrite, without --no-weights"),
     ],
 )
 def test_a_folder_without_a_finished_model_says_what_it_is(
-    run: str, tmp_path: Path, left: str, says: str, capsys: pytest.CaptureFixture[str]
+    run: str, tmp_path: Path, name: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    if left != "nothing":
-        folder.mkdir()
-    if left == "state":
-        (folder / RESUME).touch()
-    elif left == "records":
-        (folder / "records").mkdir()
-    elif left in ("audit", "result"):
-        record = json.loads((Path(run) / RESULT).read_text())
-        audit = {"audit": {"epsilon": 1.0}} if left == "audit" else {}
-        (folder / RESULT).write_text(json.dumps(record | audit))
+    if name:
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text((Path(run) / RESULT).read_text())
     assert says in fails(["predict", str(folder), "--text=x"], capsys)
 
 
@@ -144,13 +129,21 @@ def test_a_file_without_header_is_read_by_number(
     assert scores["rows"] == 2
 
 
+@pytest.fixture
+def ledger(tiny_task: dict[str, Any], tmp_path: Path) -> Ledger:
+    """One that knows the training file's records."""
+    ledger = Ledger(tmp_path)
+    ledger.register(load_task(Plan(**tiny_task)).train.all_texts())
+    return ledger
+
+
 def test_exact_scores_of_private_rows_are_warned_of_and_entered(
     run: str,
     tiny_task: dict[str, Any],
+    ledger: Ledger,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ledger = private_ledger(tiny_task, tmp_path)
     command = ["predict", run, tiny_task["train_file"], "--evaluate", "--ledger", str(tmp_path)]
     assert main(command) == 0
     assert "are private records of the ledger" in capsys.readouterr().err
@@ -159,27 +152,17 @@ def test_exact_scores_of_private_rows_are_warned_of_and_entered(
     assert "evaluation of dpfp moments" in group.sentence()
 
 
-def test_exact_scores_of_private_rows_are_refused_under_a_total(
-    run: str, tiny_task: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_exact_scores_of_private_rows_are_refused_under_a_total_and_others_are_not(
+    run: str,
+    tiny_task: dict[str, Any],
+    ledger: Ledger,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ledger = private_ledger(tiny_task, tmp_path)
     ledger.set_total(4.0)
     command = ["predict", run, tiny_task["train_file"], "--ledger", str(tmp_path)]
     assert "take their rows out of the file" in fails(command, capsys)
-    assert not ledger.entries()
-
-
-def test_rows_that_nobody_registered_are_scored_without_an_entry(
-    run: str, tiny_task: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ledger = private_ledger(tiny_task, tmp_path)
     strangers = tmp_path / "strangers.csv"
     strangers.write_text("text,label\nnobody said this before,positive\nnor this,negative\n")
     printed(["predict", run, str(strangers), "--evaluate", "--ledger", str(tmp_path)], capsys)
     assert not ledger.entries()
-
-
-def private_ledger(task: dict[str, Any], folder: Path) -> Ledger:
-    ledger = Ledger(folder)
-    ledger.register(load_task(Plan(**task)).train.all_texts())
-    return ledger

@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpfp_ray.cli import report as verb
-from dpfp_ray.cli.main import main
 from dpfp_ray.results.store import Store
-from dpfp_ray.system.errors import UserError
 from tests.support.samples import sample
 
 
@@ -40,19 +38,3 @@ def test_many_folders_make_one_report(
     assert "DP-SGD" in page
     assert "Non-DP" in page
     assert f"dpfp report {folders[0]} {folders[1]} --output {out}" in page
-
-
-def test_mistakes_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no folder"):
-        run(str(tmp_path / "nowhere"), "--output", str(tmp_path / "out"))
-    with pytest.raises(UserError, match="holds no records"):
-        run(str(tmp_path), "--output", str(tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-
-
-def test_half_written_records_are_skipped_with_a_warning(
-    folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (Path(folders[0]) / "records" / "half.json").write_text('{"plan": ')
-    assert main(["report", folders[0], "--output", str(tmp_path / "out")]) == 0
-    assert "half.json" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import pytest
 
 from dpfp_ray.cli.main import main
 from dpfp_ray.cli.submit import describe, variables
-from dpfp_ray.sweeps.space import space_path
+from dpfp_ray.sweeps.space import SPACES
 from dpfp_ray.sweeps.submit import exit_code
 from dpfp_ray.system.errors import UserError
 
@@ -41,47 +41,33 @@ def test_the_exit_code_follows_the_job(status: str, own: int | None, code: int) 
     assert exit_code(SimpleNamespace(status=status, driver_exit_code=own)) == code
 
 
-DEMO = str(space_path("demo"))
+DEMO = str(SPACES / "demo.yaml")
 
 
-def test_a_sweep_is_described_by_its_space() -> None:
-    found = describe(["sweep", DEMO, "--storage", "/shared/runs", "--set", "epsilon=1"])
-    assert found.name == "sweep demo-sweep"
-    assert found.facts == {
-        "verb": "sweep",
-        "sweep": "demo-sweep",
-        "task": "demo",
-        "methods": "dpfp",
-        "epsilon": "1",
-    }
+def facts(verb: str, *values: str) -> dict[str, str]:
+    names = ("sweep", "task", "methods", "epsilon")
+    shown = {"verb": verb} | dict(zip(names, values, strict=True))
+    return {name: value for name, value in shown.items() if value}
 
 
-def test_a_comparison_is_described_by_its_flags() -> None:
+def test_a_job_is_described_by_what_it_runs() -> None:
+    swept = describe(["sweep", DEMO, "--storage", "/shared/runs", "--set", "epsilon=1"])
+    assert swept.name == "sweep demo-sweep"
+    assert swept.facts == facts("sweep", "demo-sweep", "demo", "dpfp", "1")
     words = ["compare", "--task", "sst2", "--methods", "dpfp,rgp", "--epsilon", "3,8"]
-    found = describe([*words, "--output", "s3://bucket/night"])
-    assert found.name == "compare sst2"
-    assert found.facts == {
-        "verb": "compare",
-        "sweep": "night",
-        "task": "sst2",
-        "methods": "dpfp,rgp",
-        "epsilon": "3,8",
-    }
-
-
-def test_one_run_is_described_by_its_plan_and_names_its_files() -> None:
+    compared = describe([*words, "--output", "s3://bucket/night"])
+    assert compared.name == "compare sst2"
+    assert compared.facts == facts("compare", "night", "sst2", "dpfp,rgp", "3,8")
     words = ["train", "--train-file", "my.csv", "--method", "dpsgd", "--output", "/shared/one"]
-    found = describe(words)
-    assert found.facts["methods"] == "dpsgd"
-    assert found.facts["task"] == "custom"
-    assert found.files == ("my.csv",)
+    trained = describe(words)
+    assert trained.facts == facts("train", "", "custom", "dpsgd", "3")
+    assert trained.files == ("my.csv",)
 
 
 @pytest.mark.parametrize(
     "words",
     [
         ["sweep", DEMO],
-        ["sweep", DEMO, "--storage", "runs/here"],
         ["sweep", DEMO, "--storage", "~/runs"],
         ["compare", "--output", "runs"],
         ["train", "--output", "../one"],
@@ -116,11 +102,8 @@ def test_a_misspelt_flag_shows_before_it_travels(capsys: pytest.CaptureFixture[s
 
 def test_variables_are_given_or_copied() -> None:
     here: dict[str, Any] = {"HF_TOKEN": "secret"}
-    assert variables(["A=1=2", "HF_TOKEN", "B="], here) == {
-        "A": "1=2",
-        "HF_TOKEN": "secret",
-        "B": "",
-    }
+    expected = {"A": "1=2", "HF_TOKEN": "secret", "B": ""}
+    assert variables(["A=1=2", "HF_TOKEN", "B="], here) == expected
 
 
 @pytest.mark.parametrize("text", ["=x", "1A=2", "A B=1", "MISSING"])

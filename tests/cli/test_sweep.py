@@ -12,6 +12,7 @@ import pytest
 
 from dpfp_ray.cli.main import main
 from dpfp_ray.privacy.ledger import Ledger
+from dpfp_ray.sweeps import driver
 from dpfp_ray.sweeps.trial import SECRET, settle
 from dpfp_ray.system.whole_files import without_checksum
 from tests.support.ray_runs import (
@@ -27,6 +28,11 @@ from tests.support.ray_runs import (
 
 RATES = [1e-4, 1e-3, 3e-3, 1e-2]
 LONG = {"epochs": 5, "batch_size": 4}
+
+
+def grid(folder: Path, task: dict[str, Any], rates: list[float] = RATES, **keys: Any) -> Path:
+    parameters = {"learning_rate": {"values": rates}}
+    return write_space(folder / "s.yaml", task, method="grid", parameters=parameters, **keys)
 
 
 @dataclass
@@ -52,10 +58,7 @@ def story(
     """Killed before Ray has started, killed in the middle of a trial, Ctrl-C, then let go on (in
     this process, on its Ray)."""
     folder = tmp_path_factory.mktemp("killed")
-    parameters = {"learning_rate": {"values": RATES}}
-    space = write_space(
-        folder / "s.yaml", tiny_task, method="grid", parameters=parameters, plan=LONG
-    )
+    space = grid(folder, tiny_task, plan=LONG)
     it = Story(space, folder / "runs")
     command = ("sweep", str(space), "--storage", str(it.storage))
     command += (*ONE_PROCESS_FLAGS, "--ledger", str(folder / "ledger"))
@@ -106,21 +109,18 @@ def saved(storage: Path) -> list[str]:
 
 def test_secret_is_owner_only_while_it_runs_and_gone_after(story: Story) -> None:
     assert story.secret_mode == 0o600
-    assert sorted(path.name for path in story.storage.iterdir()) == [
-        "records",
-        "results.csv",
-        "results.jsonl",
-        "results.parquet",
-    ]
+    results = [f"results.{kind}" for kind in ("csv", "jsonl", "parquet")]
+    assert sorted(path.name for path in story.storage.iterdir()) == ["records", *results]
 
 
-def test_finished_trials_are_not_repeated(story: Story) -> None:
+def test_finished_trials_are_not_repeated_and_the_running_one_continued(story: Story) -> None:
     assert story.end[0] == 0, story.end[1]
     assert len(story.records) == len(RATES)
     for earlier in (story.finished_at_kill, story.finished_at_interrupt):
         assert earlier
-        for identity, record in earlier.items():
-            assert story.records[identity] == record
+        assert {identity: story.records[identity] for identity in earlier} == earlier
+    (identity,) = story.saved_at_kill
+    assert story.records[identity]["trial"]["resumed_at_step"] > 0
 
 
 def test_killed_and_continued_trials_are_charged_once(story: Story) -> None:
@@ -136,23 +136,14 @@ def test_a_sweep_that_would_pass_the_total_starts_nothing(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        "dpfp_ray.sweeps.driver.connected", lambda *_: pytest.fail("Ray was started")
-    )
-    parameters = {"learning_rate": {"values": RATES}}
-    space = write_space(tmp_path / "s.yaml", tiny_task, method="grid", parameters=parameters)
+    monkeypatch.setattr(driver, "connected", lambda *_: pytest.fail("Ray was started"))
+    space = grid(tmp_path, tiny_task)
     command = ["sweep", str(space), "--storage", str(tmp_path / "runs"), "--total-epsilon", "9"]
     assert main([*command, "--ledger", str(tmp_path / "ledger")]) == 2
     error = capsys.readouterr().err
     assert f"these {len(RATES)} runs would bring" in error
     assert "above the total of 9" in error
     assert Ledger(tmp_path / "ledger").groups()[0].epsilon == 0
-
-
-def test_the_running_trial_continued_where_it_was(story: Story) -> None:
-    (identity,) = story.saved_at_kill
-    facts = story.records[identity]["trial"]
-    assert facts["resumed_at_step"] > 0
 
 
 def test_numbers_are_those_of_unbroken_runs(story: Story, tiny_task: dict[str, Any]) -> None:
@@ -185,15 +176,11 @@ def test_one_line_for_each_trial_and_no_noise(story: Story) -> None:
 def test_finished_sweep_answers_at_once(
     story: Story, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "dpfp_ray.sweeps.driver.connected", lambda *_: pytest.fail("Ray was started")
-    )
+    monkeypatch.setattr(driver, "connected", lambda *_: pytest.fail("Ray was started"))
     assert main(["sweep", str(story.space), "--storage", str(story.storage), "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert len(rows) == len(RATES)
-    assert [row["accuracy"] for row in rows] == sorted(
-        (row["accuracy"] for row in rows), reverse=True
-    )
+    scores = [row["accuracy"] for row in json.loads(capsys.readouterr().out)]
+    assert len(scores) == len(RATES)
+    assert scores == sorted(scores, reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -215,9 +202,7 @@ def test_mistakes_are_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    space = write_space(
-        tmp_path / "s.yaml", tiny_task, parameters={"learning_rate": {"values": RATES}}
-    )
+    space = grid(tmp_path, tiny_task)
     given = [str(space) if part == "SPACE" else part for part in arguments]
     assert main(["sweep", *given]) == 2
     errors = capsys.readouterr().err
@@ -228,8 +213,7 @@ def test_mistakes_are_one_line(
 def test_a_sweep_with_a_failed_trial_says_so_and_exits_with_1(
     tiny_task: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parameters = {"learning_rate": {"values": [1e-3]}}
-    space = write_space(tmp_path / "s.yaml", tiny_task, method="grid", parameters=parameters)
+    space = grid(tmp_path, tiny_task, rates=[1e-3])
     failed = trial(tiny_task, learning_rate=1e-3)
     settle(str(tmp_path / "runs"), failed, "failed", "no luck", {})
     assert main(["sweep", str(space), "--storage", str(tmp_path / "runs")]) == 1

@@ -37,12 +37,9 @@ def test_every_field_of_a_plan_is_a_flag() -> None:
     assert [name for name in FIELDS if parsed.get(name) != "given"] == ["records", "classes"]
 
 
-def test_flags_set_fields() -> None:
+def test_flags_and_a_plan_file_set_fields(tmp_path: Path) -> None:
     plan = plan_of("--batch-size", "64", "--lr", "1e-5", "--labels", "no,yes", "--task", "sst2")
     assert plan == Plan(batch_size=64, learning_rate=1e-5, labels=("no", "yes"), task="sst2")
-
-
-def test_a_plan_file_sets_fields(tmp_path: Path) -> None:
     path = plan_file(tmp_path, 'method: dpfp\nbatch_size: 64\nlr: 5e-6\nlabels: [no way, "yes"]\n')
     plan = plan_of("--plan", path)
     assert plan == Plan(batch_size=64, learning_rate=5e-6, labels=("no way", "yes"))
@@ -59,30 +56,15 @@ def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
         plan_of("--plan", plan_file(tmp_path, "B: 64\nbatch_size: 32\n"))
 
 
-# Few lines that unfold to 9**12 values.
-LAUGHS = "a0: &a0 [x, x]\n" + "".join(
-    f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(12)
-)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("batchsize: 8\n", "unknown key 'batchsize'; did you mean 'batch_size'?"),
-        ("epsilonn: 8\n", "did you mean 'epsilon'?"),
-        ("quux: 1\n", "unknown key 'quux'"),
         ("- 1\n- 2\n", "must hold `key: value` lines"),
-        ("a: [\n", "is not valid YAML"),
         ("epsilon: -1\n", "epsilon is -1"),
-        ("method: rpg\n", "did you mean 'rgp'?"),
-        ("batch_size: true\n", "batch_size is True"),
-        # found by benchmarks/fuzz.py
         ("[" * 5_000, "is nested too deeply"),
         ("epsilon: " + "9" * 6_000, "a number of more than 300 digits"),
-        ("epsilon: 2024-13-45\n", "is not valid YAML"),
         ("epsilon: &x [*x]\n", "holds more than 100,000 values"),
-        (LAUGHS + "epsilon: *a12\n", "holds more than 100,000 values"),
     ],
     ids=lambda text: str(text)[:30],
 )
@@ -106,6 +88,7 @@ def test_bad_plan_files_are_one_line(
         (["--train-file", "gone.csv", "--model", "gone"], "gone"),
         (["--threads", "0"], "threads is 0"),
         (["--plan", "gone.yaml"], "cannot read plan gone.yaml"),
+        (["--output", __file__], "cannot write to"),
     ],
 )
 def test_bad_values_are_one_line(
@@ -114,40 +97,25 @@ def test_bad_values_are_one_line(
     assert says in fails(["train", "--output", str(tmp_path / "out"), *flags], capsys)
 
 
-def test_an_output_that_is_a_file_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    assert "cannot write to" in fails(["train", "--output", str(tmp_path / "file")], capsys)
-
-
 def a_result(cost: dict[str, float] | None = None, **privacy: Any) -> TrainedRun:
+    costs = {"examples_per_second": 9.0, "train_seconds": 1.0, "eval_seconds": 0.5}
     record: Any = {
         "plan": {"method": "dpfp", "task": "demo"},
         "metrics": {"accuracy": 0.75, "rule": "last epoch"},
         "privacy": {"guarantee": "nominal", "delta": 1e-5, "sigma": 0.4, **privacy},
-        "cost": {
-            "examples_per_second": 9.0,
-            "train_seconds": 1.0,
-            "eval_seconds": 0.5,
-            "peak_memory_bytes": 2**20,
-            **(cost or {}),
-        },
+        "cost": {**costs, "peak_memory_bytes": 2**20, **(cost or {})},
     }
     return TrainedRun(make_record(**record))
 
 
-def test_a_result_is_shown_with_all_its_epsilons(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_is_shown_with_all_its_epsilons_if_it_has_any(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     show(a_result(epsilon={"gdp": 1.5, "rdp": None, "pld": "inf"}), as_json=False)
     text = capsys.readouterr().out
     assert "accuracy 0.7500 (last epoch)" in text
     assert "nominal" in text
     assert "gdp 1.500, rdp —, pld inf" in text
-
-
-def test_a_result_without_a_budget_is_shown_without_epsilon(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
     show(a_result(epsilon={}), as_json=False)
     assert "ε" not in capsys.readouterr().out
 

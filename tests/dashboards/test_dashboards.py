@@ -29,65 +29,44 @@ def test_the_committed_file_is_what_the_script_builds() -> None:
     assert (FOLDER / "dpfp.json").read_text(encoding="utf-8") == built
 
 
-def test_panels_have_ids_of_their_own(dashboard: Any) -> None:
+def test_panels_have_ids_of_their_own_and_fill_the_grid_without_overlap(dashboard: Any) -> None:
     ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(set(ids)) == len(ids)
-
-
-def test_panels_fill_the_grid_without_overlap(dashboard: Any) -> None:
-    cells: set[tuple[int, int]] = set()
+    cells: list[tuple[int, int]] = []
     for panel in dashboard["panels"]:
         at = panel["gridPos"]
         assert at["x"] + at["w"] <= 24
-        mine = {
-            (x, y)
-            for x in range(at["x"], at["x"] + at["w"])
-            for y in range(at["y"], at["y"] + at["h"])
-        }
-        assert not mine & cells
-        cells |= mine
+        rows = range(at["y"], at["y"] + at["h"])
+        cells += [(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in rows]
+    assert len(set(cells)) == len(cells)
 
 
-def test_queries_of_a_panel_have_different_letters(dashboard: Any) -> None:
+def test_queries_of_a_panel_have_different_letters_which_tables_name(dashboard: Any) -> None:
     for panel in shown(dashboard):
         letters = [target["refId"] for target in panel["targets"]]
         assert len(set(letters)) == len(letters)
-
-
-def test_columns_of_tables_are_those_of_their_queries(dashboard: Any) -> None:
-    for panel in shown(dashboard):
         for step in panel.get("transformations", []):
             if step["id"] == "organize":
-                values = {f"Value #{target['refId']}" for target in panel["targets"]}
-                assert set(step["options"]["renameByName"]) == values
+                names = {f"Value #{letter}" for letter in letters}
+                assert set(step["options"]["renameByName"]) == names
 
 
 def test_whatever_shows_epsilon_of_a_trial_over_time_says_what_it_is_worth(dashboard: Any) -> None:
     curves = [panel for panel in shown(dashboard) if panel["type"] == "timeseries"]
-    legends = [
-        target["legendFormat"]
-        for panel in curves
-        for target in panel["targets"]
-        if "epsilon_spent" in target["expr"]
-    ]
+    targets = [target for panel in curves for target in panel["targets"]]
+    legends = [t["legendFormat"] for t in targets if "epsilon_spent" in t["expr"]]
     assert legends
     assert all("{{guarantee}}" in legend for legend in legends)
 
 
-def test_prometheus_looks_where_ray_writes() -> None:
-    settings = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
-    (ray,) = settings["scrape_configs"]
-    assert ray["file_sd_configs"][0]["files"] == [DISCOVERY]
-
-
 @pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool here")
-def test_prometheus_takes_the_settings(tmp_path: Path) -> None:
+def test_prometheus_takes_the_settings_and_looks_where_ray_writes(tmp_path: Path) -> None:
     """With a list of nodes of its own: promtool wants one to exist, and no Ray may run here."""
     (tmp_path / "nodes.json").write_text("[]")
-    settings = (FOLDER / "prometheus.yml").read_text()
-    assert DISCOVERY in settings
-    (tmp_path / "p.yml").write_text(settings.replace(DISCOVERY, str(tmp_path / "nodes.json")))
-    done = subprocess.run(
-        ["promtool", "check", "config", str(tmp_path / "p.yml")], capture_output=True
-    )
+    text = (FOLDER / "prometheus.yml").read_text()
+    (ray,) = yaml.safe_load(text)["scrape_configs"]
+    assert ray["file_sd_configs"][0]["files"] == [DISCOVERY]
+    (tmp_path / "p.yml").write_text(text.replace(DISCOVERY, str(tmp_path / "nodes.json")))
+    command = ["promtool", "check", "config", str(tmp_path / "p.yml")]
+    done = subprocess.run(command, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr

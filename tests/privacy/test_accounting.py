@@ -10,6 +10,7 @@ from dp_accounting import rdp
 from scipy import integrate, stats
 
 from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
+from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.accounting import (
     Mechanism,

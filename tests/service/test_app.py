@@ -104,13 +104,12 @@ def test_a_browser_may_load_nothing_from_elsewhere(url: str, path: str) -> None:
     headers = get(f"{url}{path}").headers
     policy = headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
-    assert "unsafe" not in policy
-    assert "http" not in policy
+    assert not [word for word in ("unsafe", "http") if word in policy]
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Referrer-Policy"] == "no-referrer"
 
 
-@pytest.mark.parametrize("path", ["/static/app.py", "/static/..%2Fguard.py", "/tables/x.csv"])
+@pytest.mark.parametrize("path", ["/static/app.py", "/static/..%2Fapp.py", "/tables/x.csv"])
 def test_no_other_file_is_served(url: str, path: str) -> None:
     assert get(url + path).status_code == 404
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import requests
 
-from dpfp_ray.service.app import build_app
+from dpfp_ray.service import digest_of
+from dpfp_ray.service.app import build_app, session
 from dpfp_ray.service.deploy import check_exposure
-from dpfp_ray.sweeps import access_tokens
+from dpfp_ray.sweeps.submit import header as bearer
 from dpfp_ray.system.errors import UserError
 from tests.service.conftest import serving
 
@@ -20,7 +21,7 @@ FOREIGN = "evil.example 127.0.0.1.evil.example [ localhost.evil.example:80 evil.
 
 @pytest.fixture(scope="module")
 def closed(storage: Path) -> Iterator[str]:
-    with serving(build_app(str(storage), access_tokens.digest(TOKEN))) as address:
+    with serving(build_app(str(storage), digest_of(TOKEN))) as address:
         yield address
 
 
@@ -35,7 +36,7 @@ def test_without_the_token_there_is_nothing(closed: str, path: str, header: str 
 
 
 def test_the_header_opens_and_the_services_name_is_no_secret(closed: str) -> None:
-    headers = access_tokens.header(TOKEN)
+    headers = bearer(TOKEN)
     answer = requests.get(f"{closed}/api/results", headers=headers, timeout=120)
     assert answer.json()["total"] == 86
     assert requests.get(f"{closed}/api/about", timeout=120).json()["service"] == "dpfp-results"
@@ -58,14 +59,11 @@ def test_a_browser_is_asked_for_the_token_and_gets_a_cookie_that_is_not_it(close
         assert cookie.get_nonstandard_attr("SameSite") == "strict"
 
 
-def test_a_forged_cookie_opens_nothing(closed: str) -> None:
-    other = access_tokens.session(access_tokens.digest("other"), 9_999_999_999)
+def test_a_forged_cookie_opens_nothing_and_a_long_form_is_refused(closed: str) -> None:
+    other = session(digest_of("other"), 9_999_999_999)
     for value in ("9999999999.00", other, "x"):
         answer = requests.get(f"{closed}/api/results", cookies={"dpfp_session": value}, timeout=120)
         assert answer.status_code == 401
-
-
-def test_a_form_that_is_too_long_is_refused(closed: str) -> None:
     answer = requests.post(f"{closed}/login", data={"token": "x" * 100_000}, timeout=120)
     assert answer.status_code == 400
 
@@ -83,4 +81,4 @@ def test_a_foreign_name_for_this_machine_gets_nothing(url: str, host: str) -> No
 def test_others_are_let_in_only_with_a_token(host: str) -> None:
     with pytest.raises(UserError, match="set a token first"):
         check_exposure(host, None)
-    check_exposure(host, access_tokens.digest(TOKEN))
+    check_exposure(host, digest_of(TOKEN))

@@ -1,4 +1,4 @@
-"""Run by tests/sweeps/test_growing_cluster.py as a process of its own: a head without cores whose
+"""Run by tests/sweeps/test_cluster.py as a process of its own: a head without cores whose
 autoscaler may start two more nodes, and a sweep that needs them.
 
 Prints on its last line, as JSON, the records and how many nodes there were: at most, and at last.

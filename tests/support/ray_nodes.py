@@ -76,7 +76,7 @@ def disturbed_sweep(cluster: Any, nodes: list[Any], trials: list[Trial], storage
 
     disturbed: list[str] = []
     seen: list[str] = []
-    run(cluster, trials, storage, disturb, RayOptions(seed=SEED, save_every_seconds=0.2))
+    run(cluster, trials, storage, disturb, RayOptions(seed=SEED, save_every=0.2))
     return {"records": records(storage), "disturbed": disturbed, "nodes": seen}
 
 

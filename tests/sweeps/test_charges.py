@@ -9,9 +9,9 @@ import pytest
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_cost import RdpCurve
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.audits import audits_of
-from dpfp_ray.sweeps.charges import Charges
-from dpfp_ray.sweeps.trial import InputsOnce, Trial, bind_trial, settle
+from dpfp_ray.sweeps.compare import audits_of
+from dpfp_ray.sweeps.driver import Charges
+from dpfp_ray.sweeps.trial import InputsOnce, SweepState, Trial, bind_trial, settle
 from dpfp_ray.system.errors import UserError
 
 Values = dict[str, Any]
@@ -47,6 +47,13 @@ def put(tmp_path: Path, trial: Trial, status: str, steps: int | None, **facts: A
     Store(tmp_path / "store").put(record)
 
 
+def begun(head: Values, tmp_path: Path) -> tuple[Charges, Trial]:
+    """A driver and the one trial that it has entered."""
+    driver = charges(tmp_path)
+    (trial,) = driver.begin(trials(head, 1e-3), SEED)
+    return driver, trial
+
+
 def ends(tmp_path: Path, ledger: str = "ledger") -> list[tuple[str, int | None]]:
     return [(entry.status, entry.done) for entry in Ledger(tmp_path / ledger).entries()]
 
@@ -72,44 +79,34 @@ def test_what_a_searcher_proposes_is_summed_by_a_filter(head: Values, tmp_path: 
     assert "filter" in spent.how
 
 
-def test_a_failed_trial_is_charged_for_the_steps_it_drew(head: Values, tmp_path: Path) -> None:
-    driver = charges(tmp_path)
-    (trial,) = driver.begin(trials(head, 1e-3), SEED)
-    settle(driver.storage, trial, "failed", "out of memory", {"steps_drawn": 5})
+@pytest.mark.parametrize(("facts", "steps"), [({"steps_drawn": 5}, 5), ({}, None)])
+def test_a_failed_trial_is_charged_for_the_steps_it_drew_or_without_a_count_in_full(
+    head: Values, tmp_path: Path, facts: Values, steps: int | None
+) -> None:
+    driver, trial = begun(head, tmp_path)
+    SweepState(driver.storage).mark_drawn(trial.id)
+    settle(driver.storage, trial, "failed", "its node was lost", facts)
     driver.settle()
-    assert ends(tmp_path) == [("failed", 5)]
+    assert ends(tmp_path) == [("failed", steps or trial.plan.steps)]
 
 
-def test_a_failed_trial_that_left_no_count_is_charged_in_full(head: Values, tmp_path: Path) -> None:
-    driver = charges(tmp_path)
-    (trial,) = driver.begin(trials(head, 1e-3), SEED)
-    settle(driver.storage, trial, "failed", "its node was lost")
+def test_a_stopped_trial_is_charged_for_its_last_epoch_and_a_killed_one_for_its_plan(
+    head: Values, tmp_path: Path
+) -> None:
+    driver, trial = begun(head, tmp_path)
+    put(tmp_path, trial, "running", 4)
     driver.settle()
-    assert ends(tmp_path) == [("failed", trial.plan.steps)]
-
-
-def test_a_stopped_trial_is_charged_for_its_last_epoch(head: Values, tmp_path: Path) -> None:
-    driver = charges(tmp_path)
-    (trial,) = driver.begin(trials(head, 1e-3), SEED)
+    (entry,) = Ledger(tmp_path / "ledger").entries()
+    assert (entry.status, entry.charged) == ("open", trial.plan.steps)
     put(tmp_path, trial, "stopped", 15)
     driver.settle()
     assert ends(tmp_path) == [("stopped", 15)]
 
 
-def test_a_killed_trial_costs_what_it_planned(head: Values, tmp_path: Path) -> None:
-    driver = charges(tmp_path)
-    (trial,) = driver.begin(trials(head, 1e-3), SEED)
-    put(tmp_path, trial, "running", 4)
-    driver.settle()
-    (entry,) = Ledger(tmp_path / "ledger").entries()
-    assert (entry.status, entry.charged) == ("open", trial.plan.steps)
-
-
 def test_a_resumed_trial_is_not_charged_twice(head: Values, tmp_path: Path) -> None:
     (killed,) = charges(tmp_path).begin(trials(head, 1e-3), SEED)
     put(tmp_path, killed, "running", 4)
-    driver = charges(tmp_path)
-    (trial,) = driver.begin(trials(head, 1e-3), SEED)
+    driver, trial = begun(head, tmp_path)
     put(tmp_path, trial, "finished", trial.plan.steps)
     driver.settle()
     (spent,) = driver.spent()
@@ -117,20 +114,13 @@ def test_a_resumed_trial_is_not_charged_twice(head: Values, tmp_path: Path) -> N
     assert spent.how == "composition of one use"
 
 
-def test_a_driver_that_was_killed_after_a_record_is_made_up_for(
+def test_a_driver_that_was_killed_after_a_record_is_made_up_for_and_another_ledger_pays_once(
     head: Values, tmp_path: Path
 ) -> None:
-    (trial,) = charges(tmp_path).begin(trials(head, 1e-3), SEED)
+    first, trial = begun(head, tmp_path)
     put(tmp_path, trial, "finished", trial.plan.steps)
     charges(tmp_path).settle()
     assert ends(tmp_path) == [("finished", trial.plan.steps)]
-
-
-def test_trials_that_another_ledger_paid_for_are_entered_once(head: Values, tmp_path: Path) -> None:
-    first = charges(tmp_path)
-    (trial,) = first.begin(trials(head, 1e-3), SEED)
-    put(tmp_path, trial, "finished", trial.plan.steps)
-    first.settle()
     other = charges(tmp_path, "other")
     other.people(trial.plan)
     for _ in range(2):

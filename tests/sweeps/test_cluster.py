@@ -11,56 +11,48 @@ from typing import Any
 import pytest
 
 from dpfp_ray.sweeps import cluster
-from dpfp_ray.sweeps.cluster import (
-    Resources,
-    connected,
-    plan_resources,
-)
+from dpfp_ray.sweeps.cluster import Resources, connected, plan_resources
 from dpfp_ray.sweeps.trial import Trial
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.signals import Interrupted
-from tests.support.ray_runs import (
-    measured,
-    run_plainly,
-    run_script,
-    trial,
-)
+from tests.support.ray_runs import measured, run_plainly, run_script, trial
 
 
-@pytest.fixture(scope="module")
-def trials(tiny_task: dict[str, Any]) -> list[Trial]:
-    long = {"batch_size": 4, "epochs": 6}
-    return [trial(tiny_task, learning_rate=rate, **long) for rate in (1e-3, 2e-3, 3e-3)]
-
-
-@pytest.fixture(scope="module")
-def outcome(ray_turn: None, trials: list[Trial], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("nodes")
+def outcome_of(script: str, trials: list[Trial], folder: Path) -> Any:
+    """What a script says of these trials on a cluster of its own; their records must be those of
+    runs that nothing disturbed."""
     (folder / "trials.json").write_text(json.dumps([trial.to_config() for trial in trials]))
-    return run_script("ray_nodes", str(folder))
+    outcome = run_script(script, str(folder))
+    alone = run_plainly(trials)
+    assert outcome["records"].keys() == alone.keys()
+    for identity, record in alone.items():
+        assert json.dumps(measured(outcome["records"][identity])) == json.dumps(measured(record))
+    return outcome
 
 
-@pytest.fixture(scope="module")
-def undisturbed(trials: list[Trial]) -> dict[str, Any]:
-    return run_plainly(trials)
+def long_trials(task: dict[str, Any], count: int) -> list[Trial]:
+    rates = [1e-3 * (1 + number) for number in range(count)]
+    return [trial(task, learning_rate=rate, batch_size=4, epochs=6) for rate in rates]
 
 
 @pytest.mark.nightly
-def test_trials_spread_over_the_nodes(outcome: Any) -> None:
-    assert len(set(outcome["nodes"])) == 3
-
-
-@pytest.mark.nightly
-def test_killed_process_and_killed_node_change_nothing(
-    outcome: Any, undisturbed: dict[str, Any]
+def test_trials_spread_over_nodes_and_a_killed_process_and_a_killed_node_change_nothing(
+    ray_turn: None, tiny_task: dict[str, Any], tmp_path: Path
 ) -> None:
-    found = outcome["records"]
-    assert found.keys() == undisturbed.keys()
-    for identity, record in undisturbed.items():
-        assert json.dumps(measured(found[identity])) == json.dumps(measured(record))
+    outcome = outcome_of("ray_nodes", long_trials(tiny_task, 3), tmp_path)
+    assert len(set(outcome["nodes"])) == 3
     assert len(set(outcome["disturbed"])) == 2
     for identity in outcome["disturbed"]:
-        assert found[identity]["trial"]["resumed_at_step"] > 0
+        assert outcome["records"][identity]["trial"]["resumed_at_step"] > 0
+
+
+@pytest.mark.nightly
+def test_a_sweep_brings_nodes_up_to_its_concurrency_and_gives_them_back(
+    ray_turn: None, tiny_task: dict[str, Any], tmp_path: Path
+) -> None:
+    outcome = outcome_of("ray_growing", long_trials(tiny_task, 4), tmp_path)
+    assert outcome["most"] == 3, "the head and one node for each trial at a time"
+    assert outcome["left"] == 1
 
 
 def test_no_cluster_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,20 +81,11 @@ def test_a_cluster_that_is_not_there_is_one_quick_line(
         pass
 
 
-@pytest.fixture(scope="module")
-def slow_start(ray_turn: None) -> Any:
-    """What happens to a command when Ray's first two starts, or its first, take too long."""
-    return run_script("ray_slow_start")
-
-
 @pytest.mark.nightly
-def test_a_ray_that_gives_up_at_its_start_is_started_again(slow_start: Any) -> None:
+def test_a_ray_that_gives_up_at_its_start_is_started_again_once(ray_turn: None) -> None:
+    slow_start = run_script("ray_slow_start")
     assert slow_start["nodes"] == 1
-
-
-@pytest.mark.nightly
-def test_a_ray_that_gives_up_twice_is_one_line_that_says_what_to_do(slow_start: Any) -> None:
-    line = slow_start["error"]
+    line = slow_start["error"]  # when the first two starts took too long
     assert "Ray did not start on this machine, twice" in line
     assert "--address auto" in line
     assert "\n" not in line
@@ -212,26 +195,27 @@ def test_a_dead_part_of_ray_is_one_line_and_not_a_minute(
 
 
 LAPTOP = [{"CPU": 8.0, "memory": 1e9}]
-
-
 THREE = [{"CPU": 2.0}, {"CPU": 2.0}, {"CPU": 1.0}]
-
-
 GPUS = [{"CPU": 16.0, "GPU": 4.0}, {"CPU": 16.0, "GPU": 4.0}]
 
 
-def test_fewer_trials_get_more_threads() -> None:
-    assert plan_resources(LAPTOP, concurrency=3) == Resources(2, 0.0, 1, 3)
-
-
-def test_a_worker_does_not_span_nodes() -> None:
-    assert plan_resources(THREE, workers=2) == Resources(2, 0.0, 2, 1)
-    assert plan_resources(THREE, workers=3) == Resources(1, 0.0, 3, 1)
-    assert plan_resources(THREE, cpus=2).slots == 2
-
-
-def test_concurrency_is_at_most_what_fits() -> None:
-    assert plan_resources(THREE, concurrency=100) == Resources(1, 0.0, 1, 5)
+@pytest.mark.parametrize(
+    ("nodes", "options", "expected"),
+    [
+        (LAPTOP, {"concurrency": 3}, Resources(2, 0.0, 1, 3)),  # fewer trials: more threads
+        (THREE, {"workers": 2}, Resources(2, 0.0, 2, 1)),  # a worker does not span nodes
+        (THREE, {"workers": 3}, Resources(1, 0.0, 3, 1)),
+        (THREE, {"cpus": 2}, Resources(2, 0.0, 1, 2)),
+        (THREE, {"concurrency": 100}, Resources(1, 0.0, 1, 5)),  # at most what fits
+        (GPUS, {"gpus": 1}, Resources(4, 1, 1, 8)),  # GPUs limit and share the cores
+        (GPUS, {"gpus": 0.5}, Resources(2, 0.5, 1, 16)),
+        (GPUS, {"workers": 4, "gpus": 1}, Resources(4, 1, 4, 2)),
+    ],
+)
+def test_nodes_are_filled_and_not_oversubscribed(
+    nodes: Any, options: dict[str, Any], expected: Resources
+) -> None:
+    assert plan_resources(nodes, **options) == expected
 
 
 def test_a_cluster_that_may_grow_is_asked_for_all_that_could_be_used() -> None:
@@ -242,12 +226,6 @@ def test_a_cluster_that_may_grow_is_asked_for_all_that_could_be_used() -> None:
     assert plan_resources(THREE, may_grow=True).slots == 5  # nobody said how many
     with pytest.raises(UserError, match="do not fit"):
         plan_resources(nobody, may_grow=True)
-
-
-def test_gpus_limit_and_share_the_cores() -> None:
-    assert plan_resources(GPUS, gpus=1) == Resources(4, 1, 1, 8)
-    assert plan_resources(GPUS, gpus=0.5).slots == 16
-    assert plan_resources(GPUS, workers=4, gpus=1) == Resources(4, 1, 4, 2)
 
 
 @pytest.mark.parametrize(

@@ -16,49 +16,12 @@ from dpfp_ray.sweeps.space import read_search_space
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "docs" / "cluster"
-# Fields of KubeRay's API ray.io/v1 (ray-operator/apis/ray/v1 in its repository).
-JOB = {
-    "activeDeadlineSeconds",
-    "backoffLimit",
-    "clusterSelector",
-    "deletionStrategy",
-    "entrypoint",
-    "entrypointNumCpus",
-    "entrypointNumGpus",
-    "entrypointResources",
-    "jobId",
-    "managedBy",
-    "metadata",
-    "rayClusterSpec",
-    "runtimeEnvYAML",
-    "shutdownAfterJobFinishes",
-    "submissionMode",
-    "submitterConfig",
-    "submitterPodTemplate",
-    "suspend",
-    "ttlSecondsAfterFinished",
-}
-CLUSTER = {
-    "authOptions",
-    "autoscalerOptions",
-    "enableInTreeAutoscaling",
-    "headGroupSpec",
-    "headServiceAnnotations",
-    "rayVersion",
-    "suspend",
-    "workerGroupSpecs",
-}
-HEAD = {"rayStartParams", "template", "serviceType", "headService", "enableIngress"}
-WORKERS = {
-    "groupName",
-    "maxReplicas",
-    "minReplicas",
-    "numOfHosts",
-    "rayStartParams",
-    "replicas",
-    "scaleStrategy",
-    "template",
-}
+# Fields of KubeRay's API ray.io/v1 (ray-operator/apis/ray/v1 in its repository) that we use.
+JOB = {"entrypoint", "rayClusterSpec", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished"}
+JOB |= {"submissionMode", "runtimeEnvYAML", "backoffLimit", "activeDeadlineSeconds", "metadata"}
+CLUSTER = {"rayVersion", "headGroupSpec", "workerGroupSpecs", "authOptions", "autoscalerOptions"}
+CLUSTER |= {"enableInTreeAutoscaling"}
+GROUP = {"rayStartParams", "template", "groupName", "maxReplicas", "minReplicas", "replicas"}
 
 
 @pytest.fixture(scope="module")
@@ -71,34 +34,27 @@ def groups(job: Any) -> list[Any]:
     return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
 
 
-def containers(job: Any) -> list[Any]:
-    return [one for group in groups(job) for one in group["template"]["spec"]["containers"]]
-
-
 def test_the_job_has_only_fields_that_kuberay_knows(job: Any) -> None:
-    cluster = job["spec"]["rayClusterSpec"]
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     assert set(job["spec"]) <= JOB
-    assert set(cluster) <= CLUSTER
-    assert {"rayStartParams", "template"} <= set(cluster["headGroupSpec"]) <= HEAD
-    for group in cluster["workerGroupSpecs"]:
-        assert {"groupName", "rayStartParams", "template"} <= set(group) <= WORKERS
+    assert set(job["spec"]["rayClusterSpec"]) <= CLUSTER
+    head, *workers = groups(job)
+    assert {"rayStartParams", "template"} <= set(head) <= GROUP
+    for group in workers:
+        assert {"groupName", "rayStartParams", "template"} <= set(group) <= GROUP
         assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
 
 
-def test_pods_are_what_kubernetes_accepts(job: Any) -> None:
+def test_pods_are_what_kubernetes_accepts_and_run_the_ray_that_is_pinned(job: Any) -> None:
     for group in groups(job):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}}
         pod["spec"] = group["template"]["spec"]
         kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
-
-
-def test_pods_run_the_ray_that_is_pinned(job: Any) -> None:
     pins = (ROOT / "constraints.txt").read_text().splitlines()
     assert f"ray=={job['spec']['rayClusterSpec']['rayVersion']}" in pins
 
 
-def test_eight_trials_fit_at_a_time(job: Any) -> None:
+def test_the_jobs_command_is_one_of_ours_on_the_share_and_runs_eight_trials(job: Any) -> None:
     head, *workers = groups(job)
     nodes: list[dict[str, float]] = [{"CPU": float(head["rayStartParams"]["num-cpus"])}]
     for group in workers:
@@ -106,13 +62,8 @@ def test_eight_trials_fit_at_a_time(job: Any) -> None:
         node = {"CPU": float(limits["cpu"]), "GPU": float(limits["nvidia.com/gpu"])}
         nodes += [node] * group["replicas"]
     arguments = parse(job["spec"]["entrypoint"])
-    found = plan_resources(nodes, arguments.workers, gpus=arguments.gpus_per_worker)
-    assert found.slots == 8
-
-
-def test_the_jobs_command_is_one_of_ours_on_the_share(job: Any) -> None:
-    arguments = parse(job["spec"]["entrypoint"])
-    (mount,) = containers(job)[0]["volumeMounts"]
+    assert plan_resources(nodes, arguments.workers, gpus=arguments.gpus_per_worker).slots == 8
+    (mount,) = head["template"]["spec"]["containers"][0]["volumeMounts"]
     assert arguments.storage.startswith(f"{mount['mountPath']}/")
     space = ROOT / Path(arguments.space).relative_to("/app")
     changes = dict(split_change(text) for text in arguments.changes)
@@ -122,8 +73,7 @@ def test_the_jobs_command_is_one_of_ours_on_the_share(job: Any) -> None:
 def test_ray_takes_the_cluster_that_ray_up_would_start() -> None:
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    config = yaml.safe_load((RECIPES / "ray-up.yaml").read_text())
-    full = prepare_config(config)
+    full = prepare_config(yaml.safe_load((RECIPES / "ray-up.yaml").read_text()))
     validate_config(full)
     gpus = full["available_node_types"]["gpu"]
     assert gpus["min_workers"] * gpus["resources"]["GPU"] == 8
@@ -138,11 +88,8 @@ def test_the_image_has_everything_that_the_package_is_made_of() -> None:
 
 def commands() -> list[str]:
     """Every `dpfp …` line of the pages' shell blocks."""
-    text = "".join(
-        page.read_text()
-        for page in (ROOT / "docs" / "cluster.md", ROOT / "dashboards" / "README.md")
-    )
-    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    pages = (ROOT / "docs" / "cluster.md", ROOT / "dashboards" / "README.md")
+    blocks = re.findall(r"```sh\n(.*?)```", "".join(p.read_text() for p in pages), re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line.startswith("dpfp ")]
 
 
@@ -150,7 +97,7 @@ def commands() -> list[str]:
 def test_commands_of_the_pages_are_commands(command: str) -> None:
     arguments = parse(command)
     if arguments.verb == "submit":
-        parse("dpfp " + shlex.join(one for one in arguments.job if one != "--"))
+        parse("dpfp " + shlex.join(word for word in arguments.job if word != "--"))
 
 
 def parse(command: str) -> Any:

@@ -10,7 +10,7 @@ import torch
 
 from dpfp_ray.sweeps import driver
 from dpfp_ray.sweeps.cluster import RayOptions
-from dpfp_ray.sweeps.driver import Runner, until_none
+from dpfp_ray.sweeps.driver import Runner, check_deadlock, check_seen_everywhere, until_none
 from dpfp_ray.sweeps.trial import RETRIES, InputsOnce, Trial, unfinished
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.prepare import prepare
@@ -18,8 +18,6 @@ from tests.support.ray_runs import measured, records, trial
 from tests.support.tiny_runs import run_with
 
 SECRET_SEED = 0x1234567890ABCDEF1234567890ABCDEF
-
-
 OPTIONS = RayOptions(seed=SECRET_SEED, concurrency=1, cpus_per_worker=1)
 
 
@@ -52,39 +50,28 @@ def swept(
     }
     with Runner("a-sweep", str(storage), OPTIONS, InputsOnce()) as runner:
         runner.run(list(trials.values()), varied=["method"])
-        secrets = find_secrets(
-            storage, [SECRET_SEED, *(t.seed(SECRET_SEED) for t in trials.values())]
-        )
+        seeds = [SECRET_SEED, *(t.seed(SECRET_SEED) for t in trials.values())]
+        secrets = find_secrets(storage, seeds)
     return Swept(storage, trials, records(storage), secrets)
 
 
 def find_secrets(storage: Path, seeds: list[int]) -> list[str]:
     """Files that hold a seed: as digits, in hexadecimal, or in the bytes of a pickle."""
-    forms = [
-        form
-        for seed in seeds
-        for form in (
-            str(seed).encode(),
-            f"{seed:x}".encode(),
-            seed.to_bytes(16, "little"),
-            seed.to_bytes(16, "big"),
-        )
-    ]
+    forms = []
+    for seed in seeds:
+        forms += [str(seed).encode(), f"{seed:x}".encode()]
+        forms += [seed.to_bytes(16, "little"), seed.to_bytes(16, "big")]
     paths = [path for path in storage.rglob("*") if path.is_file()]
     assert any(path.name == "tuner.pkl" for path in paths), "Tune's own files should be here, too"
     return [str(p) for p in paths if any(form in p.read_bytes() for form in forms)]
 
 
 def test_records_are_complete(swept: Swept) -> None:
-    record = swept.record("dpfp")
-    planned = swept.trials["dpfp"].plan
-    assert record["plan"] == planned.to_dict()
-    assert record["plan_hash"] == planned.hash
+    record, planned = swept.record("dpfp"), swept.trials["dpfp"].plan
+    assert (record["plan"], record["plan_hash"]) == (planned.to_dict(), planned.hash)
     assert record["finished"]
     facts = record["trial"]
-    assert facts["sweep"] == "a-sweep"
-    assert facts["status"] == "finished"
-    assert facts["error"] is None
+    assert (facts["sweep"], facts["status"], facts["error"]) == ("a-sweep", "finished", None)
     assert facts["seconds"] > 0
     assert facts["started_at"] > 1.7e9
     assert "/" in facts["node"]
@@ -104,6 +91,18 @@ def test_same_numbers_as_a_plain_run(swept: Swept, name: str) -> None:
     assert measured(swept.record(name)) == measured(record)
 
 
+def test_every_trial_is_on_budget_and_none_over_it(swept: Swept) -> None:
+    for name in ("dpfp", "dpsgd", "again"):
+        record = swept.record(name)
+        assert record["privacy"]["epsilon"]["gdp"] == pytest.approx(8, rel=1e-3)
+        assert record["privacy"]["epsilon"]["gdp"] <= 8
+        assert record["privacy"]["steps"] == swept.trials[name].plan.steps
+
+
+def test_repetitions_have_noise_of_their_own(swept: Swept) -> None:
+    assert swept.record("dpfp")["history"] != swept.record("again")["history"]
+
+
 def test_a_trial_that_raises_is_on_record_and_the_sweep_goes_on(swept: Swept) -> None:
     record = swept.record("broken")
     assert record["trial"]["status"] == "failed"
@@ -112,11 +111,8 @@ def test_a_trial_that_raises_is_on_record_and_the_sweep_goes_on(swept: Swept) ->
     assert swept.record("again")["finished"]
 
 
-def test_no_seed_in_any_file(swept: Swept) -> None:
+def test_only_results_stay_behind_and_no_file_held_a_seed(swept: Swept) -> None:
     assert swept.found_secrets == []
-
-
-def test_only_results_stay_behind(swept: Swept) -> None:
     assert [path.name for path in swept.storage.iterdir()] == ["records"]
 
 
@@ -145,13 +141,22 @@ def test_it_asks_every_node_for_the_store_where_there_are_several(
     asked: list[str] = []
     living = ray.nodes() * nodes
     monkeypatch.setattr(ray, "nodes", lambda: living)
-    monkeypatch.setattr(
-        "dpfp_ray.sweeps.driver.check_seen_everywhere",
-        lambda storage, marker, found: asked.append(storage),
-    )
-    with Runner("test", str(tmp_path), RayOptions(seed=5), InputsOnce()) as one:
-        one.check_storage()
+    monkeypatch.setattr(driver, "check_seen_everywhere", lambda *facts: asked.append(facts[0]))
+    with Runner("test", str(tmp_path), RayOptions(seed=5), InputsOnce()) as runner:
+        runner.check_storage()
     assert asked == [str(tmp_path)] * (nodes - 1)
+
+
+def test_a_store_that_a_living_node_does_not_see_is_refused(
+    ray_session: None, tmp_path: Path
+) -> None:
+    import ray
+
+    check_seen_everywhere(str(tmp_path), "marker", [{"NodeID": "ab" * 28}])  # it has left since
+    with pytest.raises(UserError, match=r"is not the same folder on .*; use one that all machines"):
+        check_seen_everywhere(str(tmp_path), "marker", ray.nodes())
+    (tmp_path / "marker").touch()
+    check_seen_everywhere(str(tmp_path), "marker", ray.nodes())
 
 
 def test_trials_that_are_left_again_and_again_are_an_error() -> None:
@@ -162,13 +167,8 @@ def test_trials_that_are_left_again_and_again_are_an_error() -> None:
         next(rounds)
 
 
-def test_every_trial_is_on_budget_and_none_over_it(swept: Swept) -> None:
-    for name in ("dpfp", "dpsgd", "again"):
-        record = swept.record(name)
-        assert record["privacy"]["epsilon"]["gdp"] == pytest.approx(8, rel=1e-3)
-        assert record["privacy"]["epsilon"]["gdp"] <= 8
-        assert record["privacy"]["steps"] == swept.trials[name].plan.steps
-
-
-def test_repetitions_have_noise_of_their_own(swept: Swept) -> None:
-    assert swept.record("dpfp")["history"] != swept.record("again")["history"]
+def test_nested_scheduler_without_dashboard_is_refused(ray_session: None) -> None:
+    with pytest.raises(UserError, match="dashboard"):
+        check_deadlock(object(), workers=2)
+    check_deadlock(object(), workers=1)
+    check_deadlock(None, workers=2)

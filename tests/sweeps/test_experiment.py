@@ -9,10 +9,9 @@ import pytest
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps import experiment
-from dpfp_ray.sweeps.charges import Charges
-from dpfp_ray.sweeps.experiment import LastRecords, check_deadlock
+from dpfp_ray.sweeps.driver import Charges
+from dpfp_ray.sweeps.experiment import LastRecords
 from dpfp_ray.sweeps.trial import RETRIES, InputsOnce, SweepState, Trial, bind_trial, input_key
-from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.step import Steps
 from tests.support.tune_trial import TuneTrial
 
@@ -119,14 +118,15 @@ def test_a_finished_trial_leaves_no_mark(trial: Trial, tmp_path: Path) -> None:
     assert not list((tmp_path / "store" / "states").iterdir())
 
 
-def test_a_trial_given_up_has_a_record(tmp_path: Path) -> None:
-    trial = TuneTrial(1e-3, "ERROR")
-    LastRecords(str(tmp_path)).on_trial_error(0, [trial], trial)
-    kept = Store(tmp_path).get(trial.ours.id)
-    assert kept is not None
-    assert kept["trial"]["status"] == "failed"
-    assert "the worker died" in kept["trial"]["error"]
-    assert kept["plan"] == trial.ours.plan.to_dict()
+def test_a_trial_given_up_or_stopped_early_has_a_last_record(tmp_path: Path) -> None:
+    ends = LastRecords(str(tmp_path))
+    given_up, stopped = TuneTrial(1e-3, "ERROR"), TuneTrial(2e-3, "TERMINATED", status="running")
+    ends.on_trial_error(0, [], given_up)
+    ends.on_trial_complete(0, [], stopped)
+    records: Any = [Store(tmp_path).get(trial.ours.id) for trial in (given_up, stopped)]
+    assert [record["trial"]["status"] for record in records] == ["failed", "stopped"]
+    assert "the worker died" in records[0]["trial"]["error"]
+    assert records[0]["plan"] == given_up.ours.plan.to_dict()
 
 
 def test_a_trial_that_tune_ended_with_restarts_left_is_to_run_again(tmp_path: Path) -> None:
@@ -134,18 +134,3 @@ def test_a_trial_that_tune_ended_with_restarts_left_is_to_run_again(tmp_path: Pa
     trial.num_failures = 1
     LastRecords(str(tmp_path)).on_trial_error(0, [trial], trial)
     assert Store(tmp_path).records() == []
-
-
-def test_a_trial_stopped_early_has_a_record(tmp_path: Path) -> None:
-    trial = TuneTrial(1e-3, "TERMINATED", status="running")
-    LastRecords(str(tmp_path)).on_trial_complete(0, [trial], trial)
-    kept = Store(tmp_path).get(trial.ours.id)
-    assert kept is not None
-    assert kept["trial"]["status"] == "stopped"
-
-
-def test_nested_scheduler_without_dashboard_is_refused(ray_session: None) -> None:
-    with pytest.raises(UserError, match="dashboard"):
-        check_deadlock(object(), workers=2)
-    check_deadlock(object(), workers=1)
-    check_deadlock(None, workers=2)

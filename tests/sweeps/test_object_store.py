@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,15 @@ from dpfp_ray.system.storage import NewObjects, open_files
 from tests.support.object_store import BUCKET, SECRET_KEY, Faults, ObjectStore, object_store
 from tests.support.one_release import make_table
 from tests.support.ports import free_ports
-from tests.support.ray_runs import SEED, Command, measured, sweep_here, wait_for, write_space
+from tests.support.ray_runs import (
+    ONE_PROCESS_FLAGS,
+    SEED,
+    Command,
+    measured,
+    sweep_here,
+    wait_for,
+    write_space,
+)
 
 pytestmark = pytest.mark.nightly
 RATES = [1e-4, 1e-2]
@@ -34,10 +43,10 @@ SHAKY = Faults(seed=3, refused=0.05, unanswered=0.01, late=0.003, pause=8.0)
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[ObjectStore]:
-    with object_store() as found, pytest.MonkeyPatch.context() as patch:
-        for name, value in found.environment.items():
+    with object_store() as started, pytest.MonkeyPatch.context() as patch:
+        for name, value in started.environment.items():
             patch.setenv(name, value)
-        yield found
+        yield started
 
 
 @dataclass
@@ -45,8 +54,7 @@ class Story:
     space: Path
     storage: str
     ledger: str
-    said: list[str] = field(default_factory=list)  # by every command
-    codes: list[int] = field(default_factory=list)
+    said: str = ""
     killed_with: list[str] = field(default_factory=list)
     faults: dict[str, int] = field(default_factory=dict)
 
@@ -58,17 +66,13 @@ def story(
     tiny_task: dict[str, Any],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Story:
-    folder = tmp_path_factory.mktemp("s3")
-    space = write_space(
-        folder / "s.yaml",
-        tiny_task,
-        method="grid",
-        parameters={"learning_rate": {"values": RATES}},
-        plan={"epochs": 5, "batch_size": 4},
-    )
+    """Killed when it has saved a state, and continued."""
+    keys: Any = {"method": "grid", "parameters": {"learning_rate": {"values": RATES}}}
+    keys["plan"] = {"epochs": 5, "batch_size": 4}
+    space = write_space(tmp_path_factory.mktemp("s3") / "s.yaml", tiny_task, **keys)
     it = Story(space, f"s3://{BUCKET}/sweep", f"s3://{BUCKET}/ledger")
     command = ["sweep", str(space), "--storage", it.storage, "--ledger", it.ledger]
-    command += ["--seed", str(SEED), "--concurrency", "1", "--cpus-per-worker", "1"]
+    command += ["--seed", str(SEED), *ONE_PROCESS_FLAGS]
     store.faults = SHAKY
     first = Command(*command)
 
@@ -79,9 +83,8 @@ def story(
     wait_for(saved, "a saved state")
     first.kill()
     it.killed_with = store.names("sweep/")
-    code, errors = Command(*command).end()
-    it.codes.append(code)
-    it.said.append(errors)
+    code, it.said = Command(*command).end()
+    assert code == 0, it.said[-3000:]
     it.faults = dict(store.failed)
     store.faults = Faults()
     return it
@@ -90,32 +93,28 @@ def story(
 def test_killed_and_continued_it_has_the_numbers_of_an_unbroken_sweep_on_a_folder(
     story: Story, store: ObjectStore, ray_session: None, tmp_path: Path
 ) -> None:
-    assert story.codes == [0], story.said[-1][-3000:]
     assert story.faults["refused"] >= 5
-    unbroken = sweep_here(story.space, tmp_path / "runs")
-    found = store.records("sweep")
-    assert {k: measured(r) for k, r in found.items()} == {
+    unbroken, swept = sweep_here(story.space, tmp_path / "runs"), store.records("sweep")
+    assert {k: measured(r) for k, r in swept.items()} == {
         k: measured(r) for k, r in unbroken.items()
     }
-    assert any("resumed_at_step" in record["trial"] for record in found.values())
+    assert any("resumed_at_step" in record["trial"] for record in swept.values())
 
 
-def test_every_trial_is_charged_once(story: Story, store: ObjectStore) -> None:
+def test_every_trial_is_charged_once(story: Story) -> None:
     (spent,) = Ledger(story.ledger).groups()
     assert {entry.status for entry in spent.entries} == {"finished"}
     assert len({entry.run_id for entry in spent.entries}) == len(RATES) < len(spent.entries)
     assert spent.how == "composition of a fixed list"
 
 
-def test_nothing_that_only_a_kill_needs_stays(story: Story, store: ObjectStore) -> None:
+def test_nothing_that_only_a_kill_needs_stays_and_no_secret_is_anywhere(
+    story: Story, store: ObjectStore
+) -> None:
     assert any(name.startswith("sweep/sweep.secret") for name in story.killed_with)
     left = {name.split("/")[1] for name in store.names("sweep/")}
     assert left == {"records", "results.csv", "results.jsonl", "results.parquet"}
-
-
-def test_no_secret_in_any_output_or_object(story: Story, store: ObjectStore) -> None:
-    for said in story.said:
-        assert SECRET_KEY not in said
+    assert SECRET_KEY not in story.said
     for name in store.names():
         assert SECRET_KEY.encode() not in store.read(name), name
 
@@ -123,14 +122,15 @@ def test_no_secret_in_any_output_or_object(story: Story, store: ObjectStore) -> 
 # --- conditional writes -------------------------------------------------------------------------
 
 
-def test_of_many_creators_one_succeeds(store: ObjectStore) -> None:
+def test_of_many_creators_one_succeeds_and_of_many_seeds_one_is_kept(store: ObjectStore) -> None:
     files = open_files(f"s3://{BUCKET}/race")
 
-    def create(number: int) -> bool:
-        return files.create("name", str(number).encode())
+    def draw(_: int) -> int:
+        return SweepState(f"s3://{BUCKET}/seeds").seed(None)
 
     with ThreadPoolExecutor(8) as pool:
-        won = list(pool.map(create, range(32)))
+        won = list(pool.map(lambda n: files.create("name", str(n).encode()), range(32)))
+        assert len(set(pool.map(draw, range(16)))) == 1
     assert sum(won) == 1
     assert files.read_name("name") == str(won.index(True)).encode()
 
@@ -151,34 +151,22 @@ def test_of_many_drivers_never_two_have_the_store(
 ) -> None:
     for name in ("BEAT", "STALE", "PATIENCE"):
         monkeypatch.setattr(lease, name, getattr(lease, name) / 10)
-    inside, most, times = 0, 0, 0
-    counting = threading.Lock()
+    inside, counting = 0, threading.Lock()
+    seen: list[int] = []
 
     def drive(_: int) -> None:
-        nonlocal inside, most, times
-        try:
-            with held(open_files(f"s3://{BUCKET}/leased"), "wait"):
-                with counting:
-                    inside, times = inside + 1, times + 1
-                    most = max(most, inside)
-                with counting:
-                    inside -= 1
-        except UserError:
-            pass
+        nonlocal inside
+        with suppress(UserError), held(open_files(f"s3://{BUCKET}/leased"), "wait"):
+            with counting:
+                inside += 1
+                seen.append(inside)
+            with counting:
+                inside -= 1
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(drive, range(24)))
-    assert most == 1
-    assert times >= 1
+    assert max(seen) == 1
     assert store.names("leased/") == []
-
-
-def test_of_many_seeds_one_is_kept(store: ObjectStore) -> None:
-    def draw(_: int) -> int:
-        return SweepState(f"s3://{BUCKET}/seeds").seed(None)
-
-    with ThreadPoolExecutor(8) as pool:
-        assert len(set(pool.map(draw, range(16)))) == 1
 
 
 def test_a_store_that_ignores_conditions_is_noticed(

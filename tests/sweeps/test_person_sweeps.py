@@ -53,10 +53,8 @@ def test_trials_count_persons_and_keep_at_most_k_of_each(swept: Swept) -> None:
         assert record["plan"]["records"] == len(SIZES)
         assert record["privacy"]["delta"] == 1 / (2 * len(SIZES))
         assert record["privacy"]["p"] == 5 / len(SIZES)
-        assert (
-            f"one person, with all of their records (column 'author', at most {most} "
-            in (record["statement"]["unit"])
-        )
+        unit = f"one person, with all of their records (column 'author', at most {most} "
+        assert unit in record["statement"]["unit"]
         assert record["privacy"]["epsilon"]["pld"] <= 8.0
     # Both have the noise of so many persons, whatever they wrote; and other rows to learn from.
     one, other = records.values()
@@ -65,22 +63,17 @@ def test_trials_count_persons_and_keep_at_most_k_of_each(swept: Swept) -> None:
     assert {row["unit"] for row in swept.found.rows} == {"person"}
 
 
-def test_the_ledger_says_persons(swept: Swept) -> None:
-    (spent,) = Ledger(swept.ledger).groups()
+def test_ledger_and_report_say_persons(swept: Swept, tmp_path: Path) -> None:
+    (spent,), (cost,) = Ledger(swept.ledger).groups(), swept.found.costs
     assert spent.holds_for == "one person"
     assert {entry.use.unit for entry in spent.entries} == {"person"}
     assert len(spent.used) == 2
     assert spent.epsilon > 8.0  # two trials on the same persons
-    (cost,) = swept.found.costs
     assert "one person" in cost.sentence()
-
-
-def test_the_report_says_persons(swept: Swept, tmp_path: Path) -> None:
     made = report(swept.found.storage, output=tmp_path / "page", ledger=swept.ledger)
     assert made.index is not None
     page = made.index.read_text(encoding="utf-8")
-    head = page[: page.index("<nav")]
-    assert "train.csv (per person)" in head
+    assert "train.csv (per person)" in page[: page.index("<nav")]
     assert "one person, with all of their records" in page
     assert "the unit is one record" not in page
     assert "one record" not in (tmp_path / "page/tables/main.md").read_text()

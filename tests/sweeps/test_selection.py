@@ -57,11 +57,11 @@ def space(tmp_path: Path, parameters: dict[str, Any], **keys: Any) -> SearchSpac
     return read_search_space(path, {})
 
 
-def bind(found: SearchSpace, **values: Any) -> selection.Bind:
+def bind(searched: SearchSpace, **values: Any) -> selection.Bind:
     """Binds to 5,000 records that nobody has to load."""
 
     def bound(settings: dict[str, Any]) -> Trial:
-        plan = make_plan({**found.plan_values(settings), **values})
+        plan = make_plan({**searched.plan_values(settings), **values})
         plan = plan.bind(records=5000, representation="mean")
         return Trial(plan, noise_multiplier(plan))
 
@@ -102,10 +102,10 @@ def adversarial(tmp_path: Path) -> SearchSpace:
 
 
 def test_the_winner_s_settings_say_nothing_about_the_number_of_trials(tmp_path: Path) -> None:
-    found, chosen = adversarial(tmp_path), parse_selection("logarithmic:6")
+    searched, chosen = adversarial(tmp_path), parse_selection("logarithmic:6")
     simulated = Simulated()
     for seed in range(SELECTIONS):
-        simulated.add(draw_all(found, chosen, seed), seed, shift=0.5)
+        simulated.add(draw_all(searched, chosen, seed), seed, shift=0.5)
     assert simulated.chance_of_independence() > 1e-3
     seen = np.bincount(simulated.settings, minlength=PLACES + 1)[1:]
     assert stats.chisquare(seen).pvalue > 1e-3, "as one draw of the space"
@@ -113,21 +113,21 @@ def test_the_winner_s_settings_say_nothing_about_the_number_of_trials(tmp_path: 
 
 def test_with_a_public_seed_they_would(tmp_path: Path) -> None:
     """The flaw that the test above looks for is one that it finds."""
-    found, chosen = adversarial(tmp_path), parse_selection("logarithmic:6")
+    searched, chosen = adversarial(tmp_path), parse_selection("logarithmic:6")
     simulated = Simulated()
     for seed in range(SELECTIONS):
         count = draw_trials(chosen, keyed_generator(seed, "count", 0))
         rng = keyed_generator(0, "public", 0)
         draws = [
-            Draw(f"{n}", {p.name: p.draw(rng) for p in found.parameters}) for n in range(count)
+            Draw(f"{n}", {p.name: p.draw(rng) for p in searched.parameters}) for n in range(count)
         ]
         simulated.add(draws, seed, shift=0.5)
     assert simulated.chance_of_independence() < 1e-9
 
 
 def test_the_number_of_trials_follows_its_distribution(tmp_path: Path) -> None:
-    found, chosen = adversarial(tmp_path), parse_selection("geometric:4")
-    counts = [len(draw_all(found, chosen, seed)) for seed in range(SELECTIONS)]
+    searched, chosen = adversarial(tmp_path), parse_selection("geometric:4")
+    counts = [len(draw_all(searched, chosen, seed)) for seed in range(SELECTIONS)]
     seen = [sum(count == k for count in counts) for k in range(1, 7)]
     expected = [SELECTIONS * 0.75 ** (k - 1) * 0.25 for k in range(1, 7)]
     rest = SELECTIONS - sum(seen), SELECTIONS - sum(expected)
@@ -135,8 +135,8 @@ def test_the_number_of_trials_follows_its_distribution(tmp_path: Path) -> None:
 
 
 def test_names_show_neither_settings_nor_order(tmp_path: Path) -> None:
-    found, chosen = adversarial(tmp_path), parse_selection("geometric:5")
-    drawn = [draw_all(found, chosen, seed) for seed in range(SELECTIONS)]
+    searched, chosen = adversarial(tmp_path), parse_selection("geometric:5")
+    drawn = [draw_all(searched, chosen, seed) for seed in range(SELECTIONS)]
     in_order = [draws[0].name < draws[1].name for draws in drawn if len(draws) > 1]
     assert stats.binomtest(sum(in_order), len(in_order)).pvalue > 1e-4
     names: dict[int, set[str]] = {}
@@ -145,10 +145,35 @@ def test_names_show_neither_settings_nor_order(tmp_path: Path) -> None:
     assert sum(map(len, names.values())) == sum(map(len, drawn)), "no two have the same name"
 
 
-def seed_with(found: SearchSpace, kind: str, trials: int, repeated: bool = False) -> int:
+def test_the_same_seed_draws_the_same_and_another_draws_others(tmp_path: Path) -> None:
+    searched, chosen = space(tmp_path, RATES), parse_selection("geometric:20")
+    one = draw_all(searched, chosen, 1)
+    assert draw_all(searched, chosen, 1) == one
+    others = [draw for seed in range(2, 20) for draw in draw_all(searched, chosen, seed)]
+    assert not {draw.name for draw in one} & {draw.name for draw in others}
+    rates = {draw.settings["learning_rate"] for draw in one}
+    assert not rates & {draw.settings["learning_rate"] for draw in others}
+
+
+def test_equal_draws_are_trials_of_their_own(tmp_path: Path) -> None:
+    searched = space(tmp_path, {"rank": {"values": [1]}})
+    seed = seed_with(searched, "geometric:6", trials=6)
+    draws = draw_all(searched, parse_selection("geometric:6"), seed)
+    assert {draw.settings["rank"] for draw in draws} == {1}
+    assert len({draw.name for draw in draws}) == 6
+
+
+def test_all_trials_that_were_drawn_are_run_however_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpfp_ray.sweeps.selection.draw_trials", lambda *_: 137)
+    assert len(draw_all(space(tmp_path, RATES), parse_selection("geometric:2"), seed=1)) == 137
+
+
+def seed_with(searched: SearchSpace, kind: str, trials: int, repeated: bool = False) -> int:
     """The first seed that draws so many trials, two of them equal if asked for."""
     for seed in range(10_000):
-        draws = draw_all(found, parse_selection(kind), seed)
+        draws = draw_all(searched, parse_selection(kind), seed)
         distinct = {to_json(draw.settings) for draw in draws}
         if len(draws) == trials and (len(distinct) < trials or not repeated):
             return seed
@@ -171,15 +196,22 @@ def test_ties_are_broken_by_the_secret() -> None:
     assert best_name(scores, 3) == best_name(dict(reversed(scores.items())), 3)
 
 
-def charge_of(tmp_path: Path, kind: str = "logarithmic:30", **values: Any) -> SelectionCost:
-    found = space(tmp_path, RATES)
-    return selection_cost(found, parse_selection(kind), bind(found, method="dpsgd", **values))
+def charge_of(
+    tmp_path: Path,
+    kind: str = "geometric:5",
+    parameters: dict[str, Any] = RATES,
+    plan: dict[str, Any] | None = None,
+    **values: Any,
+) -> SelectionCost:
+    searched = space(tmp_path, parameters, **({} if plan is None else {"plan": plan}))
+    return selection_cost(searched, parse_selection(kind), bind(searched, **values))
 
 
 def test_a_winner_s_record_has_no_clock_and_no_machine(tmp_path: Path) -> None:
     record = make_record("t", method="dpsgd")
     record["statement"] = {"guarantee": "proved", "tuning": {"epsilon": None, "text": "none"}}
-    kept = shown(record, parse_selection("logarithmic:30"), charge_of(tmp_path))
+    chosen = parse_selection("logarithmic:30")
+    kept = shown(record, chosen, charge_of(tmp_path, str(chosen), method="dpsgd"))
     assert not {"node", "pid", "started_at", "seconds"} & set(kept["trial"])
     assert kept["metrics"] == record["metrics"]
     assert not {"train_seconds", "peak_memory_bytes"} & set(kept["cost"])
@@ -199,7 +231,7 @@ def test_a_trial_without_a_final_record_is_no_candidate(tmp_path: Path) -> None:
 def test_the_charge_is_the_theorem_s(tmp_path: Path) -> None:
     trial = bind(space(tmp_path, RATES), method="dpsgd")({"learning_rate": 1e-3})
     event: Any = accounting.dp_event(accounting.mechanism(trial.plan, trial.noise_multiplier))
-    charge = charge_of(tmp_path)
+    charge = charge_of(tmp_path, "logarithmic:30", method="dpsgd")
     assert trial.plan.delta is not None
     exact = selection_epsilon([event], parse_selection("logarithmic:30"), trial.plan.delta)
     assert charge.epsilon == exact
@@ -207,82 +239,71 @@ def test_the_charge_is_the_theorem_s(tmp_path: Path) -> None:
     assert "all others and their number secret: ε = " in charge.sentence()
 
 
-def test_every_mechanism_that_could_be_drawn_is_charged_for(tmp_path: Path) -> None:
-    found = space(tmp_path, {"epsilon": {"values": [1, 3]}})
-    both = selection_cost(found, parse_selection("geometric:5"), bind(found, method="dpsgd"))
-    high = space(tmp_path, {"epsilon": {"values": [3]}})
-    alone = selection_cost(high, parse_selection("geometric:5"), bind(high, method="dpsgd"))
-    assert both.epsilon == pytest.approx(alone.epsilon)
-
-
-def cost_of(searched: SearchSpace, **values: Any) -> SelectionCost:
-    return selection_cost(searched, parse_selection("geometric:5"), bind(searched, **values))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("order", [[1, 3], [3, 1]])
-def test_a_ledger_is_charged_for_the_worst_mechanism_wherever_it_stands(
+def test_the_worst_mechanism_that_could_be_drawn_is_charged_for_wherever_it_stands(
     order: list[int], tmp_path: Path
 ) -> None:
-    both = cost_of(space(tmp_path, {"epsilon": {"values": order}}), method="dpsgd")
-    alone = cost_of(space(tmp_path, {"epsilon": {"values": [3]}}), method="dpsgd")
+    both, alone = (
+        charge_of(tmp_path, parameters={"epsilon": {"values": values}}, method="dpsgd")
+        for values in (order, [3])
+    )
+    assert both.epsilon == pytest.approx(alone.epsilon)
     assert both.ledger_part == alone.ledger_part
 
 
 @pytest.mark.slow
 def test_a_selection_holds_at_the_smallest_delta_of_its_trials(tmp_path: Path) -> None:
-    searched = space(tmp_path, {"delta": {"values": [1e-4, 1e-6, 1e-5]}})
-    assert cost_of(searched, method="dpsgd").delta == 1e-6
+    deltas = {"delta": {"values": [1e-4, 1e-6, 1e-5]}}
+    assert charge_of(tmp_path, parameters=deltas, method="dpsgd").delta == 1e-6
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "protected"), [("dpsgd", True), ("dpfp", False)])
-def test_the_entry_of_a_selection_says_whether_labels_are_protected(
-    method: str, protected: bool, tmp_path: Path
-) -> None:
-    cost = cost_of(space(tmp_path, RATES), method=method)
-    assert cost.use(key="k", people="p", run="r").labels_protected is protected
-
-
-def test_the_paper_s_mode_is_marked_nominal(tmp_path: Path) -> None:
-    found = space(tmp_path, RATES)
-    charge = selection_cost(found, parse_selection("geometric:5"), bind(found, method="dpfp"))
-    assert charge.nominal
-    assert "†" in charge.sentence()
-
-
+@pytest.mark.parametrize(("method", "proved"), [("dpsgd", True), ("dpfp", False)])
 @pytest.mark.parametrize(("column", "unit"), [("author", "person"), (None, "record")])
-def test_the_entry_of_a_selection_has_the_plans_unit(
-    tmp_path: Path, column: str | None, unit: str
+def test_the_entry_of_a_selection_has_unit_labels_and_guarantee_of_its_trials(
+    method: str, proved: bool, column: str | None, unit: str, tmp_path: Path
 ) -> None:
-    charge = charge_of(tmp_path, user_column=column)
-    assert charge.use(key="k", people="p", run="r").unit == unit
+    charge = charge_of(tmp_path, method=method, user_column=column)
+    use = charge.use(key="k", people="p", run="r")
+    assert (use.unit, use.labels_protected) == (unit, proved)
+    assert (use.guarantee, charge.nominal) == ("proved" if proved else "nominal", not proved)
+    assert ("†" in charge.sentence()) is not proved
 
 
 def test_a_ledger_takes_a_selection_as_one_entry(tmp_path: Path) -> None:
-    charge, ledger = charge_of(tmp_path), Ledger(tmp_path / "ledger")
+    ledger = Ledger(tmp_path / "ledger")
+    charge = charge_of(tmp_path, "logarithmic:30", method="dpsgd")
     people = ledger.register(["a text", "another"])
-    use = charge.use(key="k", people=people.id, run=ledger.mark(7))
-    entry = ledger.begin(use)
+    entry = ledger.begin(charge.use(key="k", people=people.id, run=ledger.mark(7)))
     ledger.end(entry.id, done=1)
     spent = ledger.spent(people.id)
     assert charge.epsilon < spent.epsilon < 2 * charge.epsilon
     assert len(ledger.entries()) == 1
 
 
+def test_releases_that_differ_are_selected_from_with_noise_of_their_own(tmp_path: Path) -> None:
+    scaling = {"scaling": {"values": ["clip", "unit"]}}
+    assert charge_of(tmp_path, "geometric:3", scaling, mode="moments").epsilon > 3
+
+
 def test_all_batch_sizes_that_could_be_drawn_are_charged_for(tmp_path: Path) -> None:
     sizes = {"distribution": "power_of_two", "min": 16, "max": 64}
-    found = space(tmp_path, {"batch_size": sizes, **RATES})
-    assert sorted(choice["batch_size"] for choice in privacy_choices(found)) == [16, 32, 64]
+    choices = privacy_choices(space(tmp_path, {"batch_size": sizes, **RATES}))
+    assert sorted(choice["batch_size"] for choice in choices) == [16, 32, 64]
 
 
 @pytest.mark.parametrize("name", ["batch_size", "max_train", "epochs"])
 def test_what_changes_the_mechanism_without_end_cannot_be_charged_for(
     name: str, tmp_path: Path
 ) -> None:
-    found = space(tmp_path, {name: {"distribution": "int_uniform", "min": 16, "max": 64}})
+    searched = space(tmp_path, {name: {"distribution": "int_uniform", "min": 16, "max": 64}})
     with pytest.raises(UserError, match=f"every {name} that could be drawn.*power_of_two"):
-        privacy_choices(found)
+        privacy_choices(searched)
+
+
+TWO = {"one": {"values": [{"method": "dpsgd"}, {"method": "dpfp", "mode": "paper"}]}}
+SCALING = {"scaling": {"values": ["clip", "unit"]}}
 
 
 @pytest.mark.parametrize(
@@ -290,32 +311,20 @@ def test_what_changes_the_mechanism_without_end_cannot_be_charged_for(
     [
         (RATES, {"method": "non_private"}, "non_private"),
         ({"ridge": {"values": [0.1, 1.0]}}, {"mode": "moments"}, "ridge on that release is free"),
-        (
-            {"scaling": {"values": ["clip", "unit"]}},
-            {"mode": "release_once", "label_epsilon": 0.5},
-            "label_epsilon",
-        ),
-        (
-            {"one": {"values": [{"method": "dpsgd"}, {"method": "dpfp", "mode": "paper"}]}},
-            {},
-            "add_remove and zero_out",
-        ),
+        (SCALING, {"mode": "release_once", "label_epsilon": 0.5}, "label_epsilon"),
+        (TWO, {}, "add_remove and zero_out"),
     ],
 )
 def test_what_the_theorem_has_no_price_for_is_refused(
     parameters: dict[str, Any], values: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
-    found = space(tmp_path, parameters, plan=values)
     with pytest.raises(UserError, match=why):
-        selection_cost(found, parse_selection("geometric:3"), bind(found))
+        charge_of(tmp_path, "geometric:3", parameters, values)
 
 
-def test_a_tracker_would_show_all_trials_and_is_refused(tmp_path: Path) -> None:
+def test_a_tracker_would_show_all_trials_and_only_dev_accuracy_chooses(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="drop --tracker"):
         check_choosing(space(tmp_path, RATES), RayOptions(tracker="mlflow"))
-
-
-def test_only_dev_accuracy_chooses(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="metric is epsilon min"):
         check_choosing(space(tmp_path, RATES, metric="epsilon"), RayOptions())
 
@@ -323,16 +332,12 @@ def test_only_dev_accuracy_chooses(tmp_path: Path) -> None:
 # --- files --------------------------------------------------------------------------------------
 
 
-def test_the_sealed_folder_is_owner_only(tmp_path: Path) -> None:
+def test_the_sealed_folder_is_owner_only_and_of_one_selection(tmp_path: Path) -> None:
     (tmp_path / "sealed").mkdir(mode=0o755)
-    sealed = Path(open_sealed(str(tmp_path), "k"))
+    sealed = Path(open_sealed(str(tmp_path), "one"))
     assert sealed == tmp_path / "sealed"
     assert sealed.stat().st_mode & 0o777 == 0o700
-    assert open_sealed(str(tmp_path), "k") == str(sealed)
-
-
-def test_another_selection_s_sealed_folder_is_not_taken_up(tmp_path: Path) -> None:
-    open_sealed(str(tmp_path), "one")
+    assert open_sealed(str(tmp_path), "one") == str(sealed)
     with pytest.raises(UserError, match="unfinished selection"):
         open_sealed(str(tmp_path), "other")
 
@@ -522,34 +527,3 @@ def test_a_killed_selection_goes_on_to_the_same_winner(
     assert measured(winner) == measured(same)
     if winner["trial"]["id"] in before:
         assert measured({**before[winner["trial"]["id"]]})["metrics"] == winner["metrics"]
-
-
-def test_releases_that_differ_are_selected_from_with_noise_of_their_own(tmp_path: Path) -> None:
-    found = space(tmp_path, {"scaling": {"values": ["clip", "unit"]}})
-    charge = selection_cost(found, parse_selection("geometric:3"), bind(found, mode="moments"))
-    assert charge.epsilon > 3
-
-
-def test_the_same_seed_draws_the_same_and_another_draws_others(tmp_path: Path) -> None:
-    found, chosen = space(tmp_path, RATES), parse_selection("geometric:20")
-    one = draw_all(found, chosen, 1)
-    assert draw_all(found, chosen, 1) == one
-    others = [draw for seed in range(2, 20) for draw in draw_all(found, chosen, seed)]
-    assert not {draw.name for draw in one} & {draw.name for draw in others}
-    rates = {draw.settings["learning_rate"] for draw in one}
-    assert not rates & {draw.settings["learning_rate"] for draw in others}
-
-
-def test_equal_draws_are_trials_of_their_own(tmp_path: Path) -> None:
-    found = space(tmp_path, {"rank": {"values": [1]}})
-    seed = seed_with(found, "geometric:6", trials=6)
-    draws = draw_all(found, parse_selection("geometric:6"), seed)
-    assert {draw.settings["rank"] for draw in draws} == {1}
-    assert len({draw.name for draw in draws}) == 6
-
-
-def test_all_trials_that_were_drawn_are_run_however_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dpfp_ray.sweeps.selection.draw_trials", lambda *_: 137)
-    assert len(draw_all(space(tmp_path, RATES), parse_selection("geometric:2"), seed=1)) == 137

@@ -88,117 +88,85 @@ def choices(space: SearchSpace) -> list[dict[str, Any]]:
     return list(space.choices(np.random.default_rng(1)))
 
 
-SHIPPED = sorted((Path(__file__).parents[2] / "search_spaces").glob("*.yaml"))
-
-
 GRID = {"method": "grid", "parameters": {"batch_size": {"values": [16, 32]}}}
+
+
+def rate(**spec: Any) -> dict[str, Any]:
+    return {"parameters": {"lr": spec}}
 
 
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"parametres": {}}, ["unknown key 'parametres'", "did you mean 'parameters'?"]),
-        ({"method": "bayes"}, ["unknown method 'bayes'", "grid, random, tpe"]),
-        ({"method": "grid"}, ["a grid needs values for learning_rate", "method: random"]),
-        ({"scheduler": "ahsa"}, ["unknown scheduler 'ahsa'", "did you mean 'asha'?"]),
-        ({"name": "a\ud83d"}, ["name is", "can be printed"]),
-        ({"samples": 0}, ["samples is 0", "1 or more"]),
-        ({"samples": 2.5}, ["samples is 2.5", "whole number"]),
-        ({"method": "tpe", "seeds": 2}, ["seeds", "grid or random"]),
-        ({"metric": "acuracy"}, ["unknown metric 'acuracy'", "did you mean 'accuracy'?"]),
-        ({"metric": {"name": "accuracy", "goal": "up"}}, ["unknown goal 'up'"]),
-        ({"metric": {"nome": "accuracy"}}, ["metric must be {name: accuracy, goal: maximize}"]),
-        ({"metric": ["accuracy", "train_seconds"]}, ["two metrics need method: tpe"]),
-        (
-            {"metric": ["accuracy", "train_seconds"], "method": "tpe", "scheduler": "asha"},
-            ["scheduler: none"],
-        ),
-        ({"metric": ["accuracy", "accuracy"], "method": "tpe"}, ["accuracy", "twice"]),
-        ({"metric": ["accuracy"] * 3, "method": "tpe"}, ["one metric, or two"]),
-        ({"metric": []}, ["one metric, or two"]),
-        ({"parameters": None}, ["parameters must name at least one field"]),
-        ({"parameters": {"learning_rat": {"values": [1]}}}, ["did you mean 'learning_rate'?"]),
-        ({"parameters": {"lr": 3}}, ["learning_rate: give {values: […]}"]),
-        ({"parameters": {"lr": {"values": []}}}, ["at least one value"]),
-        ({"parameters": {"lr": {"values": [1], "min": 0}}}, ["stand alone"]),
-        ({"parameters": {"lr": {"distribution": "normal", "min": 0, "max": 1}}}, ["'normal'"]),
-        ({"parameters": {"lr": {"min": 2, "max": 1}}}, ["min 2 must be below max 1"]),
-        ({"parameters": {"lr": {"min": 1}}}, ["uniform needs numbers min and max"]),
-        ({"parameters": {"lr": {"min": 0, "max": float("inf")}}}, ["finite"]),
-        ({"parameters": {"lr": {"min": 0, "max": 1, "step": 1}}}, ["unknown key 'step'"]),
-        (
-            {"parameters": {"lr": {"distribution": "log_uniform", "min": 0, "max": 1}}},
-            ["log_uniform needs a min above 0"],
-        ),
-        (
-            {"parameters": {"B": {"distribution": "power_of_two", "min": 3, "max": 8}}},
-            ["power_of_two needs powers of 2"],
-        ),
-        (
-            {"parameters": {"B": {"distribution": "int_uniform", "min": 1.5, "max": 8}}},
-            ["int_uniform needs whole numbers"],
-        ),
-        ({"samples": 10**9}, ["1,000,000,000 trials", "at most 100,000"]),
-        ({"seeds": 10**5}, ["trials; at most 100,000"]),
-        (
-            {"parameters": {"lr": {"values": [{"lr": 1e-3}, 1e-2]}}},
-            ["learning_rate: values must be mappings, all of them or none"],
-        ),
+        ({"parametres": {}}, "unknown key 'parametres'; did you mean 'parameters'?"),
+        ({"method": "bayes"}, "unknown method 'bayes'"),
+        ({"method": "grid"}, "a grid needs values for learning_rate"),
+        ({"scheduler": "ahsa"}, "did you mean 'asha'?"),
+        ({"name": "a\ud83d"}, "can be printed"),
+        ({"samples": 0}, "samples is 0; give a whole number of 1 or more"),
+        ({"samples": 2.5}, "samples is 2.5"),
+        ({"method": "tpe", "seeds": 2}, "seeds repeat the trials of method grid or random"),
+        ({"metric": "acuracy"}, "did you mean 'accuracy'?"),
+        ({"metric": {"name": "accuracy", "goal": "up"}}, "unknown goal 'up'"),
+        ({"metric": {"nome": "accuracy"}}, "metric must be {name: accuracy, goal: maximize}"),
+        ({"metric": ["accuracy", "train_seconds"]}, "two metrics need method: tpe"),
+        ({"metric": ["accuracy", "accuracy"], "method": "tpe"}, "accuracy is given twice"),
+        ({"metric": []}, "one metric, or two"),
+        ({"parameters": None}, "parameters must name at least one field"),
+        ({"parameters": {"learning_rat": {"values": [1]}}}, "did you mean 'learning_rate'?"),
+        ({"parameters": {"lr": 3}}, "learning_rate: give {values: […]}"),
+        (rate(values=[]), "at least one value"),
+        (rate(values=[1], min=0), "stand alone"),
+        (rate(distribution="normal", min=0, max=1), "'normal'"),
+        (rate(min=2, max=1), "min 2 must be below max 1"),
+        (rate(min=1), "uniform needs numbers min and max"),
+        (rate(min=0, max=float("inf")), "finite"),
+        (rate(min=0, max=1, step=1), "unknown key 'step'"),
+        (rate(distribution="log_uniform", min=0, max=1), "log_uniform needs a min above 0"),
+        (rate(distribution="power_of_two", min=3, max=8), "power_of_two needs powers of 2"),
+        (rate(distribution="int_uniform", min=1.5, max=8), "int_uniform needs whole numbers"),
+        (rate(values=[{"lr": 1e-3}, 1e-2]), "values must be mappings, all of them or none"),
+        ({"samples": 10**9}, "1,000,000,000 trials; at most 100,000"),
         (
             {"parameters": {"rows_per_micro_batch": {"values": ["x"]}}},
-            ["rows_per_micro_batch is 'x'", "whole number"],
+            "rows_per_micro_batch is 'x'",
         ),
-        (
-            {"parameters": {"rows_per_micro_batch": {"values": [0]}}},
-            ["rows_per_micro_batch is 0", "whole number"],
-        ),
-        ({"plan": {"lr": 1e-3}}, ["learning_rate is both fixed and varied"]),
-        (
-            {"parameters": {"epsilon": {"values": [1, 3]}}},
-            ["epsilon is both fixed and varied"],
-        ),
-        (
-            {
-                "plan": {"micro_batches": 2},
-                "parameters": {"rows_per_micro_batch": {"values": [1]}},
-            },
-            ["micro_batches is both fixed and varied", "rows_per_micro_batch"],
-        ),
-        ({"parameters": {"lr": {"values": [1]}, "learning_rate": {"values": [1]}}}, ["twice"]),
-        ({"plan": [1]}, ["plan must be a mapping"]),
-        ({"plan": {"taks": "demo"}}, ["plan", "did you mean 'task'?"]),
-        ({"plan": {"method": "dpfd"}}, ["unknown method 'dpfd'", "did you mean 'dpfp'?"]),
-        ({"budget": {"batch_size": 3}}, ["budget: unknown key 'batch_size'"]),
-        ({"budget": {"epsilon": -1}}, ["epsilon is -1"]),
-        ({"budget": {"epsilon": 3}, "plan": {"epsilon": 4}}, ["epsilon", "plan and budget"]),
+        ({"plan": {"lr": 1e-3}}, "learning_rate is both fixed and varied"),
+        ({"parameters": {"lr": {"values": [1]}, "learning_rate": {"values": [1]}}}, "twice"),
+        ({"plan": [1]}, "plan must be a mapping"),
+        ({"plan": {"taks": "demo"}}, "did you mean 'task'?"),
+        ({"plan": {"method": "dpfd"}}, "did you mean 'dpfp'?"),
+        ({"budget": {"batch_size": 3}}, "budget: unknown key 'batch_size'"),
+        ({"budget": {"epsilon": -1}}, "epsilon is -1"),
+        ({"budget": {"epsilon": 3}, "plan": {"epsilon": 4}}, "epsilon is in both plan and budget"),
     ],
 )
-def test_each_mistake_is_one_clear_line(
-    tmp_path: Path, keys: dict[str, Any], words: list[str]
-) -> None:
+def test_each_mistake_is_one_clear_line(tmp_path: Path, keys: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as caught:
         read(tmp_path, **keys)
     message = str(caught.value)
     assert "\n" not in message
     assert "space.yaml" in message
-    for word in words:
-        assert word in message, message
+    assert words in message
+
+
+def test_rows_and_micro_batches_are_not_both_given(tmp_path: Path) -> None:
+    rows = {"rows_per_micro_batch": {"values": [1]}}
+    with pytest.raises(UserError, match="micro_batches is both fixed and varied"):
+        read(tmp_path, plan={"micro_batches": 2}, parameters=rows)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"lerning_rate": "1"}, ["--set lerning_rate", "did you mean 'learning_rate'?"]),
-        ({"samples": "none"}, ["samples is 'none'"]),
-        ({"parameters": "1"}, ["--set parameters"]),
+        ({"lerning_rate": "1"}, "--set lerning_rate: .*did you mean 'learning_rate'?"),
+        ({"samples": "none"}, "samples is 'none'"),
+        ({"parameters": "1"}, "--set parameters"),
     ],
 )
-def test_mistakes_on_the_command_line(
-    tmp_path: Path, change: dict[str, str], words: list[str]
-) -> None:
-    with pytest.raises(UserError) as caught:
+def test_mistakes_on_the_command_line(tmp_path: Path, change: dict[str, str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
         read(tmp_path, change)
-    assert all(word in str(caught.value) for word in words), caught.value
 
 
 def test_set_fixes_a_varied_field(tmp_path: Path) -> None:
@@ -219,17 +187,15 @@ def test_two_metrics(tmp_path: Path) -> None:
     assert space.metrics == (("accuracy", "max"), ("train_seconds", "min"))
 
 
+SHIPPED = sorted((Path(__file__).parents[2] / "search_spaces").glob("*.yaml"))
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_shipped_spaces_say_what_they_answer_and_cost(path: Path) -> None:
-    text = path.read_text()
+def test_shipped_spaces_make_valid_plans_and_say_what_they_answer_and_cost(path: Path) -> None:
+    text, space = path.read_text(), read_search_space(path, {})
     assert text.startswith("# Answers:")
     assert "# Costs:" in text
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_shipped_spaces_make_valid_plans(path: Path) -> None:
-    space = read_search_space(path, {})
-    for chosen in list(choices(space))[:200]:
+    for chosen in choices(space)[:200]:
         plan = make_plan(space.plan_values(chosen)).bind(records=67_349, representation="mean")
         assert plan.steps > 0
         assert plan.accountant == space.fixed.get("accountant", "pld")
@@ -237,8 +203,7 @@ def test_shipped_spaces_make_valid_plans(path: Path) -> None:
 
 
 def test_main_table_has_28_cells() -> None:
-    path = next(path for path in SHIPPED if path.stem == "table_main")
-    space = read_search_space(path, {})
+    space = read_search_space(SHIPPED[0].parent / "table_main.yaml", {})
     plans = [make_plan(space.plan_values(chosen)) for chosen in choices(space)]
     cells = {(p.task, p.method, p.epsilon) for p in plans}
     assert len(plans) == len(cells) == 28

@@ -14,8 +14,7 @@ import requests
 
 from dpfp_ray.cli.main import main
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps import access_tokens
-from dpfp_ray.sweeps.submit import Cluster
+from dpfp_ray.sweeps.submit import Cluster, header
 from tests.support.flaky_link import Link
 from tests.support.ports import free_ports
 from tests.support.ray_head import Head, ray_head
@@ -43,11 +42,13 @@ def submit(head: Head, *arguments: str) -> int:
     )
 
 
+def ask(head: Head, path: str) -> Any:
+    """What the dashboard's API says."""
+    return requests.get(f"{head.dashboard}/api/{path}", headers=header(TOKEN), timeout=120).json()
+
+
 def known_jobs(head: Head) -> dict[str, Any]:
-    answer = requests.get(
-        f"{head.dashboard}/api/jobs/", headers=access_tokens.header(TOKEN), timeout=120
-    ).json()
-    return {job["submission_id"]: job for job in answer if job["submission_id"]}
+    return {job["submission_id"]: job for job in ask(head, "jobs/") if job["submission_id"]}
 
 
 def test_a_sweep_runs_as_a_job_and_its_table_is_in_the_jobs_log(
@@ -78,19 +79,9 @@ def test_a_sweep_runs_as_a_job_and_its_table_is_in_the_jobs_log(
     assert identity.startswith("my-sweep-")
     job = known_jobs(head)[identity]
     assert job["status"] == "SUCCEEDED"
-    assert job["metadata"] == {
-        "job_name": "My sweep!",
-        "verb": "sweep",
-        "sweep": "tiny",
-        "task": "custom",
-        "methods": "dpfp",
-        "epsilon": "8",
-    }
-    log = requests.get(
-        f"{head.dashboard}/api/jobs/{identity}/logs",
-        headers=access_tokens.header(TOKEN),
-        timeout=120,
-    ).json()["logs"]
+    facts = {"verb": "sweep", "sweep": "tiny", "task": "custom", "methods": "dpfp"}
+    assert job["metadata"] == {"job_name": "My sweep!", "epsilon": "8"} | facts
+    log = ask(head, f"jobs/{identity}/logs")["logs"]
     assert log.replace("\u00a0", " ") == out
     for row in rows:
         assert f"{row['accuracy']:.4f}" in log
@@ -127,7 +118,7 @@ def test_without_the_token_nothing_is_submitted(
 @pytest.mark.nightly
 def test_after_a_lost_connection_the_log_goes_on_where_it_was(head: Head, cluster: Cluster) -> None:
     for _ in range(2):  # whoever has lost the answer asks again, and no second job is made
-        cluster.submit("cut-off", COUNTING, {}, {})
+        cluster.submit("cut-off", COUNTING)
     said: list[str] = []
     shown: list[str] = []
     with Link(head.dashboard) as link:
@@ -153,7 +144,7 @@ def test_after_a_lost_connection_the_log_goes_on_where_it_was(head: Head, cluste
 def test_ctrl_c_detaches_says_how_to_come_back_and_stop_stops(head: Head, cluster: Cluster) -> None:
     import signal
 
-    cluster.submit("long", "echo started; sleep 300", {}, {})
+    cluster.submit("long", "echo started; sleep 300")
     command = [sys.executable, "-m", "dpfp_ray.cli", "submit", "--address", head.dashboard]
     with subprocess.Popen(
         [*command, "--attach", "long"],
@@ -241,11 +232,7 @@ def test_results_finds_the_service_through_the_dashboard(
     assert main(arguments) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["id"] for row in rows] == sorted(row["id"] for row in store.rows())
-    applications = requests.get(
-        f"{head.dashboard}/api/serve/applications/",
-        headers=access_tokens.header(TOKEN),
-        timeout=120,
-    ).text
+    applications = str(ask(head, "serve/applications/"))
     assert "dpfp-results" in applications
     assert ours not in applications
     stopped = subprocess.run([*serve, "--stop"], env=head.environment, timeout=900)

@@ -3,6 +3,7 @@
 import os
 import signal
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +17,26 @@ from dpfp_ray.sweeps.cluster import RayOptions
 from dpfp_ray.sweeps.driver import Runner
 from dpfp_ray.sweeps.space import SearchSpace, read_search_space
 from dpfp_ray.sweeps.sweep import NO_EPOCH_LIMIT, input_variants, make_scheduler, plan_trials
-from dpfp_ray.sweeps.trial import InputsOnce, bind_trial, input_key
+from dpfp_ray.sweeps.trial import InputsOnce, Trial, bind_trial, input_key
 from dpfp_ray.system.errors import UserError
 from tests.support.ray_runs import records, sweep_here, write_space
 from tests.support.result_records import make_record
 
 
-def runner(storage: Path) -> Runner:
-    return Runner("s", str(storage), RayOptions(), InputsOnce())
+def space_of(tmp_path: Path, task: dict[str, Any], **keys: Any) -> SearchSpace:
+    return read_search_space(write_space(tmp_path / "s.yaml", task, **keys), {})
+
+
+def planned(space: SearchSpace, storage: Path) -> list[Trial]:
+    return plan_trials(space, Runner("s", str(storage), RayOptions(), InputsOnce()))
 
 
 def test_trials_of_a_grid_are_calibrated_to_one_budget(
     tiny_task: dict[str, Any], tmp_path: Path
 ) -> None:
     parameters = {"batch_size": {"values": [4, 8]}, "clip": {"values": [0.5, 1.0]}}
-    path = write_space(
-        tmp_path / "s.yaml", tiny_task, method="grid", parameters=parameters, seeds=2
-    )
-    trials = plan_trials(read_search_space(path, {}), runner(tmp_path))
+    space = space_of(tmp_path, tiny_task, method="grid", parameters=parameters, seeds=2)
+    trials = planned(space, tmp_path)
     assert len({trial.id for trial in trials}) == 8
     assert [trial.seed_index for trial in trials] == [0] * 4 + [1] * 4
     assert {trial.plan.epsilon for trial in trials} == {8.0}
@@ -43,14 +46,11 @@ def test_trials_of_a_grid_are_calibrated_to_one_budget(
 def test_random_trials_are_the_same_when_drawn_again(
     tiny_task: dict[str, Any], tmp_path: Path
 ) -> None:
-    rates = {"distribution": "log_uniform", "min": 1e-5, "max": 1e-2}
-    path = write_space(
-        tmp_path / "s.yaml", tiny_task, parameters={"learning_rate": rates}, samples=5
-    )
-    space = read_search_space(path, {})
-    first, second = (plan_trials(space, runner(tmp_path)) for _ in range(2))
+    rates = {"learning_rate": {"distribution": "log_uniform", "min": 1e-5, "max": 1e-2}}
+    space = space_of(tmp_path, tiny_task, parameters=rates, samples=5)
+    first, second = (planned(space, tmp_path) for _ in range(2))
     assert [t.id for t in first] == [t.id for t in second]
-    more = plan_trials(read_search_space(path, {"samples": "7"}), runner(tmp_path))
+    more = planned(replace(space, samples=7), tmp_path)
     assert [t.id for t in more[:5]] == [t.id for t in first]
 
 
@@ -58,11 +58,8 @@ def test_what_cannot_meet_its_budget_is_refused_with_the_reason(
     tiny_task: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parameters = {"batch_size": {"values": [8, 1000]}}
-    path = write_space(
-        tmp_path / "s.yaml", tiny_task, method="grid", parameters=parameters, seeds=3
-    )
-    trials = plan_trials(read_search_space(path, {}), runner(tmp_path))
-    assert {trial.plan.B for trial in trials} == {8}
+    space = space_of(tmp_path, tiny_task, method="grid", parameters=parameters, seeds=3)
+    assert {trial.plan.B for trial in planned(space, tmp_path)} == {8}
     assert capsys.readouterr().err.count("refused: batch_size 1000: ") == 1
     (record,) = Store(tmp_path).records()
     assert record["trial"]["status"] == "refused"
@@ -71,9 +68,9 @@ def test_what_cannot_meet_its_budget_is_refused_with_the_reason(
 
 def test_a_space_with_nothing_left_is_an_error(tiny_task: dict[str, Any], tmp_path: Path) -> None:
     parameters = {"batch_size": {"values": [999, 1000]}}
-    path = write_space(tmp_path / "s.yaml", tiny_task, method="grid", parameters=parameters)
+    space = space_of(tmp_path, tiny_task, method="grid", parameters=parameters)
     with pytest.raises(UserError, match="every trial of this space was refused"):
-        plan_trials(read_search_space(path, {}), runner(tmp_path))
+        planned(space, tmp_path)
 
 
 HEADS = {"setting": {"values": [{"method": "objpert"}, {"method": "dpsgd", "scope": "head"}]}}
@@ -95,29 +92,22 @@ def test_all_inputs_that_a_search_may_ask_for_are_known_beforehand(
     names = ("train_file", "dev_file", "model", "epsilon", "accountant")
     task = {name: tiny_task[name] for name in names}  # all else is left open
     keys = {"method": "tpe", "budget": {"accountant": "pld"}, "parameters": parameters}
-    path = write_space(tmp_path / "s.yaml", task, plan=plan, **keys)
-    assert_foreseen(read_search_space(path, {}))
-
-
-def assert_foreseen(space: SearchSpace) -> None:
-    """Whatever is drawn from the space, its inputs are among those that are prepared."""
-    inputs_of = InputsOnce()
-    known = {input_key(one) for one in input_variants(space, inputs_of)}
-    rng = np.random.default_rng(0)
-    drawn = [{p.name: p.draw(rng) for p in space.parameters} for _ in range(20)]
-    asked = set()
-    for chosen in drawn:
+    space, inputs_of = space_of(tmp_path, task, plan=plan, **keys), InputsOnce()
+    prepared = {input_key(variant) for variant in input_variants(space, inputs_of)}
+    rng, asked = np.random.default_rng(0), set()
+    for _ in range(20):
         with suppress(UserError):  # refused: B above D
-            asked.add(input_key(bind_trial(space.plan_values(chosen), inputs_of).plan))
+            trial = bind_trial(space.plan_values(space.draw(rng)), inputs_of)
+            asked.add(input_key(trial.plan))
     assert asked
-    assert asked <= known
+    assert asked <= prepared
 
 
 def test_what_trials_load_is_no_distribution(tiny_task: dict[str, Any], tmp_path: Path) -> None:
     parameters = {"dropout": {"distribution": "uniform", "min": 0, "max": 0.2}}
-    path = write_space(tmp_path / "s.yaml", tiny_task, method="tpe", parameters=parameters)
+    space = space_of(tmp_path, tiny_task, method="tpe", parameters=parameters)
     with pytest.raises(UserError, match=r"dropout is a distribution; .* {values: "):
-        input_variants(read_search_space(path, {}), InputsOnce())
+        input_variants(space, InputsOnce())
 
 
 def asha(tiny_task: dict[str, Any], path: Path) -> Path:

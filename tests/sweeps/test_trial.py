@@ -13,7 +13,6 @@ import torch
 
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.driver import check_seen_everywhere
 from dpfp_ray.sweeps.trial import (
     SECRET,
     SETTLED,
@@ -39,8 +38,16 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 PLAN = Plan(method="dpfp", task="sst2").bind(records=1000, representation="mean")
 
 
-def state_of(step: int) -> dict[str, Any]:
-    return whole_state(PLAN, step)
+def make(**changes: Any) -> Trial:
+    plan = Plan(**{"method": "dpfp", "task": "sst2", **changes})
+    return Trial(plan.bind(records=1000, representation="mean"), 0.5)
+
+
+def kept(folder: Path, identity: str) -> Any:
+    return Store(folder).get(identity)
+
+
+# --- the secret seed ----------------------------------------------------------------------------
 
 
 def test_seed_is_made_once_and_owner_only(tmp_path: Path) -> None:
@@ -79,8 +86,8 @@ def test_a_seed_other_than_the_unfinished_sweeps_is_refused(
 @pytest.mark.parametrize("content", [b"", b"12", b"what", b"5"])
 def test_a_damaged_seed_is_found_again(tmp_path: Path, content: bytes) -> None:
     seed = SweepState(str(tmp_path)).seed(None)
-    kept = (tmp_path / SECRET).read_bytes()
-    (tmp_path / SECRET).write_bytes(content if content != b"12" else b"12" + kept[2:])
+    whole = (tmp_path / SECRET).read_bytes()
+    (tmp_path / SECRET).write_bytes(content if content != b"12" else b"12" + whole[2:])
     assert SweepState(str(tmp_path)).seed(None) == seed
 
 
@@ -88,29 +95,6 @@ def test_a_lost_seed_is_refused_in_a_line(tmp_path: Path) -> None:
     (tmp_path / SECRET).touch()
     with pytest.raises(UserError, match=r"sweep\.secret is damaged; restore"):
         SweepState(str(tmp_path)).seed(None)
-
-
-def test_a_damaged_search_gives_way_to_the_one_before(tmp_path: Path) -> None:
-    states = SweepState(str(tmp_path))
-    states.save_search("k", [{"id": "a"}])
-    states.save_search("k", [{"id": "a"}, {"id": "b"}])
-    flip_byte(tmp_path / "search-k.json", 0.3)
-    assert states.load_search("k") == [{"id": "a"}]
-
-
-def test_all_that_is_unfinished_is_the_owners_only(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        states = SweepState(str(tmp_path / "sweep"))
-        states.seed(None)
-        states.save_trial("t-0", state_of(3), seed=1)
-        states.save_trial("t-0", state_of(4), seed=1)
-    finally:
-        os.umask(before)
-    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "sweep").rglob("*.*")}
-    assert modes == {0o600}
-    for folder in ("sweep", "sweep/states"):
-        assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("call", ["link", "fsync", "unlink"])
@@ -134,24 +118,45 @@ SweepState({str(tmp_path)!r}).seed(None)
     assert not list(tmp_path.iterdir())
 
 
-def test_trial_state_comes_back(storage: str) -> None:
-    states = SweepState(storage)
-    assert states.load_trial("t-0", seed=1, plan=PLAN) is None
-    states.save_trial("t-0", state_of(3), seed=1)
-    states.save_trial("t-0", state_of(4), seed=1)
-    found = states.load_trial("t-0", seed=1, plan=PLAN)
-    assert found is not None
-    assert found["progress"]["step"] == 4
-    assert torch.equal(found["model"]["w"], torch.arange(3.0))
-    states.drop_trial("t-0")
-    states.drop_trial("t-0")
-    assert states.load_trial("t-0", seed=1, plan=PLAN) is None
+# --- other files --------------------------------------------------------------------------------
 
 
-def test_state_of_another_seed_is_not_taken_up(storage: str) -> None:
+def test_a_damaged_search_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    states = SweepState(str(tmp_path))
+    states.save_search("k", [{"id": "a"}])
+    states.save_search("k", [{"id": "a"}, {"id": "b"}])
+    flip_byte(tmp_path / "search-k.json", 0.3)
+    assert states.load_search("k") == [{"id": "a"}]
+
+
+def test_all_that_is_unfinished_is_the_owners_only(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        states = SweepState(str(tmp_path / "sweep"))
+        states.seed(None)
+        for step in (3, 4):
+            states.save_trial("t-0", whole_state(PLAN, step), seed=1)
+    finally:
+        os.umask(before)
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "sweep").rglob("*.*")}
+    assert modes == {0o600}
+    for folder in ("sweep", "sweep/states"):
+        assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700
+
+
+def test_trial_state_comes_back_for_its_own_seed(storage: str) -> None:
     states = SweepState(storage)
-    states.save_trial("t-0", state_of(3), seed=1)
+    assert states.load_trial("t-0", seed=1, plan=PLAN) is None
+    for step in (3, 4):
+        states.save_trial("t-0", whole_state(PLAN, step), seed=1)
     assert states.load_trial("t-0", seed=2, plan=PLAN) is None
+    saved = states.load_trial("t-0", seed=1, plan=PLAN)
+    assert saved is not None
+    assert saved["progress"]["step"] == 4
+    assert torch.equal(saved["model"]["w"], torch.arange(3.0))
+    for _ in range(2):
+        states.drop_trial("t-0")
+    assert states.load_trial("t-0", seed=1, plan=PLAN) is None
 
 
 def test_relative_storage_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,31 +165,15 @@ def test_relative_storage_becomes_absolute(tmp_path: Path, monkeypatch: pytest.M
     assert resolve_storage("s3://bucket/x") == "s3://bucket/x"
 
 
-def test_a_store_that_a_node_does_not_see_is_refused(ray_session: None, tmp_path: Path) -> None:
-    import ray
-
-    with pytest.raises(UserError, match=r"is not the same folder on .*; use one that all machines"):
-        check_seen_everywhere(str(tmp_path), "marker", ray.nodes())
-    (tmp_path / "marker").touch()
-    check_seen_everywhere(str(tmp_path), "marker", ray.nodes())
+# --- identity and seeds -------------------------------------------------------------------------
 
 
-def test_a_node_that_has_left_since_need_not_see_the_store(
-    ray_session: None, tmp_path: Path
-) -> None:
-    check_seen_everywhere(str(tmp_path), "marker", [{"NodeID": "ab" * 28}])
-
-
-def make(**changes: Any) -> Trial:
-    plan = Plan(**{"method": "dpfp", "task": "sst2", **changes}).bind(
-        records=1000, representation="mean"
-    )
-    return Trial(plan, 0.5)
-
-
-def test_survives_json() -> None:
+def test_a_config_survives_json_and_holds_no_seed() -> None:
     trial = make(train_file="x.csv", task="custom", labels=("bad", "good"))
-    assert Trial.from_config(json.loads(json.dumps(trial.to_config()))) == trial
+    config = trial.to_config()
+    assert Trial.from_config(json.loads(json.dumps(config))) == trial
+    public = {"plan", "noise_multiplier", "seed_index", "group", "name", "entry"}
+    assert set(config) == public
 
 
 def test_id_follows_from_plan_repetition_and_group() -> None:
@@ -202,11 +191,6 @@ def test_seeds_differ_between_trials_and_sweeps() -> None:
     assert make().seed(1) == trial.seed(1)
 
 
-def test_config_holds_no_seed() -> None:
-    public = {"plan", "noise_multiplier", "seed_index", "group", "name", "entry"}
-    assert set(make().to_config()) == public
-
-
 def test_trials_on_one_release_share_a_seed_so_that_tuning_is_free() -> None:
     one, other = (make(mode="moments", ridge=ridge) for ridge in (0.5, 2.0))
     assert one.id != other.id
@@ -215,9 +199,14 @@ def test_trials_on_one_release_share_a_seed_so_that_tuning_is_free() -> None:
     assert Trial(one.plan, 0.5, seed_index=1).seed(1) != one.seed(1)
 
 
-def test_named_trials_make_releases_of_their_own() -> None:
-    trial = make(mode="moments")
-    assert Trial(trial.plan, 0.5, name="a").seed(1) != Trial(trial.plan, 0.5, name="b").seed(1)
+@pytest.mark.parametrize("mode", ["paper", "moments"])
+def test_named_trials_have_seeds_and_releases_of_their_own(mode: str) -> None:
+    one, other = (Trial(make(mode=mode).plan, 0.5, name=name) for name in ("a", "b"))
+    assert (one.id, other.id) == ("a", "b")
+    assert one.seed(1) != other.seed(1)
+
+
+# --- the last record ----------------------------------------------------------------------------
 
 
 def test_a_settled_trial_keeps_what_it_recorded_before(tmp_path: Path) -> None:
@@ -226,26 +215,42 @@ def test_a_settled_trial_keeps_what_it_recorded_before(tmp_path: Path) -> None:
     record["trial"]["status"] = "running"
     Store(tmp_path).put(record)
     settle(str(tmp_path), trial, "stopped", "why", {"pid": 7})
-    kept = Store(tmp_path).get(trial.id)
-    assert kept is not None
-    assert kept["trial"] == {**record["trial"], "pid": 7, "status": "stopped", "error": "why"}
-    assert kept["history"] == record["history"]
+    last = kept(tmp_path, trial.id)
+    assert last["trial"] == {**record["trial"], "pid": 7, "status": "stopped", "error": "why"}
+    assert last["history"] == record["history"]
 
 
 def test_a_record_that_is_settled_already_is_not_touched(tmp_path: Path) -> None:
     trial = make()
     Store(tmp_path).put(make_record(trial.id))
     assert settle(str(tmp_path), trial, "stopped", "why")["trial"]["status"] == "finished"
-    kept = Store(tmp_path).get(trial.id)
-    assert kept is not None
-    assert kept["trial"]["status"] == "finished"
+    assert kept(tmp_path, trial.id)["trial"]["status"] == "finished"
 
 
-def test_a_settled_trial_has_no_saved_state(tmp_path: Path) -> None:
+def test_a_trial_that_recorded_nothing_is_settled_with_its_plan_and_no_state(
+    tmp_path: Path,
+) -> None:
     trial, states = make(), SweepState(str(tmp_path))
     states.save_trial(trial.id, {"progress": {"step": 3}}, seed=1)
-    settle(str(tmp_path), trial, "failed", "why")
+    last = settle(str(tmp_path), trial, "failed", "why")
+    assert last == kept(tmp_path, trial.id)
+    assert last["plan"] == trial.plan.to_dict()
+    assert last["trial"]["status"] == "failed"
     assert states.load_trial(trial.id, 1, trial.plan) is None
+
+
+def test_what_was_at_work_when_a_sweep_ended_is_interrupted_and_goes_on_later(
+    tmp_path: Path,
+) -> None:
+    statuses = {"a": "running", "b": "finished", "c": "failed"}
+    for name, status in statuses.items():
+        record = make_record(name)
+        record["trial"]["status"] = status
+        Store(tmp_path).put(record)
+    mark_interrupted(str(tmp_path))
+    after = {r["trial"]["id"]: r["trial"]["status"] for r in Store(tmp_path).records()}
+    assert after == statuses | {"a": "interrupted"}
+    assert "interrupted" not in SETTLED
 
 
 @pytest.mark.parametrize(
@@ -260,48 +265,16 @@ def test_the_reason_is_one_line(error: Exception, reason: str) -> None:
     assert error_reason(error) == reason
 
 
-def test_what_was_at_work_when_a_sweep_ended_is_interrupted_and_goes_on_later(
-    tmp_path: Path,
-) -> None:
-    store = Store(tmp_path)
-    for name, status in (("a", "running"), ("b", "finished"), ("c", "failed")):
-        record = make_record(name)
-        record["trial"]["status"] = status
-        store.put(record)
-    mark_interrupted(str(tmp_path))
-    found = {record["trial"]["id"]: record["trial"]["status"] for record in store.records()}
-    assert found == {"a": "interrupted", "b": "finished", "c": "failed"}
-    assert "interrupted" not in SETTLED
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         (None, "its process died (killed, or out of memory)"),
-        ("ActorDiedError: The actor died\nSome common causes", "its process died (killed, or out"),
         (
-            "Traceback\n  here\nOSError: [Errno 28] No space left",
-            "OSError: [Errno 28] No space left",
+            "ActorDiedError: The actor died\nSome causes",
+            "its process died (killed, or out of memory)",
         ),
+        ("Traceback\n  here\nOSError: [Errno 28] No space", "OSError: [Errno 28] No space"),
     ],
 )
 def test_what_ended_a_process_is_one_line(text: str | None, reason: str) -> None:
-    said = last_error(SimpleNamespace(get_error=lambda: text))
-    assert said.startswith(reason)
-    assert "\n" not in said
-
-
-def test_a_name_takes_the_place_of_plan_and_repetition() -> None:
-    trial = make()
-    one, other = (Trial(trial.plan, 0.5, name=name) for name in ("a", "b"))
-    assert (one.id, other.id) == ("a", "b")
-    assert one.seed(1) != other.seed(1)
-
-
-def test_a_trial_that_recorded_nothing_is_settled_with_its_plan(tmp_path: Path) -> None:
-    trial = make()
-    assert settle(str(tmp_path), trial, "failed", "why") == Store(tmp_path).get(trial.id)
-    kept = Store(tmp_path).get(trial.id)
-    assert kept is not None
-    assert kept["plan"] == trial.plan.to_dict()
-    assert kept["trial"]["status"] == "failed"
+    assert last_error(SimpleNamespace(get_error=lambda: text)) == reason

@@ -44,7 +44,7 @@ def together(
 
     thread = threading.Thread(target=disturb, daemon=True)
     thread.start()
-    found = run_here([chosen, broken], storage, workers=2, save_every_seconds=0.2)
+    found = run_here([chosen, broken], storage, workers=2, save_every=0.2)
     thread.join(timeout=PATIENCE)
     return {"good": found[chosen.id], "broken": found[broken.id], "storage": storage}
 

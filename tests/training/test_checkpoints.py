@@ -150,9 +150,9 @@ def test_slow_storage_is_written_to_less_often(clock: Clock) -> None:
 
 def test_one_setting_says_how_often_all_verbs_save(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DPFP_SAVE_SECONDS", raising=False)
-    assert save_seconds() == Saver(print).every_seconds == RayOptions().save_every_seconds == 30.0
+    assert save_seconds() == Saver(print).every_seconds == RayOptions().save_every == 30.0
     monkeypatch.setenv("DPFP_SAVE_SECONDS", "7")
-    assert save_seconds() == Saver(print).every_seconds == RayOptions().save_every_seconds == 7.0
+    assert save_seconds() == Saver(print).every_seconds == RayOptions().save_every == 7.0
     assert save_seconds(0.5) == 0.5
 
 
