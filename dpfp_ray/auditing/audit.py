@@ -40,12 +40,12 @@ from dpfp_ray.system.signals import Interrupted
 from dpfp_ray.system.terminal import waiting
 from dpfp_ray.training import run_folder
 from dpfp_ray.training.charged import charged, enter_past, register
-from dpfp_ray.training.checkpoints import ask_for_room, load_state, save_seconds
 from dpfp_ray.training.console import Keeper, choose_display
 from dpfp_ray.training.loop import Event, Finished, Released
 from dpfp_ray.training.machine import use_threads
 from dpfp_ray.training.prepare import Data, Prepared, Run, build_model, load_inputs, prepare
 from dpfp_ray.training.record import Record
+from dpfp_ray.training.run_folder import ask_for_room, load_state, save_seconds
 from dpfp_ray.training.train import TrainedRun, refuse_other_data, run_events
 
 UNFINISHED = "unfinished"

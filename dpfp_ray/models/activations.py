@@ -33,7 +33,7 @@ from dpfp_ray.data import Table
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.models.classifier import Classifier
-from dpfp_ray.models.own_encoder import CUSTOM
+from dpfp_ray.models.representations import CUSTOM
 from dpfp_ray.models.row_store import INFERENCE_ROWS
 from dpfp_ray.models.scopes import first_trained_layer
 from dpfp_ray.plan.plan import Plan

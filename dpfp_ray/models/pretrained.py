@@ -15,8 +15,7 @@ from transformers.models.auto import modeling_auto as auto
 from transformers.utils import logging as log
 
 from dpfp_ray.models import download
-from dpfp_ray.models.classifier import Classifier
-from dpfp_ray.models.row_independence import set_dropout
+from dpfp_ray.models.classifier import Classifier, set_dropout
 from dpfp_ray.models.scopes import Lora, restrict
 from dpfp_ray.plan.checks import check_representation, is_joined, layer_numbers
 from dpfp_ray.plan.method_spec import SCOPES, scope_kind

@@ -20,11 +20,10 @@ from dpfp_ray.sweeps.cluster import connected, settings
 from dpfp_ray.sweeps.driver import Runner
 from dpfp_ray.sweeps.trial import Trial
 from dpfp_ray.system.terminal import stderr
-from dpfp_ray.training.checkpoints import Saver, save_state
 from dpfp_ray.training.loop import Step
 from dpfp_ray.training.machine import use_threads
 from dpfp_ray.training.record import Record
-from dpfp_ray.training.run_folder import make_folder
+from dpfp_ray.training.run_folder import Saver, make_folder, save_state
 
 
 def audits_of(trials: Iterable[Trial]) -> dict[str, Trial]:

@@ -11,8 +11,7 @@ from dataclasses import replace
 from dpfp_ray.data import AllTexts
 from dpfp_ray.methods.parts.one_release import release_id
 from dpfp_ray.models.download import encoder_identity
-from dpfp_ray.models.own_encoder import CUSTOM
-from dpfp_ray.models.representations import RepresentationTable
+from dpfp_ray.models.representations import CUSTOM, RepresentationTable
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_cost import part_from_json

@@ -21,9 +21,9 @@ from dpfp_ray.privacy.statement import guarantee
 from dpfp_ray.system.errors import UserError, unknown
 from dpfp_ray.system.signals import Interrupted, handling
 from dpfp_ray.system.terminal import LINE_EVERY_SECONDS, stderr
-from dpfp_ray.training.checkpoints import Saver, save_state
 from dpfp_ray.training.loop import Epoch, Event, Step
 from dpfp_ray.training.prepare import Run
+from dpfp_ray.training.run_folder import Saver, save_state
 
 REFRESH_SECONDS = 0.5
 

@@ -10,15 +10,13 @@ from torch import Tensor
 
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.export import Predictor
-from dpfp_ray.models.own_encoder import CUSTOM, OwnEncoder
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
-from dpfp_ray.models.representations import HeadClassifier
+from dpfp_ray.models.representations import CUSTOM, HeadClassifier, OwnEncoder
 from dpfp_ray.models.scopes import Lora, merge_lora, weights_to_keep
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.training.checkpoints import RESUME
 from dpfp_ray.training.record import Record, plan_of
-from dpfp_ray.training.run_folder import RESULT, WEIGHTS, read_result, read_weights
+from dpfp_ray.training.run_folder import RESULT, RESUME, WEIGHTS, read_result, read_weights
 
 
 def load_model(run: Any, *, encoder: Any = None, tokenizer: Any = None) -> Predictor:

@@ -27,10 +27,11 @@ from dpfp_ray.data.tokens import (
 )
 from dpfp_ray.models import pretrained
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
-from dpfp_ray.models.own_encoder import CUSTOM, OwnEncoder
 from dpfp_ray.models.representations import (
+    CUSTOM,
     Floats,
     HeadClassifier,
+    OwnEncoder,
     RepresentationTable,
     public_centre,
     represent,

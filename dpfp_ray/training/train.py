@@ -18,8 +18,7 @@ from dpfp_ray.methods.parts.one_release import release_id
 from dpfp_ray.models.activations import with_activations
 from dpfp_ray.models.classifier import Classifier, count_parameters
 from dpfp_ray.models.export import Predictor
-from dpfp_ray.models.own_encoder import OwnEncoder
-from dpfp_ray.models.representations import RepresentationTable
+from dpfp_ray.models.representations import OwnEncoder, RepresentationTable
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import from_data
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
@@ -27,7 +26,7 @@ from dpfp_ray.privacy.sampling import fresh_seed
 from dpfp_ray.privacy.statement import brief, guarantee, statement
 from dpfp_ray.system.cache import version
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.training import LEAST_SECONDS, checkpoints, machine, run_folder
+from dpfp_ray.training import LEAST_SECONDS, machine, run_folder
 from dpfp_ray.training.charged import charged, enter_past, register
 from dpfp_ray.training.console import Keeper, choose_display
 from dpfp_ray.training.dev_scores import kept_predictions, quote, without_answers
@@ -46,7 +45,7 @@ def run_events(run: Run, model: Classifier, comm: Comm | None = None) -> Iterato
     """
     prepared, plan = run.prepared, run.plan
     if run.state is not None:
-        checkpoints.refuse_earlier_version(run.state, plan)
+        run_folder.refuse_earlier_version(run.state, plan)
     machine.reset_peak_memory(next(model.parameters()).device)
     started = time.perf_counter()
     data = replace(prepared.data, train=with_activations(prepared.data.train, model, plan))
@@ -219,7 +218,7 @@ def train(
                would pass the total is refused
     """
     display = choose_display(reporter)
-    save_every = checkpoints.save_seconds(save_every)
+    save_every = run_folder.save_seconds(save_every)
     machine.use_threads(threads)
     book = open_ledger(ledger, total_epsilon, total_delta)
     folder = None if output is None else run_folder.make_folder(output)
@@ -249,8 +248,8 @@ def train(
                 )
                 enter_past(book, saved_record, register(book, prepared.inputs))
                 return TrainedRun(saved_record, folder)
-            state = checkpoints.load_state(folder, plan)
-            begun = state or checkpoints.load_seed(folder, plan)
+            state = run_folder.load_state(folder, plan)
+            begun = state or run_folder.load_seed(folder, plan)
         seed, seed_known = settle_seed(seed, begun, folder)
         run = Run(prepared, seed, state, seed_known, show_training_loss, select)
         in_files = task is None and own is None
@@ -265,8 +264,8 @@ def train(
             )
         model = build_model(run.prepared, seed)
         if folder is not None:
-            checkpoints.ask_for_room(folder, model, plan, weights)
-            checkpoints.keep_seed(folder, plan, seed, seed_known)
+            run_folder.ask_for_room(folder, model, plan, weights)
+            run_folder.keep_seed(folder, plan, seed, seed_known)
         where = "" if folder is None else str(folder.resolve())
         keeper = Keeper(run, display, folder, save_every, mark)
         with (

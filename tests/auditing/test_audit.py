@@ -39,8 +39,8 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training import run_folder
-from dpfp_ray.training.checkpoints import RESUME, save_state
 from dpfp_ray.training.prepare import Data, Inputs, Prepared, load_inputs, prepare
+from dpfp_ray.training.run_folder import RESUME, save_state
 from tests.support.tiny_runs import Killed, Listener, audit_with, run_with, steady_world, tiny_split
 
 pytestmark = pytest.mark.slow

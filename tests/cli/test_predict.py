@@ -12,8 +12,7 @@ from dpfp_ray.cli.main import main
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.training.checkpoints import RESUME
-from dpfp_ray.training.run_folder import RESULT
+from dpfp_ray.training.run_folder import RESULT, RESUME
 from tests.cli.test_main import fails
 from tests.support.finished_runs import finished
 

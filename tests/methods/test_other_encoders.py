@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModel
 from dpfp_ray.methods.dpsgd import DpSgd
 from dpfp_ray.methods.parts.base import make_method
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
-from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
+from dpfp_ray.models.representations import OwnEncoder
 from dpfp_ray.models.scopes import Lora
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.system.errors import UserError

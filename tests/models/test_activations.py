@@ -17,8 +17,8 @@ from dpfp_ray.methods.dpsgd import DpSgd
 from dpfp_ray.models import activations
 from dpfp_ray.models.activations import ActivationTable, with_activations
 from dpfp_ray.models.classifier import Classifier
-from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.models.pretrained import load_tokenizer
+from dpfp_ray.models.representations import OwnEncoder
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.training.machine import Comm
 from dpfp_ray.training.prepare import Data

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModel
 
-from dpfp_ray.models.own_encoder import OwnEncoder
+from dpfp_ray.models.classifier import set_dropout
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
-from dpfp_ray.models.row_independence import set_dropout
+from dpfp_ray.models.representations import OwnEncoder
 from dpfp_ray.system.errors import UserError
 from tests.support.tiny_models import ENCODERS, TEXTS, encode
 

@@ -21,10 +21,10 @@ from dpfp_ray.system.signals import Interrupted
 from dpfp_ray.system.whole_files import without_checksum
 from dpfp_ray.training import train as train_module
 from dpfp_ray.training.charged import use_for
-from dpfp_ray.training.checkpoints import SEED
 from dpfp_ray.training.console import Silent
 from dpfp_ray.training.loop import Step
 from dpfp_ray.training.prepare import prepare
+from dpfp_ray.training.run_folder import SEED
 from dpfp_ray.training.train import train
 from tests.support.tiny_runs import write_csv
 

@@ -25,10 +25,10 @@ from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.lease import PREFIX, Claim
 from dpfp_ray.system.whole_files import without_checksum
 from dpfp_ray.training import run_folder
-from dpfp_ray.training.checkpoints import RESUME, load_state, save_state
-from dpfp_ray.training.checkpoints import SEED as SEED_FILE
 from dpfp_ray.training.dev_scores import DevPredictions
 from dpfp_ray.training.prepare import Prepared, prepare
+from dpfp_ray.training.run_folder import RESUME, load_state, save_state
+from dpfp_ray.training.run_folder import SEED as SEED_FILE
 from tests.support.tiny_runs import Killed, Listener, run_with, tiny_world, write_csv
 
 SEED = 311_700_000_000_000_000_000_000_000_000_000_000_113  # 128 bits
