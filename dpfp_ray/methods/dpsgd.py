@@ -28,7 +28,7 @@ HOOKS_BYTES = 2 * 2**30  # per-example gradients in memory at once
 class DpSgd(Method):
     def __init__(self, plan: Plan, model: Classifier, sigma: float, seed: int) -> None:
         from dpfp_ray.data.batches import LONGEST
-        from dpfp_ray.methods.parts.unsplittable import freeze_unsplittable, splits_packed
+        from dpfp_ray.methods.parts.ghost import freeze_unsplittable, splits_packed
         from dpfp_ray.models.representations import HeadClassifier
 
         if not isinstance(model, HeadClassifier):  # one linear layer on given rows always splits

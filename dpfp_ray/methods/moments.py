@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 
 from dpfp_ray.data.split import by_size
 from dpfp_ray.methods.parts.base import noise_of_second_moment
-from dpfp_ray.methods.parts.discriminant import ClassStatistics
 from dpfp_ray.methods.parts.one_release import (
     CHUNK,
+    ClassStatistics,
     Recent,
     Seen,
     add_up,

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfp_ray.methods.parts.base import noise_of_minimum
-from dpfp_ray.methods.parts.discriminant import LinearHead
 from dpfp_ray.methods.parts.one_release import (
+    LinearHead,
     Recent,
     Seen,
     bounded,

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfp_ray.methods.parts.discriminant import ClassStatistics
 from dpfp_ray.methods.parts.one_release import (
+    ClassStatistics,
     Recent,
     Rows,
     Seen,

@@ -127,6 +127,13 @@ class Classifier(Module):
             h = self._packed_vector(batch) if ROW in batch else self._vector(batch)
             return h if self.centre is None else h - self.centre
 
+    def represent_rows(self, table: Any, rows: Any, precision: str) -> Tensor:
+        """h of these rows of `table` in fp32, from an encoder that may itself run in bf16."""
+        device = next(self.parameters()).device
+        batch = {name: tensor.to(device) for name, tensor in table.collate(rows).items()}
+        with torch.autocast(device.type, torch.bfloat16, precision == "bf16"):
+            return self.represent(batch).float()
+
     def layer_means(self, batch: Mapping[str, Tensor]) -> Tensor:
         """(rows, layers + 1, width of one layer)."""
         output = self._encode(batch, output_hidden_states=True)

@@ -113,10 +113,8 @@ class Predictor:
         device = next(model.parameters()).device
         found = np.empty((len(table), len(self.labels)))
         for part in split_rows(table.lengths, ROWS, PART_COST[device.type]):
-            batch = {name: tensor.to(device) for name, tensor in table.collate(part).items()}
-            with torch.autocast(device.type, torch.bfloat16, self.precision == "bf16"):
-                h = model.represent(batch)
-            found[part] = model.classify(h.float()).double().softmax(1).cpu().numpy()
+            h = model.represent_rows(table, part, self.precision)
+            found[part] = model.classify(h).double().softmax(1).cpu().numpy()
         return found
 
 

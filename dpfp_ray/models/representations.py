@@ -383,8 +383,6 @@ class OwnEncoder:
         model.to(device).eval()
         h = np.empty((len(table), model.width), np.float32)
         for part in split_rows(table.lengths, INFERENCE_ROWS, PART_COST[device.type]):
-            batch = {key: tensor.to(device) for key, tensor in table.collate(part).items()}
-            with torch.autocast(device.type, torch.bfloat16, precision == "bf16"):
-                h[part] = model.represent(batch).float().cpu().numpy()
+            h[part] = model.represent_rows(table, part, precision).cpu().numpy()
         key = hashlib.blake2b(h.data, digest_size=16).hexdigest()
         return RepresentationTable(h, np.asarray(table.labels), key, centre)

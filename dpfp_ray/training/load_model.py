@@ -34,7 +34,6 @@ def load_model(run: Any, *, encoder: Any = None, tokenizer: Any = None) -> Predi
 
 
 def folder_of(run: Any) -> Path:
-    """Of what `train` gave, or of the name of the folder that it wrote."""
     folder = getattr(run, "folder", run)
     if folder is None:
         raise UserError("this run was not written anywhere; give output= to train()")
@@ -44,7 +43,6 @@ def folder_of(run: Any) -> Path:
 
 
 def record_of(run: Any) -> Record:
-    """Of what `train` gave, or of the folder that it wrote."""
     record: Record | None = getattr(run, "record", None)
     return record or read_run(run)
 
@@ -52,9 +50,10 @@ def record_of(run: Any) -> Record:
 def read_run(folder: str | Path) -> Record:
     """The record of the finished run in `folder`; anything else is refused in a line."""
     path = folder_of(folder)
+    unfinished = f"{path} holds an unfinished run; the same dpfp train command ends it"
     if not (path / RESULT).is_file():
         if (path / RESUME).exists():
-            raise UserError(f"{path} holds an unfinished run; the same dpfp train command ends it")
+            raise UserError(unfinished)
         if (path / "records").is_dir():
             raise UserError(
                 f"{path} holds a sweep or a comparison, which keeps no weights; run the trial that "
@@ -69,7 +68,7 @@ def read_run(folder: str | Path) -> Record:
             f"of a run"
         )
     if not record["finished"]:
-        raise UserError(f"{path} holds an unfinished run; the same dpfp train command ends it")
+        raise UserError(unfinished)
     return record
 
 
@@ -93,7 +92,17 @@ def predictor(
         )
 
     def build() -> Classifier:
-        model = _untrained(plan, len(labels), own)
+        # Seed 0 is the one that frozen encoders were run with (`representations.represent`): what a
+        # checkpoint lacks is the same here. Whatever else is random here, training has saved.
+        parts: dict[str, Any] = {"scope": plan.scope, "lora": Lora.of(plan)}
+        if own is not None:
+            model = own.classifier(
+                plan.representation, len(labels), dropout=0.0, head_seed=0, **parts
+            )
+        else:
+            with warnings.catch_warnings():  # training has said what the checkpoint lacks
+                warnings.simplefilter("ignore")
+                model = build_classifier(plan.model, plan.representation, len(labels), **parts)
         model.bounded = (plan.scaling, plan.C) if plan.one_release else None
         centre = weights.get("centre")
         model.centre = None if centre is None else centre.detach().clone()
@@ -119,17 +128,6 @@ def _answering(
 ) -> Predictor:
     tokenizer, length = own.tokenizer if own else load_tokenizer(plan.model), plan.max_length
     return Predictor(build, tokenizer, labels, max_length=length, precision=plan.precision)
-
-
-def _untrained(plan: Plan, classes: int, own: OwnEncoder | None) -> Classifier:
-    """Seed 0 is the one that frozen encoders were run with (`representations.represent`): what a
-    checkpoint lacks is the same here. Whatever else is random here, training has saved."""
-    parts: dict[str, Any] = {"scope": plan.scope, "lora": Lora.of(plan)}
-    if own is not None:
-        return own.classifier(plan.representation, classes, dropout=0.0, head_seed=0, **parts)
-    with warnings.catch_warnings():  # training has said what the checkpoint lacks
-        warnings.simplefilter("ignore")
-        return build_classifier(plan.model, plan.representation, classes, **parts)
 
 
 @torch.no_grad()

@@ -18,13 +18,14 @@ from torch.nn import functional
 from dpfp_ray.data import Table, content_hash
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.methods.parts.base import make_method
-from dpfp_ray.methods.parts.discriminant import (
+from dpfp_ray.methods.parts.one_release import (
     ClassStatistics,
     LinearHead,
+    bounded_rows,
     choose_ridge,
     discriminant,
+    release_id,
 )
-from dpfp_ray.methods.parts.one_release import bounded_rows, release_id
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.plan import Plan
@@ -207,7 +208,7 @@ def score_dev(model: Classifier, data: Data, comm: Comm, plan: Plan, progress: P
 def evaluate(
     model: Classifier, table: Table, comm: Comm, precision: str = "fp32"
 ) -> dict[str, Any]:
-    """`accuracy`, mean `loss`, the scores of `dev_scores.Metrics` and every row's answer, packed.
+    """`record.Scores` and every row's answer, packed.
 
     Without noise and, as the paper evaluates, without clipping; heads that were solved for bounded
     rows (`release_once`, `moments`) get bounded rows here too. Each worker takes its share of the
@@ -222,11 +223,9 @@ def evaluate(
     was_training = model.training
     model.eval()
     for part in split_rows(table.lengths[rows], EVAL_ROWS, PART_COST[device.type]):
-        batch = {name: tensor.to(device) for name, tensor in table.collate(rows[part]).items()}
         labels = torch.from_numpy(np.asarray(table.labels[rows[part]])).to(device)
-        with torch.autocast(device.type, torch.bfloat16, precision == "bf16"):
-            h = model.represent(batch)
-        logits = model.classify(h.float())  # in fp32: bf16's 8 bits would make ties of close scores
+        # In fp32: bf16's 8 bits would make ties of close scores.
+        logits = model.classify(model.represent_rows(table, rows[part], precision))
         where = torch.from_numpy(rows[part]).to(device)
         answers[where] = logits.argmax(1).double()
         probabilities[where] = logits.double().softmax(1)
@@ -236,10 +235,9 @@ def evaluate(
     answered, shares = answers.cpu().numpy().astype(np.int64), probabilities.cpu().numpy()
     # A model that has diverged still has answers, but no probabilities.
     sound = shares if np.isfinite(shares).all() else None
-    metrics = measure(answered, table.labels, classes=model.classes, probabilities=sound).as_json()
+    metrics = measure(answered, table.labels, classes=model.classes, probabilities=sound)
     return {
         **metrics,
-        "recall": list(metrics["recall"]),
         ANSWERS: pack(answered, model.classes),
         "loss": loss.item() / len(table),
     }
@@ -264,10 +262,10 @@ def weights_hash(model: Classifier) -> str:
 
 def refuse_other_weights(state: State, model: Classifier) -> None:
     """A state that leaves some weights as they were would train another model without a word."""
-    saved = {name: tensor.shape for name, tensor in state["model"].items()}
-    wanted = {name: p.shape for name, p in trainable_parameters(model)}
+    saved = {(name, tensor.shape) for name, tensor in state["model"].items()}
+    wanted = {(name, p.shape) for name, p in trainable_parameters(model)}
     if saved != wanted:
-        wrong = sorted(set(saved.items()) ^ set(wanted.items()))[0][0]
+        wrong = min(saved ^ wanted)[0]
         raise UserError(
             f"the saved state does not fit the model at {wrong!r}; is the encoder still the one "
             f"that the run began with? --overwrite starts again"

@@ -24,7 +24,8 @@ _OPEN = ConfigDict(extra="allow")  # keys that a later version adds are kept
 
 
 class Scores(TypedDict, total=False):
-    """One model on one dev set, see `dev_scores.Metrics`."""
+    """One model on one dev set. `f1` is of class 1 with two classes (as GLUE scores QQP), else the
+    mean over classes; `recall` has None for a class without dev rows."""
 
     accuracy: float
     loss: float | None

@@ -72,7 +72,10 @@ class Steps:
         drawn = self.sampler.draw(step)
         records, owners = self.units.expand(drawn)
         method.begin(step, len(records))
-        mine = np.arange(len(records))[whole_units(share(len(drawn), comm), owners)]
+        own = share(len(drawn), comm)  # of the units, whose rows lie side by side
+        if owners is not None:
+            own = slice(*np.searchsorted(owners, [own.start, own.stop]))
+        mine = np.arange(len(records))[own]
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), dtype=torch.float64, device=device)
         # A record that an audit left out has no token to pack; its step is padded.
@@ -128,13 +131,6 @@ def take(
         move(torch.from_numpy(np.asarray(table.labels[chosen])), device),
         example,
     )
-
-
-def whole_units(part: slice, owners: Indices | None) -> slice:
-    """The rows of the units in `part`: those of a unit lie side by side."""
-    if owners is None:
-        return part
-    return slice(*np.searchsorted(owners, [part.start, part.stop]))
 
 
 def move(tensor: Tensor, device: torch.device) -> Tensor:

@@ -35,6 +35,7 @@ from dpfp_ray.training.loop import Event, Finished, Progress, State, make_releas
 from dpfp_ray.training.machine import Comm, SoloComm
 from dpfp_ray.training.prepare import Run, build_model, load_inputs, prepare
 from dpfp_ray.training.record import Record, Select, make_record
+from dpfp_ray.training.run_folder import EXIT
 
 
 def run_events(run: Run, model: Classifier, comm: Comm | None = None) -> Iterator[Event]:
@@ -63,26 +64,27 @@ def run_events(run: Run, model: Classifier, comm: Comm | None = None) -> Iterato
 def result_record(run: Run, progress: Progress, model: Classifier) -> Record:
     """Everything a reader of the result may know, finished or so far; the seed is not among it."""
     prepared, plan, select = run.prepared, run.plan, run.select
+    inputs, history = prepared.inputs, progress.history
     device = next(model.parameters()).device
     return make_record(
         plan=plan.to_dict(),
         plan_hash=plan.hash,
         finished=progress.step == plan.steps,
-        labels=list(prepared.inputs.label_names),
-        columns=dict(prepared.inputs.columns),
+        labels=list(inputs.label_names),
+        columns=dict(inputs.columns),
         dev_records={name: len(table) for name, table in prepared.data.dev.items()},
         select=select,
-        metrics=quote(progress.history, select),
-        history=without_answers(progress.history),
+        metrics=quote(history, select),
+        history=without_answers(history),
         predictions=kept_predictions(
-            progress.history,
+            history,
             {name: table.labels for name, table in prepared.data.dev.items()},
-            prepared.inputs.fingerprints,
-            len(prepared.inputs.label_names),
+            inputs.fingerprints,
+            len(inputs.label_names),
         ),
         privacy={
             "guarantee": guarantee(plan),
-            "epsilon": progress.history[-1]["epsilon"] if progress.history else {},
+            "epsilon": history[-1]["epsilon"] if history else {},
             "delta": plan.delta,
             "noise_multiplier": prepared.noise_multiplier,
             "sigma": prepared.noise_multiplier * plan.C,
@@ -96,10 +98,10 @@ def result_record(run: Run, progress: Progress, model: Classifier) -> Record:
             prepared.noise_multiplier,
             steps=progress.step,
             seed_known=run.seed_known,
-            loss_shown=any(entry["train_loss"] is not None for entry in progress.history),
+            loss_shown=any(entry["train_loss"] is not None for entry in history),
         ),
         cost={
-            "prepare_seconds": prepared.inputs.seconds + prepared.build_seconds,
+            "prepare_seconds": inputs.seconds + prepared.build_seconds,
             "train_seconds": progress.train_seconds,
             "eval_seconds": progress.eval_seconds,
             "examples_per_second": progress.rows / max(progress.train_seconds, 1e-9),
@@ -111,8 +113,7 @@ def result_record(run: Run, progress: Progress, model: Classifier) -> Record:
             "device": str(device),
             "threads": torch.get_num_threads(),
             "python": platform.python_version(),
-            "torch": version("torch"),
-            "transformers": version("transformers"),
+            **{name: version(name) for name in ("torch", "transformers")},
             "dpfp_ray": version("dpfp-ray"),
         },
     )
@@ -309,16 +310,11 @@ def refuse_other_epoch(saved: Mapping[str, Any], select: Select, folder: Path | 
     """Weights of another epoch than the one asked for are another result."""
     there = saved.get("select", "last")  # a state of one release has none
     if there != select:
-        raise UserError(
-            f"{folder} holds a run with --select {there}, this is {select}; use another --output, "
-            f"or --overwrite"
-        )
+        raise UserError(f"{folder} holds a run with --select {there}, this is {select}; {EXIT}")
 
 
 def refuse_other_data(state: State, mark: str | None, folder: Path | None) -> None:
     """Files tell by their times (`refuse_changed_files`), what is in memory by its mark."""
     if mark is not None and state.get("data_mark") != mark:
-        raise UserError(
-            f"{folder} holds an unfinished run on other data, or from another encoder; use another "
-            f"--output, or --overwrite"
-        )
+        other = "on other data, or from another encoder"
+        raise UserError(f"{folder} holds an unfinished run {other}; {EXIT}")

@@ -21,7 +21,6 @@ from dpfp_ray.auditing.audit import (
     open_audit,
     set_up,
 )
-from dpfp_ray.auditing.bounds import one_run_epsilon
 from dpfp_ray.auditing.canaries import Canaries, flip_coins, insert
 from dpfp_ray.auditing.outcome import (
     Gaussian,
@@ -29,6 +28,7 @@ from dpfp_ray.auditing.outcome import (
     claim_of,
     count_correct,
     least_probability,
+    one_run_epsilon,
 )
 from dpfp_ray.auditing.scores import centred, score_name, strongest_family
 from dpfp_ray.data import Task

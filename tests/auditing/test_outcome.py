@@ -9,7 +9,6 @@ import pytest
 from scipy import stats
 
 from dpfp_ray.auditing.audit import Settings, power_warning
-from dpfp_ray.auditing.bounds import guess_grid, one_run_epsilon, one_run_gdp
 from dpfp_ray.auditing.canaries import flip_coins
 from dpfp_ray.auditing.outcome import (
     AUDIT,
@@ -17,7 +16,10 @@ from dpfp_ray.auditing.outcome import (
     claim_of,
     could_refute,
     count_correct,
+    guess_grid,
     keep,
+    one_run_epsilon,
+    one_run_gdp,
     read_begun,
     warning_of,
 )

@@ -21,7 +21,7 @@ from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.methods import dpsgd
 from dpfp_ray.methods.dpsgd import DpSgd
 from dpfp_ray.methods.parts.base import Rows
-from dpfp_ray.methods.parts.unsplittable import unsplittable
+from dpfp_ray.methods.parts.ghost import unsplittable
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.models.scopes import Lora

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from dpfp_ray.methods import moments
-from dpfp_ray.methods.parts.discriminant import ClassStatistics, discriminant
-from dpfp_ray.methods.parts.one_release import add_up, bounded_rows
+from dpfp_ray.methods.parts.one_release import ClassStatistics, add_up, bounded_rows, discriminant
 from dpfp_ray.models import representations
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.privacy.calibration import noise_multiplier

@@ -11,8 +11,8 @@ import torch
 
 from dpfp_ray.methods.dpsgd import DpSgd
 from dpfp_ray.methods.parts.base import make_method
+from dpfp_ray.methods.parts.ghost import unsplittable
 from dpfp_ray.methods.parts.per_example import clip_factors
-from dpfp_ray.methods.parts.unsplittable import unsplittable
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.pretrained import build_classifier
 from dpfp_ray.models.scopes import Lora, _lora_pairs

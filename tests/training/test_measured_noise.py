@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dpfp_ray.data import Task
 from dpfp_ray.methods import objpert
-from dpfp_ray.methods.parts.discriminant import discriminant
+from dpfp_ray.methods.parts.one_release import discriminant
 from dpfp_ray.methods.rgp import HEAD_SHARE
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.representations import RepresentationTable

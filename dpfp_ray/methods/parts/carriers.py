@@ -169,13 +169,13 @@ def input_shapes(
         return lambda _, inputs, __: shapes[name].append(tuple(inputs[0].shape))
 
     handles = [module.register_forward_hook(note(name)) for name, module in modules.items()]
-    training = model.training
+    was_training = model.training
     ids = torch.arange(3, 3 + length, device=next(model.parameters()).device).repeat(rows, 1)
     try:
         model.train(not model.dropout)  # dropout would use up the global random state
         model.represent({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     finally:
-        model.train(training)
+        model.train(was_training)
         for handle in handles:
             handle.remove()
     return shapes
