@@ -164,18 +164,12 @@ def entry_from_json(opening: Mapping[str, Any], ends: Iterable[Mapping[str, Any]
     facts = dict(opening["use"])
     parts = tuple(part_from_json(part) for part in facts.pop("parts"))
     use = Use(**facts, parts=parts, run="")
-    entry = Entry(
-        opening["id"],
-        opening["opened_at"],
-        opening["who"],
-        use,
-        tuple(opening["resumes"]),
-        opening["before"],
-    )
-    known = sorted(ends, key=lambda end: (int(end["done"]), str(end["ended_at"])))
-    if not known:
+    head = (opening[name] for name in ("id", "opened_at", "who"))
+    entry = Entry(*head, use, tuple(opening["resumes"]), opening["before"])
+    order = [(int(end["done"]), str(end["ended_at"]), end) for end in ends]
+    if not order:
         return entry
-    last = known[-1]
+    last = max(order, key=lambda item: item[:2])[2]
     if last["status"] not in ENDS:
         raise ValueError(f"unknown status {last['status']!r}")
     return dataclasses.replace(
@@ -406,16 +400,16 @@ def sum_up(
     epsilon, how = _sum(private, at, total, records_per_person)
     worst = max((GUARANTEES.index(entry.use.guarantee) for entry in used), default=0)
     return Spent(
-        people=people,
-        data_sets=tuple(data_sets),
-        epsilon=math.inf if GUARANTEES[worst] == "none" else epsilon,
-        private_epsilon=epsilon,
-        delta=at,
-        guarantee=GUARANTEES[worst],
-        how=how,
-        total=total.epsilon if total else None,
-        labels_protected=all(entry.use.labels_protected for entry in used),
-        entries=tuple(entries),
+        people,
+        tuple(data_sets),
+        math.inf if GUARANTEES[worst] == "none" else epsilon,
+        epsilon,
+        at,
+        GUARANTEES[worst],
+        how,
+        total.epsilon if total else None,
+        all(entry.use.labels_protected for entry in used),
+        tuple(entries),
         records_per_person=records_per_person,
     )
 

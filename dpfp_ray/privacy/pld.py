@@ -199,10 +199,10 @@ def epsilon_at(
     adjacency: str = "add_remove",
 ) -> float:
     """ε at `delta` with privacy losses kept as multiples of `interval`."""
-    release = Release(p, noise_multiplier, adjacency)
-    forward, backward = connect_dots(release, TAIL_SHARE * delta / n, interval)
-    found = composed_epsilon([(forward, n)], delta)
-    return found if release.symmetric else composed_epsilon([(backward, n)], delta, found)
+    one = Release(p, noise_multiplier, adjacency)
+    forward, backward = connect_dots(one, TAIL_SHARE * delta / n, interval)
+    at_least = composed_epsilon([(forward, n)], delta)
+    return at_least if one.symmetric else composed_epsilon([(backward, n)], delta, at_least)
 
 
 @dataclass(frozen=True)
@@ -228,9 +228,10 @@ class Release:
         curve = replace_curve if self.symmetric else add_curve
         return curve(eps, self.p, self.noise_multiplier)
 
+    @functools.lru_cache(maxsize=64)  # noqa: B019 - every grid of a search asks for the same
     def top(self, mass: float) -> float:
         """The loss beyond which a divergence of `mass` is left."""
-        return _top(self, mass)
+        return _root_of_decreasing(self.forward, mass)
 
     def bottom(self, mass: float) -> float:
         """The same in the other direction; no outcome is less likely by more than 1 − p."""
@@ -323,11 +324,6 @@ def gaussian_curve(eps: Floats, noise_multiplier: float) -> Floats:
     return -np.exp(above) * np.expm1(np.minimum(0.0, below - above))
 
 
-@functools.lru_cache(maxsize=64)  # every grid of a search for an interval asks for the same
-def _top(release: Release, mass: float) -> float:
-    return _root_of_decreasing(release.forward, mass)
-
-
 def _root_of_decreasing(curve: Callable[[Floats], Floats], mass: float) -> float:
     """Where `curve` has fallen to `mass`; 0 if it never was above."""
 
@@ -355,8 +351,7 @@ class PlainGaussian(Release):
     def forward(self, eps: Floats) -> Floats:
         return gaussian_curve(eps, self.noise_multiplier)
 
-    def backward(self, eps: Floats) -> Floats:
-        return self.forward(eps)
+    backward = forward
 
 
 def release(one: Release) -> OnGrid:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfp_ray.privacy.ledger_files import default_place
+from dpfp_ray.privacy.people import default_place
 from dpfp_ray.results.store import Store
 from dpfp_ray.service import SERVICE
 from dpfp_ray.sweeps import access_tokens

@@ -24,7 +24,7 @@ from dpfp_ray.privacy.accounting import (
     joint_mu,
     mechanism,
 )
-from dpfp_ray.privacy.calibration import Spending, noise_multiplier
+from dpfp_ray.privacy.calibration import noise_multiplier
 
 # DESIGN.md section 7: D, B, M, σ/C, ε by gdp, rdp and pld; E = 3, δ = 1/(2D).
 GOLDEN = [
@@ -377,23 +377,3 @@ def test_calibration_spends_the_whole_budget_and_no_more() -> None:
         assert sigma == pytest.approx(1 / joint_mu(3.0, share, plan.delta), rel=1e-6)
     with pytest.raises(ValueError, match="leaves nothing"):
         joint_mu(1.0, 1.0, 1e-5)
-
-
-@pytest.fixture(scope="module")
-def plan() -> Plan:
-    return make_plan()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("accountant", ACCOUNTANTS)
-def test_spending_grows_with_the_steps(plan: Plan, spending: Spending, accountant: str) -> None:
-    stops = [1, 2, 10, plan.steps // 2, plan.steps - 1, plan.steps]
-    spent = [spending.spent(stop)[accountant] or 0.0 for stop in stops]
-    assert spent[0] > 0
-    assert spent == sorted(spent)
-    assert spent[-1] > 1.5 * spent[0]
-
-
-def test_two_accounts_of_one_plan_agree(plan: Plan, spending: Spending) -> None:
-    """There is no running total that a resumed run could lose."""
-    assert Spending(plan, spending.noise_multiplier).spent(50) == spending.spent(50)
