@@ -23,7 +23,7 @@ from dpfp_ray.models.modeling_dpfp import (
     chosen_layers,
     join,
     layer_means,
-    mean_of_tokens,
+    one_vector,
     reads_layers,
     relation,
 )
@@ -151,15 +151,7 @@ class Classifier(Module):
     def _vector(self, batch: Mapping[str, Tensor]) -> Tensor:
         """One vector for each text: as `pooler` and `cls` have it, else the mean of its tokens."""
         output = self._encode(batch)
-        if self.representation == "pooler":
-            pooled: Tensor = output.pooler_output.float()
-            return pooled
-        hidden: Tensor = output.last_hidden_state
-        return (
-            hidden[:, 0].float()
-            if self.representation == "cls"
-            else mean_of_tokens(hidden, _mask(batch))
-        )
+        return one_vector(output, _mask(batch), self.representation)
 
     def _packed_vector(self, batch: Mapping[str, Tensor]) -> Tensor:
         """`_vector` of rows that lie side by side: a token sees those of its own row."""
@@ -404,11 +396,7 @@ def _made_up(classifier: Classifier, rows: int, length: int, seed: int = 0) -> d
 
 
 def _read_in(classifier: Classifier, modes: Sequence[bool], batch: Batch) -> list[Tensor]:
-    vectors = []
-    for mode in modes:
-        classifier.encoder.train(mode)
-        vectors.append(_read(classifier, batch))
-    return vectors
+    return [_read(classifier, batch) for mode in modes if classifier.encoder.train(mode)]
 
 
 def _read(classifier: Classifier, batch: Batch) -> Tensor:

@@ -177,8 +177,7 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
     if not folder.is_dir():
         raise UserError(f"{folder} is a file; give a folder")
     if any(folder.iterdir()):
-        ours = (folder / f"{CODE}.py").is_file()
-        if not ours:
+        if not (folder / f"{CODE}.py").is_file():
             raise UserError(f"{folder} holds other files; give a new folder")
         if not overwrite:
             raise UserError(f"{folder} already holds an export; give a new folder, or --overwrite")
@@ -225,7 +224,7 @@ def model_config(predictor: Predictor) -> DpfpConfig:
 
 
 def _save_tokenizer(predictor: Predictor, folder: Path) -> None:
-    """On a copy's files: the limit of rows as in training, padding on the right."""
+    """With the limit of rows as in training, and padding on the right."""
     tokenizer = predictor.tokenizer
     kept = tokenizer.model_max_length, tokenizer.padding_side
     tokenizer.model_max_length = token_limit(tokenizer, predictor.max_length, paired=False)

@@ -11,6 +11,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -30,7 +31,6 @@ from dpfp_ray.models.download import encoder_identity
 from dpfp_ray.models.modeling_dpfp import chosen_layers, join, relation
 from dpfp_ray.models.row_store import (
     INFERENCE_ROWS,
-    MEANS,
     Encode,
     encode_here,
     encoded_rows,
@@ -140,20 +140,19 @@ def represent(
     """
     key = _key(table, model, representation, precision, centre)
     kind = np.dtype(np.float16 if is_joined(representation) else np.float32)
-    known = kept(key, len(table), kind)
-    if known is None:
+    parts = partial(_parts, table, model, representation, precision, name, centre, encode)
+    h = kept(key, len(table), kind)
+    if h is None:
         try:
-            parts = _parts(table, model, representation, precision, name, centre, encode)
-            known = keep(key, parts, len(table), kind)
+            h = keep(key, parts(), len(table), kind)
         except OSError as error:
             # The cache saves time; a full or read-only disk is no reason not to train.
             warnings.warn(
                 f"representations are not cached in {entry_of(key).parent}: {error}", stacklevel=2
             )
-    if known is None:
-        parts = _parts(table, model, representation, precision, name, centre, encode)
-        known = np.concatenate(list(parts))
-    return RepresentationTable(known, np.asarray(table.labels), key, centre)
+    if h is None:
+        h = np.concatenate(list(parts()))
+    return RepresentationTable(h, np.asarray(table.labels), key, centre)
 
 
 def public_centre(tables: list[RepresentationTable]) -> Floats:
@@ -161,20 +160,6 @@ def public_centre(tables: list[RepresentationTable]) -> Floats:
     h = np.concatenate([np.asarray(table.h, np.float64) for table in tables])
     finite = h[np.isfinite(h).all(1)]
     return np.asarray(finite.sum(0) / max(len(finite), 1), np.float32)
-
-
-def _write(file: ChecksumWriter, parts: Iterator[Rows], rows: int) -> None:
-    """An .npy file of `rows` rows, part by part."""
-    for number, part in enumerate(parts):
-        if number == 0:
-            facts = {
-                "descr": np.lib.format.dtype_to_descr(part.dtype),
-                "fortran_order": False,
-                "shape": (rows, part.shape[1]),
-            }
-            np.lib.format.write_array_header_1_0(file, facts)
-        file.write(np.ascontiguousarray(part).tobytes())
-    file.finish()
 
 
 def _parts(
@@ -186,46 +171,28 @@ def _parts(
     centre: Floats | None,
     encode: Encode,
 ) -> Iterator[Rows]:
-    """All rows in order, some at a time."""
+    """All rows in order, some at a time, from what the encoder said of each text."""
+    sides = [table.first, table.second] if isinstance(table, PairTable) else [table]
+    kind = kind_of(representation)
+    encoded = [encoded_rows(side, model, kind, precision, name, encode) for side in sides]
     off = None if centre is None else torch.from_numpy(centre)
-    if isinstance(table, PairTable) or is_joined(representation):
-        yield from _assemble(table, model, representation, precision, name, off, encode)
-    else:
-        kind = kind_of(representation)
-        encoded = encoded_rows(table, model, kind, precision, name, encode)
-        for rows in _slices(len(table)):
-            h = encoded.last(rows)
+    for start in range(0, len(table), ASSEMBLED_ROWS):
+        rows = slice(start, start + ASSEMBLED_ROWS)
+        if len(sides) == 1 and not is_joined(representation):
+            h = encoded[0].last(rows)
             yield h if centre is None else h - centre
-
-
-def _slices(rows: int) -> Iterator[slice]:
-    return (slice(start, start + ASSEMBLED_ROWS) for start in range(0, rows, ASSEMBLED_ROWS))
+            continue
+        texts = [torch.from_numpy(side.layers(rows)).float() for side in encoded]
+        if len(texts) == 2:
+            parts = relation(texts[0][:, -1], texts[1][:, -1])
+        else:
+            parts = chosen_layers(texts[0], representation)
+        yield join(parts, off).half().numpy()
 
 
 def shards(rows: int) -> list[slice]:
     """At least one, be it empty."""
     return [slice(start, start + SHARD) for start in range(0, max(rows, 1), SHARD)]
-
-
-def _assemble(
-    table: TokenTable | PairTable,
-    model: str,
-    representation: str,
-    precision: str,
-    name: str,
-    centre: Tensor | None,
-    encode: Encode,
-) -> Iterator[npt.NDArray[np.float16]]:
-    """Joined rows from what the encoder said of each text."""
-    sides = [table.first, table.second] if isinstance(table, PairTable) else [table]
-    encoded = [encoded_rows(side, model, MEANS, precision, name, encode) for side in sides]
-    for rows in _slices(len(table)):
-        texts = [torch.from_numpy(one.layers(rows)).float() for one in encoded]
-        if len(texts) == 2:
-            parts = relation(texts[0][:, -1], texts[1][:, -1])
-        else:
-            parts = chosen_layers(texts[0], representation)
-        yield join(parts, centre).half().numpy()
 
 
 def _key(
@@ -252,9 +219,16 @@ def entry_of(key: str) -> Path:
 
 
 def keep(key: str, parts: Iterator[Rows], rows: int, kind: np.dtype[Any]) -> Rows | None:
-    """Write rows as they come to this machine's cache; they are mapped from there."""
-    with whole_file(entry_of(key), PRIVATE) as file:
-        _write(ChecksumWriter(file), parts, rows)
+    """Write rows as they come to this machine's cache, an .npy file; they are mapped from there."""
+    with whole_file(entry_of(key), PRIVATE) as stream:
+        file = ChecksumWriter(stream)
+        for number, part in enumerate(parts):
+            if number == 0:
+                descr = np.lib.format.dtype_to_descr(part.dtype)
+                facts = {"descr": descr, "fortran_order": False, "shape": (rows, part.shape[1])}
+                np.lib.format.write_array_header_1_0(file, facts)
+            file.write(np.ascontiguousarray(part).tobytes())
+        file.finish()
     return kept(key, rows, kind)
 
 

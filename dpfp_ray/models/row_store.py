@@ -86,7 +86,8 @@ class EncodedRows:
         # In the order of the shards: each is looked at once, from its beginning to its end.
         order = np.argsort(places, kind="stable")
         in_order = places[order]
-        starts = _starts(self.shards)
+        # The place of each shard's first row, and the end of the last.
+        starts = np.cumsum([0, *(len(shard.digests) for shard in self.shards)])
         bounds = np.searchsorted(in_order, starts)
         for number in np.flatnonzero(np.diff(bounds)):
             here = order[bounds[number] : bounds[number + 1]]
@@ -140,11 +141,6 @@ def store_of(model: str, kind: str, precision: str) -> Path:
     """The folder of what an encoder said."""
     facts = f"{FORMAT_VERSION} {encoder_identity(model)} {precision} {kind}"
     return cache_dir() / "encoded" / hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
-
-
-def _starts(shards: list[Shard]) -> npt.NDArray[np.int64]:
-    """The place of each shard's first row, and the end of the last."""
-    return np.cumsum([0, *(len(shard.digests) for shard in shards)])
 
 
 def _digests(table: TokenTable) -> npt.NDArray[np.bytes_]:

@@ -143,6 +143,22 @@ class Seen:
     others: RepresentationTable
 
 
+def best_linear_guess(
+    seen: Seen, gram: Floats, projected: Floats, sigma: float, weights: Floats | None = None
+) -> Floats:
+    """A score of all coins together, from `gram` = VᵀV and `projected` = Vᵀr.
+
+    What is seen is r = V b + σ noise, with a column v_i of V for each row of a canary (what it
+    would add) and its coin b_i. With b = ½ ± ½, independent, the estimate of least variance is
+    b − ½ = (VᵀV + 4σ²I)⁻¹ Vᵀ(r − V ½): what others explain is not held for i's.
+    """
+    if (persons := seen.canaries.persons) is not None:  # a canary adds the weighted sum of its rows
+        share = np.eye(persons.max() + 1)[:, persons] * (1.0 if weights is None else weights)
+        projected, gram = share @ projected, share @ gram @ share.T
+    noise = 4 * sigma**2 * np.eye(len(gram))
+    return np.asarray(np.linalg.solve(gram + noise, projected - gram.sum(1) / 2))
+
+
 class Recent:
     """The last few results of an expensive function, by key."""
 
@@ -329,15 +345,14 @@ def head_of(
     # Its variance by the noise in the g's: the quadratic and the mixed part.
     size = float(priors @ np.einsum("ck,ck->c", weight, weight))
     unsure = 2 * noise_var**2 * squares + 4 * noise_var * size
-    variance = _variance(weight, float(inverse.sum()), known.within, priors, spread, entry_std)
+    variance = _variance(weight, float(inverse.sum()), known)
     # A ridge makes scores too small: the right scale is separation over variance. Where noise hides
     # the separation the order of scores is all there is, and the logits are made less sure of it.
     scale = max(separation, np.sqrt(unsure)) / max(variance, 1e-300)
     bias = scale * (-distance / 2 - weight @ known.centre) + np.log(priors)
-    logits = LinearHead(scale * weight, bias)
     positive = max(separation, 0.0)
     sure = max(positive**2 / max(positive**2 + unsure, 1e-300), LEAST_SURE)
-    return LinearHead(sure * logits.weight, sure * logits.bias)
+    return LinearHead(sure * (scale * weight), sure * bias)
 
 
 def _likely(public: Floats, signal: float, noise_var: float) -> Floats:
@@ -355,24 +370,18 @@ def _likely(public: Floats, signal: float, noise_var: float) -> Floats:
     return result
 
 
-def _variance(
-    weight: Floats,
-    trace: float,
-    within: Floats,
-    priors: Floats,
-    spread: float,
-    entry_std: float,
-) -> float:
+def _variance(weight: Floats, trace: float, known: Classes) -> float:
     """Σ π_c w_cᵀΣw_c, the variance of a class's scores on clean rows, from noisy Σ + E and tr P.
 
     P was made with the same E, which makes wᵀ(Σ+E)w too small by 2 τ² tr P ‖w‖² to first order (for
     a symmetric Gaussian E, E[E A E] = τ² (tr A · I + A)). Where τ hides the variance a guess takes
     over: the two are weighted by how far off each may be.
     """
+    within, priors, entry_std = known.within, known.priors, known.entry_std
     size = float(priors @ np.einsum("ck,ck->c", weight, weight))
     correction = 2 * entry_std**2 * trace
     measured = float(priors @ np.einsum("ck,kl,cl->c", weight, within, weight))
-    guess = GUESSED_SPREAD * spread
+    guess = GUESSED_SPREAD * known.spread
     trust = guess**2 / (guess**2 + 2 * entry_std**2 + correction**2)
     mixed = trust * (measured + correction * size) + (1 - trust) * guess * size
     return max(mixed, (1 - trust) * guess * size / 4)
