@@ -164,8 +164,8 @@ def entry_from_json(opening: Mapping[str, Any], ends: Iterable[Mapping[str, Any]
     facts = dict(opening["use"])
     parts = tuple(part_from_json(part) for part in facts.pop("parts"))
     use = Use(**facts, parts=parts, run="")
-    head = (opening[name] for name in ("id", "opened_at", "who"))
-    entry = Entry(*head, use, tuple(opening["resumes"]), opening["before"])
+    head = {name: opening[name] for name in ("id", "opened_at", "who", "before")}
+    entry = Entry(**head, use=use, resumes=tuple(opening["resumes"]))
     order = [(int(end["done"]), str(end["ended_at"]), end) for end in ends]
     if not order:
         return entry

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -155,7 +155,7 @@ class Keeper:
         data_mark: str | None = None,
     ) -> None:
         self.steps, self.say, self.folder = run.plan.steps, display.say, folder
-        facts = {"seed": run.seed, "seed_known": run.seed_known, "data_mark": data_mark}
+        facts: Any = {"seed": run.seed, "seed_known": run.seed_known, "data_mark": data_mark}
         self.saver = Saver(partial(save_state, folder, **facts), save_every) if folder else None
         self.stop_signal: int | None = None  # the signal that asked to stop
 

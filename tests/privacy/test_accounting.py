@@ -64,16 +64,6 @@ def test_a_plan_releases_m_draws_a_step() -> None:
     assert mechanism(plan, 0.5).n == plan.draws
 
 
-def test_nothing_is_spent_before_the_first_step() -> None:
-    plan = Plan(records=1000)
-    assert epsilons(mechanism(plan, 0.01, steps=0), 1e-5) == dict.fromkeys(ACCOUNTANTS, 0.0)
-
-
-def test_an_unknown_accountant_is_refused() -> None:
-    with pytest.raises(ValueError, match="'prv'"):
-        epsilon(sst2(32, 32, 1.0), 1e-5, "prv")
-
-
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
 def test_epsilon_grows_with_steps(accountant: str) -> None:
     plan = Plan(batch_size=32, records=1000)

@@ -12,7 +12,6 @@ from dpfp_ray.training.dev_scores import (
     DevPredictions,
     calibration_error,
     fingerprint_rows,
-    majority_class,
     measure,
     pack,
     stack,
@@ -70,13 +69,6 @@ def test_calibration_error_equals_its_slow_twin(classes: int) -> None:
     assert calibration_error(probabilities, labels, bins=10) == pytest.approx(total / 500)
 
 
-def test_certainty_that_is_right_is_calibrated_and_certainty_that_is_wrong_is_not() -> None:
-    certain = np.array([[0.0, 1.0], [0.0, 1.0000001]])
-
-    assert calibration_error(certain, [1, 1]) == 0.0
-    assert measure([1, 1], [0, 0], classes=2, probabilities=certain)["calibration_error"] == 1.0
-
-
 @pytest.mark.filterwarnings("error")
 def test_rows_of_one_class_have_a_matthews_of_zero_and_no_warning() -> None:
     assert measure([1, 1, 1], [1, 1, 1], classes=2)["matthews"] == 0.0
@@ -89,20 +81,6 @@ def test_unpacking_gives_back_what_was_packed(classes: int, rows: int) -> None:
     indices = np.random.default_rng(classes).integers(classes, size=rows)
 
     assert unpack(pack(indices, classes), rows, classes).tolist() == indices.tolist()
-
-
-def test_packing_equals_writing_the_bits_one_by_one() -> None:
-    import base64
-
-    indices = [2, 0, 1, 2, 2, 1]
-    digits = "".join(f"{index:02b}" for index in indices).ljust(16, "0")
-    by_hand = base64.b64encode(int(digits, 2).to_bytes(2, "big")).decode()
-
-    assert pack(indices, classes=3) == by_hand
-
-
-def test_two_classes_take_a_bit_a_row() -> None:
-    assert len(pack(np.zeros(872, dtype=int), classes=2)) == 148  # 109 bytes in base64
 
 
 def test_an_index_outside_the_classes_is_refused() -> None:
@@ -157,7 +135,3 @@ def test_runs_on_the_same_rows_are_stacked() -> None:
 def test_runs_on_different_rows_are_not() -> None:
     with pytest.raises(UserError, match="same dev rows"):
         stack([predictions([0, 0, 1]), predictions([0, 0, 1], "g")])
-
-
-def test_of_equally_frequent_classes_the_first_is_the_majority() -> None:
-    assert majority_class([2, 1, 2, 1]) == 1

@@ -17,7 +17,6 @@ from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.loop import Progress, State, weights_hash
 from dpfp_ray.training.machine import Comm, TorchComm
 from dpfp_ray.training.prepare import freeze_unreached
-from dpfp_ray.training.step import set_learning_rate
 from tests.support.gloo import run_workers
 from tests.support.tiny_runs import (
     Killed,
@@ -170,15 +169,6 @@ def test_the_bit_identity_tests_can_fail(
     assert not torch.equal(found, run(model_folder, PLANS["dpfp"], noise=0.6)[1]["head.weight"])
 
 
-@pytest.mark.parametrize("kill_after", [3, 6, 17])
-def test_a_checkpoint_says_what_was_spent(model_folder: str, kill_after: int) -> None:
-    victim = killed(model_folder, PLANS["dpfp"], kill_after)
-    state = victim.state()
-    assert state["epsilon"] == Spending(PLANS["dpfp"], 0.5).spent(kill_after)
-    assert state["noise_multiplier"] == 0.5
-    assert state["plan_hash"] == PLANS["dpfp"].hash
-
-
 def test_a_checkpoint_holds_no_seed(model_folder: str) -> None:
     """Who stores it decides whether the seed goes with it."""
     victim = killed(model_folder, PLANS["dpfp"], 3)
@@ -233,13 +223,6 @@ def test_a_state_keeps_no_loss_that_is_not_to_be_shown(model_folder: str) -> Non
     assert (victim.state()["loss_sum"], victim.state()["loss_rows"]) == (0.0, 0)
 
 
-def test_right_after_an_epoch_there_is_no_loss_to_show(model_folder: str) -> None:
-    listener = Listener()
-    run(model_folder, PLANS["non_private"], listener)
-    assert [done for done, loss in zip(listener.steps, listener.losses, strict=True)
-            if loss is None] == [6, 12, 18]  # fmt: skip
-
-
 @pytest.fixture
 def sparse(model_folder: str) -> tuple[Plan, int]:
     """A plan of one expected row a step and a seed whose first step is empty."""
@@ -272,15 +255,6 @@ def test_an_empty_first_step_changes_no_weight_but_by_decay(
         torch.testing.assert_close(weight, before[name] * decay)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["non_private", "dpfp"])
-def test_training_learns_a_task_that_can_be_learnt(model_folder: str, method: str) -> None:
-    plan = tiny_plan(method, records=60, epochs=12, batch_size=10, learning_rate=5e-3, clip=1.0)
-    progress, _ = run(model_folder, plan, noise=0.1)
-    assert progress.history[-1]["train_loss"] < 0.4 < 0.6 < progress.history[0]["train_loss"]
-    assert progress.history[-1]["dev"]["dev"]["accuracy"] >= 0.8
-
-
 def test_physical_batches_do_not_change_the_step(
     model_folder: str, unbroken: dict[str, tuple[Progress, Weights]]
 ) -> None:
@@ -294,13 +268,6 @@ def test_a_linear_schedule_falls_to_almost_zero_and_a_constant_one_stays(
     listener = Listener(rates=True)
     run(model_folder, tiny_plan("non_private", schedule=schedule), listener)
     assert listener.rates == pytest.approx([1e-3 * (1 - step * fall) for step in range(18)])
-
-
-def test_all_groups_follow_the_schedule() -> None:
-    one, other = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.AdamW([{"params": [one]}, {"params": [other], "lr": 1.0}])
-    set_learning_rate(optimizer, tiny_plan(schedule="linear"), 9)
-    assert [group["lr"] for group in optimizer.param_groups] == [5e-4, 5e-4]
 
 
 # Several workers ---------------------------------------------------------------------------------
@@ -335,15 +302,6 @@ def test_the_number_of_workers_does_not_change_the_run(
     for worker in workers:
         assert_close_runs(model_folder, PLANS[name], worker, unbroken[name])
         assert_identical(worker[1], workers[0][1])
-
-
-@pytest.mark.slow
-def test_a_worker_without_rows_still_joins(model_folder: str) -> None:
-    """Five workers and two expected rows: some have none in every step."""
-    plan = tiny_plan(batch_size=2, micro_batches=1, epochs=1)
-    workers = in_threads(5, lambda comm: run(model_folder, plan, comm=comm))
-    for worker in workers:
-        assert_close_runs(model_folder, plan, worker, run(model_folder, plan))
 
 
 @pytest.mark.slow
@@ -419,13 +377,3 @@ def test_unreached_weights_are_frozen_with_a_warning(model_folder: str) -> None:
         freeze_unreached(model, tiny_data(model_folder))
     assert [name for name, _ in trainable_parameters(model)] == before
     assert all(p.grad is None for p in model.parameters())
-
-
-def test_nothing_is_frozen_in_a_sound_model(
-    model_folder: str, recwarn: pytest.WarningsRecorder
-) -> None:
-    model = tiny_classifier(model_folder, tiny_plan())
-    before = [name for name, _ in trainable_parameters(model)]
-    freeze_unreached(model, tiny_data(model_folder))
-    assert [name for name, _ in trainable_parameters(model)] == before
-    assert not [w for w in recwarn if "do not affect" in str(w.message)]

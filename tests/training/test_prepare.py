@@ -31,17 +31,6 @@ def test_many_records_afford_all_layers_and_few_do_not(model: str, method: dict[
     assert choose_representation(asked, FEW) == "pooler"  # what the tiny BERT was made for
 
 
-def test_less_noise_affords_more_layers(model: str) -> None:
-    facts = TaskFacts(1000, 2, paired=False)
-    found = [
-        choose_representation(plan(model, epsilon=epsilon), facts)
-        for epsilon in (0.01, 0.1, 1.0, 10.0, 100.0)
-    ]
-    assert found[0] == "pooler"
-    assert found[-1] == "layers"
-    assert found == sorted(found, reverse=True)  # once it is afforded, it stays so
-
-
 def test_pairs_on_a_frozen_encoder_are_read_text_by_text(model: str) -> None:
     for method in ("objpert", "dpsgd", "non_private"):
         assert choose_representation(plan(model, method, scope="head"), PAIRS) == "pair"
