@@ -219,7 +219,6 @@ class Claim:
         return one_run_epsilon(canaries, guesses, correct, self.delta, confidence)
 
     def refuted(self, canaries: int, guesses: int, correct: int, confidence: float) -> bool:
-        """Is what the plan states refuted?"""
         stated = self.plan.epsilon
         return stated is not None and self.bound(canaries, guesses, correct, confidence) > stated
 
@@ -261,7 +260,6 @@ class SampledGaussian(Claim):
     def refuted(
         self, canaries: int, guesses: int, correct: int, confidence: float, step: int = 0
     ) -> bool:
-        """Is the mechanism with σ 2^(step/4) refuted?"""
         inverse = partial(least_probability, curve(self.plan, step))
         return refutes_curve(inverse, canaries, guesses, correct, confidence)
 
@@ -356,7 +354,6 @@ def audit_outcome(
 
 
 def guess_counts(canaries: int, in_only: bool) -> tuple[int, ...]:
-    """The numbers of guesses that are looked at."""
     if not in_only:
         return guess_grid(canaries)
     return tuple(sorted({max(1, int(canaries * fraction)) for fraction in IN_ONLY_FRACTIONS}))

@@ -61,7 +61,6 @@ def strongest_family(plan: Plan, access: str) -> str:
 
 
 def score_name(plan: Plan, family: str, access: str) -> str:
-    """The strongest score there is for this access."""
     if access == "black_box":
         return "loss"
     if plan.spec.one_release is not None:
@@ -220,7 +219,6 @@ def own_tokens(canaries: Canaries) -> Tensor:
 
 @torch.no_grad()
 def losses(model: Classifier, table: Table) -> Floats:
-    """Every row's own loss, without clipping and noise."""
     device = next(model.parameters()).device
     each = np.empty(len(table))
     for part in split_rows(table.lengths, ROWS, PART_COST[device.type]):
@@ -239,7 +237,6 @@ def forward(model: Classifier, table: Table, rows: npt.NDArray[np.int64]) -> tup
 
 @contextmanager
 def weights_of(model: Classifier, weights: Weights) -> Iterator[None]:
-    """In here `model` has other weights."""
     kept = snapshot(model)
     try:
         model.load_state_dict({name: weights[name] for name in kept}, strict=False)

@@ -41,7 +41,6 @@ class DpSgd(Method):
 
     @property
     def noise_coordinates(self) -> int:
-        """Every trainable weight."""
         return sum(parameter.numel() for parameter in self.parameters)
 
     @property

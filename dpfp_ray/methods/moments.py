@@ -78,7 +78,6 @@ def release(
 
 
 def sums_of(plan: Plan, table: RepresentationTable, classes: int) -> tuple[Floats, Floats, Floats]:
-    """Counts, sums and second moment without noise, of rows with their weights."""
     if table.persons is not None:
         weights = person_weights(plan, table)
         return add_up(bounded_rows(table, plan), table.width, classes, weights)

@@ -101,7 +101,6 @@ class Classifier(Module):
         return self.classify(self.represent(batch))
 
     def classify(self, h: Tensor) -> Tensor:
-        """Logits for representations, as inference computes them."""
         logits: Tensor = self.head(h if self.bounded is None else bound_rows(h, *self.bounded))
         return logits
 
@@ -135,7 +134,6 @@ class Classifier(Module):
             return self.represent(batch).float()
 
     def layer_means(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """(rows, layers + 1, width of one layer)."""
         output = self._encode(batch, output_hidden_states=True)
         return layer_means(output, _mask(batch))
 
@@ -276,12 +274,10 @@ def initialise_head(model: Classifier, head_seed: int) -> None:
 
 
 def trainable_parameters(classifier: Module) -> list[tuple[str, Parameter]]:
-    """Names and weights that an optimizer should get, in a fixed order."""
     return [(name, p) for name, p in classifier.named_parameters() if p.requires_grad]
 
 
 def count_parameters(classifier: Module, *, trainable_only: bool = False) -> int:
-    """How many numbers the classifier holds, or how many of them training may change."""
     return sum(p.numel() for p in classifier.parameters() if p.requires_grad or not trainable_only)
 
 

@@ -129,7 +129,6 @@ def encoder_identity(model: str) -> str:
 
 
 def _hub_snapshot(hub_id: str) -> Path:
-    """Download what is needed of a hub repository and nothing else."""
     import huggingface_hub
     from huggingface_hub import errors
 

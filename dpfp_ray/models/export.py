@@ -101,7 +101,6 @@ class Predictor:
 
     @torch.inference_mode()
     def probabilities(self, texts: str | Sequence[Text]) -> NDArray[np.float64]:
-        """Of every class for every row: shape (rows, classes)."""
         split = rows_of([texts] if isinstance(texts, str) else texts)
         model = self.classifier
         if model.representation != "pair":
@@ -119,7 +118,6 @@ class Predictor:
 
 
 def rows_of(texts: Sequence[Text]) -> Split:
-    """Texts or pairs as the rows of a table, without labels."""
     paired = {not isinstance(text, str) for text in texts}
     if len(paired) > 1:
         raise UserError("some rows are one text and others are pairs; give all of them alike")
@@ -254,7 +252,6 @@ class Change:
 
     @property
     def targets(self) -> list[str]:
-        """The encoder's layers that it changes."""
         names = (name.removeprefix(OURS).partition(".lora_")[0] for name in self.weights)
         return sorted(set(names))
 
@@ -267,7 +264,6 @@ def export_adapter(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Write the folder, whole or not at all."""
     from peft import LoraConfig, TaskType
 
     classifier = predictor.classifier

@@ -217,7 +217,6 @@ class DpfpPipeline(TextClassificationPipeline):
 
 
 def pipeline_from_adapter(folder: str, base: str | None = None) -> DpfpPipeline:
-    """`pipeline("text-classification")` for a folder with a PEFT adapter."""
     model = from_adapter(folder, base)
     tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
     return DpfpPipeline(model=model, tokenizer=tokenizer)

@@ -137,7 +137,6 @@ def _count_layers(config: Any) -> int:
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
-    """The model's tokenizer, which always has a padding token."""
     folder = download.local_folder(model)
     # transformers makes an empty tokenizer of a folder that has none: every word would be unknown.
     if not any(True for pattern in _TOKENIZER_FILES for _ in folder.glob(pattern)):
@@ -242,7 +241,6 @@ def _check_missing(model: str, encoder: Module, missing: set[str], head_seed: in
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No loading bars, reports or advice from transformers."""
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()
     log.disable_progress_bar()

@@ -79,7 +79,6 @@ class RepresentationTable:
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """All rows cost the same."""
         return np.ones(len(self), np.int64)
 
     def collate(self, rows: npt.NDArray[Any]) -> dict[str, Tensor]:
@@ -317,7 +316,6 @@ class OwnEncoder:
         scope: str,
         lora: Lora | None = None,
     ) -> Classifier:
-        """A copy of the encoder in fp32 with a new head."""
         encoder = copy.deepcopy(self.module).float().cpu()
         encoder.requires_grad_(True)
         set_dropout(encoder, dropout)

@@ -105,7 +105,6 @@ def encode_here(
 
 
 def kind_of(representation: str) -> str:
-    """Which kind of vector a representation is made from."""
     return representation if representation in ("cls", "pooler") else MEANS
 
 
@@ -138,7 +137,6 @@ def encoded_rows(
 
 
 def store_of(model: str, kind: str, precision: str) -> Path:
-    """The folder of what an encoder said."""
     facts = f"{FORMAT_VERSION} {encoder_identity(model)} {precision} {kind}"
     return cache_dir() / "encoded" / hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
@@ -168,8 +166,6 @@ def _digests(table: TokenTable) -> npt.NDArray[np.bytes_]:
 
 
 class Encoder:
-    """A frozen encoder that makes shards."""
-
     def __init__(self, model: str, kind: str, precision: str) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         encoder = build_classifier(model, kind, classes=2, scope="head")
@@ -197,7 +193,6 @@ class Encoder:
         return Shard(work.digests, *made)
 
     def _vectors(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """(rows, width) and (rows, layers, width)."""
         if self.encoder.representation == MEANS:
             means = self.encoder.layer_means(batch).float()
             return means[:, -1], means

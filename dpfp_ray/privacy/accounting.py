@@ -47,8 +47,6 @@ HOPELESS_EPSILON = 1e4
 
 
 class Profile(Protocol):
-    """A release with a theorem of its own."""
-
     def epsilon(self, delta: float) -> float: ...
 
     def rdp_epsilon(self, delta: float) -> float: ...
@@ -160,7 +158,6 @@ def gdp_delta(eps: float, mu: float) -> float:
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:
-    """The ε at which μ-GDP has this δ."""
     if math.isinf(mu):
         return math.inf
     if mu > 1e6:  # the second term of δ no longer matters, and leaving it out errs upwards
@@ -248,7 +245,6 @@ def pld_epsilon(mech: Mechanism, delta: float) -> float:
 
 
 def dp_event(mech: Mechanism) -> "object":
-    """The mechanism as dp-accounting's description of it."""
     import dp_accounting
 
     if mech.own is not None:

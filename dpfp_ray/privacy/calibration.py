@@ -62,7 +62,6 @@ class Calibration:
     own: Mapping[str, float] = field(default_factory=dict)  # constants that only this method has
 
     def to_dict(self) -> dict[str, Any]:
-        """What `dpfp calibrate --json` prints."""
         facts = dict(vars(self))
         del facts["plan"]
         facts |= facts.pop("own")

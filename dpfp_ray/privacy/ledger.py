@@ -201,7 +201,6 @@ class Ledger:
         return sorted(found, key=lambda entry: (entry.opened_at, entry.id))
 
     def groups(self, records_per_person: int = 1) -> list[Spent]:
-        """Every group of people, in the order of their first entries."""
         entries = self.entries()  # before the links: see the proof
         group_of = self.people.groups(entry.use.people for entry in entries)
         return [
@@ -258,7 +257,6 @@ class Ledger:
         return bool(self.files.names(ENTRIES) or self.files.names(TOTALS))
 
     def to_json(self) -> list[dict[str, Any]]:
-        """One object for each group of people."""
         return [group.to_json() for group in self.groups()]
 
     # --- inside ---

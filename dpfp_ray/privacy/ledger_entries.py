@@ -275,7 +275,6 @@ class Spent:
 
     @property
     def units(self) -> dict[str, int]:
-        """How many uses protect records, and how many persons."""
         return dict(Counter(entry.use.unit for entry in self.used if entry.use.parts))
 
     @property
@@ -291,7 +290,6 @@ class Spent:
 
     @property
     def used(self) -> list[Entry]:
-        """Entries that cost something."""
         return [entry for entry in self.entries if entry.charged > 0]
 
     @property
@@ -302,7 +300,6 @@ class Spent:
 
     @property
     def unprotected(self) -> list[str]:
-        """Methods of runs that leave labels unprotected."""
         return sorted({e.use.method for e in self.used if not e.use.labels_protected})
 
     def headline(self) -> str:
@@ -353,7 +350,6 @@ class Spent:
         return f"{text}, for {self.holds_for}" if self.holds_for else text
 
     def lines(self, basis: bool = False) -> list[str]:
-        """For people: the headline, the marks and, if asked for, the basis."""
         texts = (self.headline(), self.marks(), self.basis() if basis else "")
         return [text for text in texts if text]
 

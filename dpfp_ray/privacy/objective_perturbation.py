@@ -120,7 +120,6 @@ class ObjectivePerturbation:
         return float(brentq(lambda eps: _log(self.delta(eps)) - _log(delta), 0.0, top, xtol=1e-12))
 
     def rdp_epsilon(self, delta: float) -> float:
-        """By Rényi divergences; looser."""
         return min(renyi_epsilon(order, self.rdp(order), delta) for order in ORDERS)
 
 
@@ -225,7 +224,6 @@ def profile(
 
 
 def _tail(u: Floats, sigma: float, classes: int) -> Floats:
-    """P[V > u] for u ≥ 0."""
     if classes == 2:
         result: Floats = 2 * ndtr(-u * sigma)
         return result

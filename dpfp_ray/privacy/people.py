@@ -161,8 +161,6 @@ class OnceWritten:
 
 
 class People:
-    """The data sets of one ledger."""
-
     def __init__(self, files: OnceWritten, most: int = MOST) -> None:
         self.files = files
         self.most = most
@@ -210,7 +208,6 @@ class People:
         return self._shared_with(SETS, {k: fingerprints(texts, v) for k, v in keys.items()})
 
     def _fingerprints(self, texts: ManyTexts) -> tuple[str, dict[str, Fingerprints]]:
-        """The name of a set, and its fingerprints by every key."""
         keys = self.keys()
         by_key = {name: fingerprints(texts, key) for name, key in keys.items()}
         main = min(by_key)

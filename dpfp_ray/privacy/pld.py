@@ -198,7 +198,6 @@ def epsilon_at(
     interval: float,
     adjacency: str = "add_remove",
 ) -> float:
-    """ε at `delta` with privacy losses kept as multiples of `interval`."""
     one = Release(p, noise_multiplier, adjacency)
     forward, backward = connect_dots(one, TAIL_SHARE * delta / n, interval)
     at_least = composed_epsilon([(forward, n)], delta)
@@ -215,7 +214,6 @@ class Release:
 
     @property
     def symmetric(self) -> bool:
-        """Are both directions alike?"""
         return self.adjacency == "replace_one"
 
     def forward(self, eps: Floats) -> Floats:
@@ -230,7 +228,6 @@ class Release:
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - every grid of a search asks for the same
     def top(self, mass: float) -> float:
-        """The loss beyond which a divergence of `mass` is left."""
         return _root_of_decreasing(self.forward, mass)
 
     def bottom(self, mass: float) -> float:

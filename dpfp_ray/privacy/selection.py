@@ -55,7 +55,6 @@ class Selection:
 
     @property
     def repeats(self) -> bool:
-        """Is this repeat-and-select, with a random number of trials?"""
         return self.kind in _SHAPES
 
     def __str__(self) -> str:

@@ -275,7 +275,6 @@ def one_line(facts: Mapping[str, Any]) -> str:
 
 
 def brief(facts: Mapping[str, Any]) -> str:
-    """At most eight lines, for below a result."""
     if "epsilon" not in facts:
         return "privacy: none. This method promises nothing about the training data."
     nominal = facts["guarantee"] == "nominal"
@@ -299,7 +298,6 @@ def brief(facts: Mapping[str, Any]) -> str:
 
 
 def render(facts: Mapping[str, Any]) -> str:
-    """All of it, for people."""
     lines = [f"Privacy statement for {facts['method']}, scope {facts['scope']}"]
     lines += [f"plan {facts['plan_hash']}", f"guarantee: {facts['guarantee']}"]
     if "epsilon" in facts:

@@ -76,7 +76,6 @@ def charged(
 
 
 def register(ledger: Ledger, inputs: Inputs) -> str:
-    """Whose records these are."""
     assert inputs.records is not None, "these inputs do not hold the records as they were read"
     return ledger.register(inputs.records.all_texts(), AllTexts(inputs.dev_records.values())).id
 
@@ -89,7 +88,6 @@ def use_for(
     purpose: str,
     **facts: Any,  # `people`, `fixed_list` and `loss_shown`, as for `use_of`
 ) -> Use:
-    """The use that a run is about to make, from what a ledger may know of it."""
     plan, noise, table = prepared.plan, prepared.noise_multiplier, prepared.data.train
     release = None
     # An audit's release has canaries in it, so it is one of its own whatever the seed is.

@@ -30,8 +30,6 @@ REFRESH_SECONDS = 0.5
 
 
 class Silent:
-    """Shows nothing; the base of the other displays."""
-
     def __init__(self, run: Run, label: str) -> None:
         self.plan, self.label = run.plan, label
         self.spending = Spending(run.plan, run.prepared.noise_multiplier)

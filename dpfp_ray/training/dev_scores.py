@@ -124,7 +124,6 @@ def one_class_runs(answers: ArrayLike) -> int:
 
 
 def _bits(classes: int) -> int:
-    """Bits that hold the indices of so many classes; one class still takes a bit."""
     return max(1, (classes - 1).bit_length())
 
 
@@ -152,12 +151,10 @@ def quote(history: Sequence[Any], select: Select = "last") -> dict[str, Any]:
 
 
 def best_epoch(history: Sequence[Epoch]) -> Epoch:
-    """The first of those with the best accuracy on the first dev set."""
     return max(history, key=lambda entry: float(next(iter(entry["dev"].values()))["accuracy"]))
 
 
 def saved_epoch(record: Record) -> Epoch:
-    """The epoch whose weights a run has saved."""
     history: Sequence[Any] = record["history"]
     return best_epoch(history) if record["select"] == "best" else history[-1]
 
@@ -193,7 +190,6 @@ def kept_predictions(
 
 
 def without_answers(history: Sequence[Epoch]) -> list[dict[str, Any]]:
-    """The history as a record shows it."""
     return [
         {
             **entry,
@@ -219,18 +215,18 @@ def measure(
         truth, answers, labels=list(range(classes)), zero_division=np.nan
     )
     f1 = np.nan_to_num(f1)  # of a class that is neither there nor answered
-    return dict(
-        accuracy=float((truth == answers).mean()),
-        f1=float(f1[1] if classes == 2 else f1.mean()),
+    return {
+        "accuracy": float((truth == answers).mean()),
+        "f1": float(f1[1] if classes == 2 else f1.mean()),
         # 0 where all rows are of one class: there is nothing to tell apart.
-        matthews=float(matthews_corrcoef(truth, answers)) if np.ptp(truth) else 0.0,
-        recall=[None if np.isnan(value) else float(value) for value in recall],
-        one_class=one_class_runs(answers[None]) == 1,
-        majority_accuracy=float((truth == majority_class(truth)).mean()),
-        calibration_error=(
+        "matthews": float(matthews_corrcoef(truth, answers)) if np.ptp(truth) else 0.0,
+        "recall": [None if np.isnan(value) else float(value) for value in recall],
+        "one_class": one_class_runs(answers[None]) == 1,
+        "majority_accuracy": float((truth == majority_class(truth)).mean()),
+        "calibration_error": (
             None if probabilities is None else calibration_error(probabilities, truth)
         ),
-    )
+    }
 
 
 def calibration_error(

@@ -73,7 +73,6 @@ def read_run(folder: str | Path) -> Record:
 
 
 def weights_of(folder: Path, record: Record) -> dict[str, Tensor]:
-    """What training changed, by name."""
     if not (folder / WEIGHTS).is_file():
         raise UserError(
             f"{folder} has no {WEIGHTS}; restore it from a backup, or run again with "

@@ -102,8 +102,6 @@ class Step:
 
 @dataclass(frozen=True)
 class Finished:
-    """The last event, with the result's record; the model has its final weights."""
-
     record: Record
 
 
@@ -197,7 +195,6 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
 
 
 def score_dev(model: Classifier, data: Data, comm: Comm, plan: Plan, progress: Progress) -> Scores:
-    """The scores on every dev set; the time goes to `progress`."""
     started = time.perf_counter()
     scores = {name: evaluate(model, dev, comm, plan.precision) for name, dev in data.dev.items()}
     progress.eval_seconds += time.perf_counter() - started

@@ -129,5 +129,4 @@ class TorchComm:
 
 
 def share(rows: int, comm: Comm) -> slice:
-    """This worker's contiguous part of `rows` rows; parts differ by at most one row."""
     return slice(rows * comm.rank // comm.world_size, rows * (comm.rank + 1) // comm.world_size)

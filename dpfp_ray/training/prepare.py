@@ -236,7 +236,6 @@ def _classifier(
 
 
 def prepare(plan: Plan, inputs: Inputs | None = None) -> Prepared:
-    """Bind the plan to its data and calibrate its noise."""
     inputs = inputs or load_inputs(plan)
     started = time.perf_counter()
     bound = plan.bind(

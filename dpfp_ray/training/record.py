@@ -49,8 +49,6 @@ class EpochFacts(TypedDict):
 
 
 class Answers(TypedDict):
-    """What `DevPredictions` keeps of one dev set."""
-
     rows: int
     classes: int
     fingerprint: str
@@ -151,7 +149,6 @@ class Record(TypedDict):
 
 
 def make_record(**sections: Any) -> Record:
-    """A record of these sections; the others are empty."""
     empty: dict[str, Any] = {name: {} for name in Record.__annotations__}
     empty |= {name: [] for name in ("labels", "history", "predictions")}
     empty |= {"schema": SCHEMA, "plan_hash": "", "finished": False}
@@ -206,7 +203,6 @@ def record_id(record: Record) -> str:
 
 
 def plan_of(record: Record) -> Plan:
-    """The plan that a record was made by, as it was bound to its data."""
     return make_plan({key: value for key, value in record["plan"].items() if value is not None})
 
 

@@ -76,14 +76,12 @@ def held(folder: Path, overwrite: bool) -> AbstractContextManager[None]:
 
 
 def discard(folder: Path) -> None:
-    """Remove what an earlier run left in `folder`."""
     for name in (RESULT, WEIGHTS):
         (folder / name).unlink(missing_ok=True)
     forget_state(folder)
 
 
 def read_result(folder: Path) -> Record:
-    """The record in `folder`, whole; a UserError if it is none."""
     try:
         return checked_record(whole_files.read_json(folder / RESULT))
     except ValueError as error:
@@ -106,7 +104,6 @@ def finished_result(folder: Path, plan: Plan, *, with_audit: bool = False) -> Re
 
 
 def write_result(folder: Path, record: Record, model: Classifier | None, plan: Plan) -> None:
-    """Result and weights into `folder`; the resume file, and the seed in it, go."""
     if model is not None:
         kept = weights_to_keep(model)
         weights = {name: p.detach().cpu().contiguous() for name, p in kept.items()}
@@ -188,7 +185,6 @@ def _sort_facts(path: Path) -> None:
 
 
 def read_weights(path: Path, plan_hash: str | None) -> dict[str, Tensor]:
-    """The weights by name; a UserError if they are damaged or of another plan."""
     from safetensors import SafetensorError, safe_open
 
     again = "run again with --overwrite"
@@ -265,7 +261,6 @@ def save_state(
 
 
 def load_state(folder: Path, plan: Plan) -> State | None:
-    """The unfinished run in `folder`, if there is one; refuses another plan's."""
     try:
         state = _read(LocalFiles(folder), RESUME, lambda state: check_state(state, "seed"))
     except Damaged as error:

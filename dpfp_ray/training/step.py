@@ -34,8 +34,6 @@ PATIENCE = 3  # steps until every weight must have moved; LoRA's A waits for B, 
 
 @dataclass(frozen=True)
 class Taken:
-    """What one step did, over all workers."""
-
     loss: Tensor  # the sum over its rows, in fp64 on the device
     units: int  # records that were drawn, or persons
     rows: int
@@ -94,7 +92,6 @@ class Steps:
     def parts(
         self, records: Indices, owners: Indices | None, mine: Indices, packs: bool
     ) -> list[Indices]:
-        """Positions of rows that go through the model together."""
         most, count = self.method.max_rows, len(records)
         if packs:
             return [np.arange(i, min(i + most, count)) for i in range(0, count, most)]
@@ -158,7 +155,6 @@ class Still:
         self.start = {name: p.detach().clone() for name, p in trainable_parameters(model)}
 
     def all_moved(self) -> bool:
-        """To be asked after each step that had rows."""
         self.steps += 1
         now = dict(self.model.named_parameters())
         self.start = {n: value for n, value in self.start.items() if torch.equal(now[n], value)}

@@ -5,7 +5,7 @@ continues it and ends with the same weights and the same ε as a run that was ne
 import platform
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ from dpfp_ray.privacy.statement import brief, guarantee, statement
 from dpfp_ray.system.cache import version
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training import LEAST_SECONDS, machine, run_folder
-from dpfp_ray.training.charged import charged, enter_past, register
-from dpfp_ray.training.console import Keeper, choose_display
+from dpfp_ray.training.charged import Charge, charged, enter_past, register
+from dpfp_ray.training.console import Keeper, Silent, choose_display
 from dpfp_ray.training.dev_scores import kept_predictions, quote, without_answers
 from dpfp_ray.training.load_model import predictor_of, weights_of
 from dpfp_ray.training.loop import Event, Finished, Progress, State, make_release, train_steps
@@ -133,7 +133,6 @@ class TrainedRun:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """The plan's fields, with all that the data filled in."""
         return dict(self.record["plan"])
 
     @property
@@ -154,7 +153,6 @@ class TrainedRun:
 
     @property
     def guarantee(self) -> str:
-        """proved, nominal or none."""
         return self.record["privacy"]["guarantee"]
 
     @property
@@ -268,23 +266,27 @@ def train(
             run_folder.ask_for_room(folder, model, plan, weights)
             run_folder.keep_seed(folder, plan, seed, seed_known)
         where = "" if folder is None else str(folder.resolve())
+        charge = charged(book, run, where=where, resumed=begun is not None, mark=mark)
         keeper = Keeper(run, display, folder, save_every, mark)
-        with (
-            charged(book, run, where=where, resumed=begun is not None, mark=mark) as charge,
-            display(run, plan.method) as shown,
-            keeper.on_signals(),
-        ):
-            for event in run_events(run, model):
-                charge.count(event)
-                shown.show(event)
-                keeper.follow(event)
-                if isinstance(event, Finished):
-                    record = event.record
-                    record["ledger_entry"] = charge.entry_id
+        record = follow(run_events(run, model), charge, display(run, plan.method), keeper).record
         if folder is not None:
             run_folder.write_result(folder, record, model if weights else None, plan)
         answers = predictor_of(plan, prepared.inputs.label_names, model, own)
         return TrainedRun(record, folder, answers)
+
+
+def follow(
+    events: Iterator[Event], charged: AbstractContextManager[Charge], shown: Silent, keeper: Keeper
+) -> Finished:
+    """The last of `events`; each of them is charged, shown and saved as it comes."""
+    with charged as charge, shown, keeper.on_signals():
+        for event in events:
+            charge.count(event)
+            shown.show(event)
+            keeper.follow(event)
+    assert isinstance(event, Finished)
+    event.record["ledger_entry"] = charge.entry_id
+    return event
 
 
 def own_encoder(encoder: Any, tokenizer: Any) -> OwnEncoder | None:

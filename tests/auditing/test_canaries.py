@@ -1,6 +1,5 @@
 """Canaries: what they are made of, how they get in, and that "out" is what the adjacency says."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,15 +23,9 @@ from dpfp_ray.models.classifier import trainable_parameters
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.system.errors import UserError
-from tests.support.tiny_runs import tiny_classifier, tiny_plan, tiny_split, tiny_world
+from tests.support.tiny_runs import tiny_classifier, tiny_plan, tiny_split
 
 RECORDS, COUNT = 60, 20
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with tiny_world(tmp_path_factory.mktemp("world")) as folder:
-        yield folder
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """DP-FP against Algorithm 1 written out: one micro-batch, one row, one noise vector at a time."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -14,16 +12,10 @@ from dpfp_ray.methods.parts.base import Rows, make_method
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import PoissonSampler, keyed_generator
-from tests.support.tiny_runs import tiny_classifier, tiny_data, tiny_plan, tiny_world
+from tests.support.tiny_runs import tiny_classifier, tiny_data, tiny_plan
 
 SEED = 2**100 + 7
 SIGMA = 0.7
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with tiny_world(tmp_path_factory.mktemp("world")) as folder:
-        yield folder
 
 
 @pytest.fixture(scope="module")

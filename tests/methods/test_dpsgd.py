@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 import gc
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,19 +28,13 @@ from dpfp_ray.training.loop import State, evaluate
 from dpfp_ray.training.machine import SoloComm
 from dpfp_ray.training.prepare import Data
 from dpfp_ray.training.step import Steps, take
-from tests.support.tiny_models import ENCODERS, NO_POOLER, TEXTS, build_tiny
+from tests.support.tiny_models import ENCODERS, NO_POOLER, TEXTS
 from tests.support.tiny_runs import Killed, Listener, train_with
 
 CLIPPINGS = ("ghost", "hooks")
 SHARED = ("mpnet", "deberta-v2")  # have weights that act on a whole batch at once
 SEED, SIGMA, B = 11, 0.5, 10
 RECORDS = np.array([0, 5, 7, 12, 3, 5, 19])  # of several lengths, one of them twice
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    root = tmp_path_factory.mktemp("dpsgd")
-    return functools.cache(lambda name: build_tiny(root / name, name))
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,5 @@
 """Ordinary training: the gradient that any textbook loop would have."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -10,13 +8,7 @@ from torch.nn import functional
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.methods.parts.base import make_method
 from tests.methods.test_dpfp import assert_same, gradients, rows_of
-from tests.support.tiny_runs import tiny_classifier, tiny_data, tiny_plan, tiny_world
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with tiny_world(tmp_path_factory.mktemp("world")) as folder:
-        yield folder
+from tests.support.tiny_runs import tiny_classifier, tiny_data, tiny_plan
 
 
 @pytest.fixture(scope="module")

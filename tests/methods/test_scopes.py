@@ -1,7 +1,6 @@
 """Every scope in every encoder family: the clipped sum against a loop over rows, and whole runs."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +34,7 @@ from tests.methods.test_dpsgd import (
     row_gradients,
     table,
 )
-from tests.support.tiny_models import ENCODERS, build_tiny
+from tests.support.tiny_models import ENCODERS
 from tests.support.tiny_runs import Listener, in_threads, train_with
 
 SCOPES = ("bias", "lora", "top:1", "top:2")
@@ -44,12 +43,6 @@ NO_LABEL = -100  # a row that is there but says nothing: torch's loss and its gr
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*no gradient per example", "ignore:Full backward hook is firing"
 )
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    root = tmp_path_factory.mktemp("scopes")
-    return functools.cache(lambda name: build_tiny(root / name, name))
 
 
 def build(plan: Plan, *, awake: bool = False) -> Classifier:

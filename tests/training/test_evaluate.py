@@ -1,7 +1,5 @@
 """Scores against a loop over single rows."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -11,13 +9,7 @@ from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.training import loop as module
 from dpfp_ray.training.loop import evaluate
 from dpfp_ray.training.machine import SoloComm
-from tests.support.tiny_runs import in_threads, tiny_classifier, tiny_data, tiny_plan, tiny_world
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with tiny_world(tmp_path_factory.mktemp("world")) as folder:
-        yield folder
+from tests.support.tiny_runs import in_threads, tiny_classifier, tiny_data, tiny_plan
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The loop: killed runs that end as if nothing had happened, empty steps, several workers."""
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +24,11 @@ from tests.support.tiny_runs import (
     tiny_classifier,
     tiny_data,
     tiny_plan,
-    tiny_world,
     train_with,
 )
 
 SEED = 2**90 + 1
 Weights = dict[str, Tensor]
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with tiny_world(tmp_path_factory.mktemp("world")) as folder:
-        yield folder
 
 
 def run(

@@ -1,7 +1,5 @@
 """One step: which rows go through the model together."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,7 @@ from dpfp_ray.methods.parts.base import Rows
 from dpfp_ray.privacy.sampling import Records
 from dpfp_ray.training.machine import SoloComm
 from dpfp_ray.training.step import Steps, make_optimizer
-from tests.support.tiny_runs import tiny_classifier, tiny_data, tiny_plan, tiny_world
+from tests.support.tiny_runs import tiny_classifier, tiny_data, tiny_plan
 
 PRESENT = 8  # records with tokens; the one after them has none, as an audit leaves it
 
@@ -26,12 +24,6 @@ class Drawn:
 
     def draw(self, step: int) -> Records:
         return np.array(self.draws[step], dtype=np.int64)
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with tiny_world(tmp_path_factory.mktemp("world")) as folder:
-        yield folder
 
 
 def test_only_a_step_with_an_absent_record_is_padded(

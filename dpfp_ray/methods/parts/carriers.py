@@ -137,7 +137,6 @@ def gaussian(rng: np.random.Generator, rows: int, columns: int) -> Tensor:
 
 
 def encoder_linears(model: Classifier) -> dict[str, Linear]:
-    """The encoder's trainable linear layers; refused where rows cannot be told apart in them."""
     kind = getattr(model.encoder.config, "model_type", "unknown")
     linears = {
         name: module

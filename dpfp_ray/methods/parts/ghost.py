@@ -330,7 +330,6 @@ def _freeze(model: Classifier, names: list[str]) -> None:
 
 
 def _has_parts(model: Classifier, name: str) -> bool:
-    """Whether the weight's own module has other trained modules in it."""
     module = model.get_submodule(name.rpartition(".")[0])
     return model.get_parameter(name).requires_grad and any(
         p.requires_grad for part in module.children() for p in part.parameters()
@@ -383,7 +382,6 @@ def _margin(norms: Tensor) -> Tensor:
 
 
 def _norms(model: Classifier, inputs: dict[str, Tensor], labels: Tensor) -> dict[Tensor, Tensor]:
-    """Of each row's gradient, by weight."""
     clipping = GhostClipping(model)
     try:
         with clipping.packed(inputs.get(ROW)):

@@ -160,8 +160,6 @@ def best_linear_guess(
 
 
 class Recent:
-    """The last few results of an expensive function, by key."""
-
     def __init__(self) -> None:
         self.known: OrderedDict[Any, Any] = OrderedDict()
 
@@ -323,7 +321,6 @@ def put_in_order(known: ClassStatistics) -> Classes | None:
 def head_of(
     known: Classes, ridge: float, shrinkage: float, public: Floats | None = None
 ) -> LinearHead:
-    """See `discriminant`."""
     priors, between, between_var = known.priors, known.between, known.between_var
     width, spread, entry_std = between.shape[1], known.spread, known.entry_std
     radius = 2 * np.sqrt(width) * entry_std
@@ -393,7 +390,6 @@ def choose_ridge(
     rng: np.random.Generator,
     public: Floats | None = None,
 ) -> float:
-    """One of `RIDGES`."""
     scores = np.zeros(len(RIDGES))
     for _ in range(DRAWS if known.sums.shape[1] < WIDE else 1):
         made_from, judged_by = (view.in_order for view in two_views(known, rng))

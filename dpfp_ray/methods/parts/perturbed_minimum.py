@@ -122,7 +122,6 @@ class Preconditioner:
         self.weight = np.nan
 
     def renew(self, weight: float) -> None:
-        """For `weight`, or one like it."""
         if not self.weight / 2 <= weight <= self.weight * 2:
             matrix = weight * self.gram
             rounding = ROUNDING * float(np.trace(matrix))
