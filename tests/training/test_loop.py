@@ -4,18 +4,25 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from dpfp_ray.models.classifier import trainable_parameters
+from dpfp_ray.auditing.canaries import blank, hide_empty, stack
+from dpfp_ray.data.tokens import TokenTable
+from dpfp_ray.methods.dpfp import DpFp
+from dpfp_ray.methods.parts.base import Rows
+from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import Spending
-from dpfp_ray.privacy.sampling import Sampler, make_sampler, run_seed
+from dpfp_ray.privacy.sampling import Records, Sampler, make_sampler, run_seed
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.training.loop import Progress, State, weights_hash
-from dpfp_ray.training.machine import Comm, TorchComm
+from dpfp_ray.training import loop as module
+from dpfp_ray.training.loop import Progress, State, evaluate, weights_hash
+from dpfp_ray.training.machine import Comm, SoloComm, TorchComm
 from dpfp_ray.training.prepare import freeze_unreached
+from dpfp_ray.training.step import Steps, make_optimizer
 from tests.support.gloo import run_workers
 from tests.support.tiny_runs import (
     Killed,
@@ -369,3 +376,117 @@ def test_unreached_weights_are_frozen_with_a_warning(model_folder: str) -> None:
         freeze_unreached(model, tiny_data(model_folder))
     assert [name for name, _ in trainable_parameters(model)] == before
     assert all(p.grad is None for p in model.parameters())
+
+
+# One step: which rows go through the model together.
+
+
+PRESENT = 8  # records with tokens; the one after them has none, as an audit leaves it
+
+
+class Drawn:
+    """A sampler whose draws are known beforehand."""
+
+    def __init__(self, *draws: list[int]) -> None:
+        self.draws = draws
+
+    def draw(self, step: int) -> Records:
+        return np.array(self.draws[step], dtype=np.int64)
+
+
+def test_only_a_step_with_an_absent_record_is_padded(
+    model_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = tiny_data(model_folder, train_rows=PRESENT).train
+    table = stack(real, blank(real, np.zeros(1, np.int64), length=0))
+    assert isinstance(table, TokenTable)
+    plan = tiny_plan(records=len(table))
+    method = DpFp(plan, hide_empty(tiny_classifier(model_folder, plan)), 0.5, seed=1)
+    given: list[Rows] = []
+    backward = method.backward
+
+    def noted(rows: Rows) -> torch.Tensor:
+        given.append(rows)
+        return backward(rows)
+
+    monkeypatch.setattr(method, "backward", noted)
+    sampler = Drawn([0, 3, 5], [0, PRESENT, 5])
+    optimizer = make_optimizer(plan, method)
+    steps = Steps(plan, method, optimizer, table, sampler, SoloComm(), seed=1)
+    steps.take(0)
+    assert all(rows.packed_row is not None for rows in given)
+    given.clear()
+    steps.take(1)
+    assert given
+    assert all(rows.packed_row is None for rows in given)
+    assert sum(len(rows.labels) for rows in given) == 3
+
+
+# Scores against a loop over single rows.
+
+
+@pytest.fixture
+def model(model_folder: str) -> Classifier:
+    """A head large enough for scores that differ between rows."""
+    model = tiny_classifier(model_folder, tiny_plan(dropout=0.5))
+    generator = torch.Generator().manual_seed(1)
+    torch.nn.init.normal_(model.head.weight, generator=generator)
+    return model
+
+
+@pytest.fixture
+def table(model_folder: str) -> TokenTable:
+    return tiny_data(model_folder, dev_rows=41).dev["dev"]
+
+
+def naive(model: Classifier, table: TokenTable) -> dict[str, float]:
+    model.eval()
+    right, loss = 0, 0.0
+    for row in range(len(table)):
+        with torch.no_grad():
+            logits = model(table.collate(np.array([row])))[0]
+        label = int(table.labels[row])
+        right += int(logits.argmax()) == label
+        loss -= float(torch.log_softmax(logits, 0)[label])
+    return {"accuracy": right / len(table), "loss": loss / len(table)}
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 7, 256])
+def test_scores_are_those_of_a_naive_loop(
+    model: Classifier, table: TokenTable, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "EVAL_ROWS", rows_at_once)
+    expected = naive(model, table)
+    assert 0 < expected["accuracy"] < 1
+    scores = evaluate(model, table, SoloComm())
+    assert scores["accuracy"] == expected["accuracy"]
+    assert scores["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_is_off_and_the_mode_is_put_back(
+    model: Classifier, table: TokenTable, training: bool
+) -> None:
+    model.train(training)
+    assert evaluate(model, table, SoloComm()) == evaluate(model, table, SoloComm())
+    assert model.training is training
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 50])
+def test_workers_share_the_rows_and_agree(
+    model: Classifier, table: TokenTable, world_size: int
+) -> None:
+    expected = naive(model, table)
+    for scores in in_threads(world_size, lambda comm: evaluate(model, table, comm)):
+        assert scores["accuracy"] == expected["accuracy"]
+        assert scores["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+def test_bf16_scores_with_a_head_in_fp32(model: Classifier, table: TokenTable) -> None:
+    """Eight bits would make ties of close scores, and a tie is class 0."""
+    seen: list[torch.dtype] = []
+    model.head.register_forward_hook(lambda *found: seen.append(found[2].dtype))
+    scores = evaluate(model, table, SoloComm(), "bf16")
+    assert set(seen) == {torch.float32}
+    assert scores["loss"] == pytest.approx(naive(model, table)["loss"], rel=0.05)
+    assert scores["loss"] != evaluate(model, table, SoloComm(), "fp32")["loss"]
