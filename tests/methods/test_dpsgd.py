@@ -81,6 +81,11 @@ def build(plan: Plan) -> Classifier:
     return model.train()
 
 
+def make_dpsgd(folder: str, **changes: Any) -> DpSgd:
+    plan = make_plan(folder, **changes)
+    return DpSgd(plan, build(plan), SIGMA, SEED)
+
+
 def make_rows(source: TokenTable, positions: list[int] | None = None, packs: bool = False) -> Rows:
     chosen = np.arange(len(RECORDS)) if positions is None else np.array(positions)
     return take(source, RECORDS, chosen, torch.device("cpu"), packs=packs)
@@ -184,8 +189,7 @@ def test_packed_rows_have_the_clipped_sum_of_padded_ones(
 
 def test_a_padding_token_within_a_packed_text_gets_no_gradient(tiny: Callable[[str], str]) -> None:
     folder = tiny("bert")
-    plan = make_plan(folder, clipping="hooks")
-    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    method = make_dpsgd(folder, clipping="hooks")
     source = table(folder, ("a fine [PAD] film", "a dull one", *TEXTS))
     found = clipped_sum(method, make_rows(source, packs=True))
     assert encoder_padding(folder) in make_rows(source).inputs["input_ids"][0, :-1]
@@ -207,8 +211,8 @@ def test_hooks_are_given_packed_rows_by_the_loop(
 ) -> None:
     # Parts of very few rows: memory allows hooks no more.
     monkeypatch.setattr(DpSgd, "max_rows", 3)
-    plan = make_plan(tiny("bert"), clipping="hooks")
-    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    folder = tiny("bert")
+    method = make_dpsgd(folder, clipping="hooks")
     given: list[Rows] = []
     backward = method.backward
 
@@ -219,7 +223,8 @@ def test_hooks_are_given_packed_rows_by_the_loop(
     monkeypatch.setattr(method, "backward", noted)
     sampler = ShuffleSampler(len(TEXTS), B, SEED)
     optimizer = torch.optim.AdamW(method.parameters)
-    Steps(plan, method, optimizer, table(plan.model), sampler, SoloComm(), SEED).take(0)
+    steps = Steps(method.plan, method, optimizer, table(folder), sampler, SoloComm(), SEED)
+    steps.take(0)
     assert len(given) > 1
     assert all(rows.packed_row is not None and len(rows.labels) <= 3 for rows in given)
 
@@ -228,9 +233,8 @@ def test_hooks_are_given_packed_rows_by_the_loop(
 def test_a_neighbour_in_the_same_sequence_moves_the_sum_by_at_most_C(
     tiny: Callable[[str], str], clipping: str
 ) -> None:
-    plan = make_plan(tiny("bert"), clip=0.01, clipping=clipping)
-    method = DpSgd(plan, build(plan), SIGMA, SEED)
-    source, everyone = table(plan.model), list(range(len(RECORDS)))
+    method = make_dpsgd(tiny("bert"), clip=0.01, clipping=clipping)
+    source, everyone = table(method.plan.model), list(range(len(RECORDS)))
     whole = clipped_sum(method, make_rows(source, everyone, packs=True))
     for left_out in everyone:
         rest = [position for position in everyone if position != left_out]
@@ -243,9 +247,8 @@ def test_a_neighbour_in_the_same_sequence_moves_the_sum_by_at_most_C(
 def test_an_undefined_row_takes_none_of_its_neighbours_with_it(
     tiny: Callable[[str], str], clipping: str
 ) -> None:
-    plan = make_plan(tiny("bert"), clipping=clipping)
-    method = DpSgd(plan, build(plan), SIGMA, SEED)
-    source = table(plan.model)
+    method = make_dpsgd(tiny("bert"), clipping=clipping)
+    source = table(method.plan.model)
     ids = [set(source.collate(RECORDS[[i]])["input_ids"][0].tolist()) for i in range(len(RECORDS))]
     bad = next(i for i in range(len(RECORDS)) if ids[i] - set().union(*ids[:i], *ids[i + 1 :]))
     (word, *_) = ids[bad] - set().union(*ids[:bad], *ids[bad + 1 :])
@@ -258,18 +261,16 @@ def test_an_undefined_row_takes_none_of_its_neighbours_with_it(
 
 @pytest.mark.parametrize("clipping", CLIPPINGS)
 def test_no_row_adds_more_than_C(tiny: Callable[[str], str], clipping: str) -> None:
-    plan = make_plan(tiny("bert"), clip=0.01, clipping=clipping)
-    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    method = make_dpsgd(tiny("bert"), clip=0.01, clipping=clipping)
     for position in range(len(RECORDS)):
-        found = clipped_sum(method, make_rows(table(plan.model), [position]))
+        found = clipped_sum(method, make_rows(table(method.plan.model), [position]))
         assert norm(found) == pytest.approx(0.01, rel=1e-4)
 
 
 @pytest.mark.parametrize("clipping", CLIPPINGS)
 def test_scope_head_trains_the_head_only(tiny: Callable[[str], str], clipping: str) -> None:
-    plan = make_plan(tiny("bert"), scope="head", clip=0.5, clipping=clipping)
-    method = DpSgd(plan, build(plan), SIGMA, SEED)
-    rows = make_rows(table(plan.model))
+    method = make_dpsgd(tiny("bert"), scope="head", clip=0.5, clipping=clipping)
+    rows = make_rows(table(method.plan.model))
     expected = naive_sum(method.model, rows, 0.5)
     assert expected.keys() == {"head.weight", "head.bias"}
     assert_same(clipped_sum(method, rows), expected)
@@ -285,8 +286,7 @@ def test_a_padding_token_within_the_text_gets_no_gradient(
     folder = tiny(architecture)
     pad = load_tokenizer(folder).pad_token
     source = table(folder, tuple(f"{text} {pad} the the" for text in TEXTS))
-    plan = make_plan(folder, clip=1e-3, clipping=clipping)
-    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    method = make_dpsgd(folder, clip=1e-3, clipping=clipping)
     rows = make_rows(source)
     found = clipped_sum(method, rows)
     assert_same(found, naive_sum(method.model, rows, 1e-3))
@@ -299,9 +299,8 @@ def test_a_padding_token_within_the_text_gets_no_gradient(
 
 @pytest.mark.parametrize("clipping", CLIPPINGS)
 def test_how_rows_are_cut_does_not_matter(tiny: Callable[[str], str], clipping: str) -> None:
-    plan = make_plan(tiny("bert"), clipping=clipping)
-    method = DpSgd(plan, build(plan), SIGMA, SEED)
-    source = table(plan.model)
+    method = make_dpsgd(tiny("bert"), clipping=clipping)
+    source = table(method.plan.model)
     whole = clipped_sum(method, make_rows(source))
     parts = clipped_sum(
         method, make_rows(source, [6, 2]), make_rows(source, [0]), make_rows(source, [1, 3, 4, 5])
@@ -313,9 +312,8 @@ def test_how_rows_are_cut_does_not_matter(tiny: Callable[[str], str], clipping: 
 
 
 def test_backward_returns_the_sum_of_the_rows_losses(tiny: Callable[[str], str]) -> None:
-    plan = make_plan(tiny("bert"))
-    method = DpSgd(plan, build(plan), SIGMA, SEED)
-    rows = make_rows(table(plan.model))
+    method = make_dpsgd(tiny("bert"))
+    rows = make_rows(table(method.plan.model))
     method.begin(0, len(RECORDS))
     loss = method.backward(rows)
     assert not loss.requires_grad
@@ -357,9 +355,8 @@ def test_ghost_norms_do_not_depend_on_the_way_they_are_computed(
 
 @pytest.mark.parametrize("clipping", CLIPPINGS)
 def test_clipping_is_exact_under_bf16(tiny: Callable[[str], str], clipping: str) -> None:
-    plan = make_plan(tiny("bert"), clip=0.1, clipping=clipping, precision="bf16")
-    method = DpSgd(plan, build(plan), SIGMA, SEED)
-    found = clipped_sum(method, make_rows(table(plan.model), [2]))
+    method = make_dpsgd(tiny("bert"), clip=0.1, clipping=clipping, precision="bf16")
+    found = clipped_sum(method, make_rows(table(method.plan.model), [2]))
     assert all(value.dtype == torch.float32 for value in found.values())
     assert norm(found) == pytest.approx(0.1, rel=1e-4)
 
@@ -378,8 +375,7 @@ def finished(method: DpSgd, step: int, rows: Rows | None) -> list[Tensor]:
 
 @pytest.mark.parametrize("clipping", CLIPPINGS)
 def test_an_empty_step_is_noise_over_B(tiny: Callable[[str], str], clipping: str) -> None:
-    plan = make_plan(tiny("bert"), clipping=clipping)
-    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    method = make_dpsgd(tiny("bert"), clipping=clipping)
     found = finished(method, 4, None)
     assert len(found) == len(method.parameters)
     values = torch.cat([value.flatten() for value in found])
@@ -390,9 +386,8 @@ def test_an_empty_step_is_noise_over_B(tiny: Callable[[str], str], clipping: str
 def test_finish_adds_the_keyed_noise_once_and_divides_by_B_not_by_rows(
     tiny: Callable[[str], str],
 ) -> None:
-    plan = make_plan(tiny("bert"))
-    method = DpSgd(plan, build(plan), SIGMA, SEED)
-    rows = make_rows(table(plan.model))
+    method = make_dpsgd(tiny("bert"))
+    rows = make_rows(table(method.plan.model))
     assert len(rows.labels) != B
     expected = list(clipped_sum(method, rows).values())
     add_noise(expected, SIGMA, SEED, 3)
@@ -519,9 +514,8 @@ def test_a_step_that_was_broken_off_does_not_spoil_the_next_method(
 def test_steps_and_evaluations_leave_no_tensors_behind(
     tiny: Callable[[str], str], clipping: str
 ) -> None:
-    plan = make_plan(tiny("bert"), clipping=clipping)
-    method = DpSgd(plan, build(plan), SIGMA, SEED)
-    source = table(plan.model)
+    method = make_dpsgd(tiny("bert"), clipping=clipping)
+    source = table(method.plan.model)
     counts = []
     for step in range(3):
         finished(method, step, make_rows(source))

@@ -1,6 +1,7 @@
 """Encoders of many architectures behind one interface, and clear words where that cannot work."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -151,41 +152,19 @@ class UntrackedBatchNorm(BatchNorm):
         self.norm = nn.BatchNorm1d(16, track_running_stats=False)
 
 
-class CentredInTraining(Words):
-    def change(self, x: Tensor) -> Tensor:
-        return x - x.mean(0, keepdim=True) if self.training else x
-
-
-class HardlyCentred(Words):
-    def change(self, x: Tensor) -> Tensor:
-        return x - 1e-4 * x.mean(0, keepdim=True)
-
-
-class CentredFromThreeRowsOn(Words):
-    def change(self, x: Tensor) -> Tensor:
-        return x - x.mean(0, keepdim=True) if len(x) > 2 else x
-
-
-class CentredInLargeBatches(Words):
-    def change(self, x: Tensor) -> Tensor:
-        return x - x.mean(0, keepdim=True) if len(x) > 64 else x
-
-
-class LooksAtOnePosition(Words):
-    def change(self, x: Tensor) -> Tensor:
-        if x.shape[1] < 6:
-            return x
-        return torch.cat([x[:, :5], x[:, 5:] + x[:1, 5:6]], 1)
-
-
-class LooksAtTheRowBefore(Words):
-    def change(self, x: Tensor) -> Tensor:
-        return x + 0.1 * x.roll(1, 0)
-
-
-class LooksUnderGradients(Words):
-    def change(self, x: Tensor) -> Tensor:
-        return x - x.mean(0, keepdim=True) if torch.is_grad_enabled() else x
+# What a row's vectors become, by the module's mode and all rows' vectors.
+CHANGES: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "centred in training": lambda m, x: x - x.mean(0, keepdim=True) if m.training else x,
+    "hardly centred": lambda m, x: x - 1e-4 * x.mean(0, keepdim=True),
+    "centred from three rows on": lambda m, x: x - x.mean(0, keepdim=True) * (len(x) > 2),
+    "centred in large batches": lambda m, x: x - x.mean(0, keepdim=True) * (len(x) > 64),
+    "looks at one position": lambda m, x: torch.cat([x[:, :5], x[:, 5:] + x[:1, 5:6]], 1),
+    "looks at the row before": lambda m, x: x + 0.1 * x.roll(1, 0),
+    "looks under gradients": lambda m, x: x - x.mean(0, keepdim=True) * torch.is_grad_enabled(),
+    "functional dropout": lambda m, x: functional.dropout(x, 0.1, m.training),
+    "noisy": lambda m, x: x + 0.01 * torch.randn_like(x),
+}
+CHANGED = {name: type(name, (Words,), {"change": change}) for name, change in CHANGES.items()}
 
 
 class CountsTokens(Words):
@@ -234,16 +213,6 @@ class RemembersElsewhere(Words):
         return x if self.training else x + SEEN.total()
 
 
-class FunctionalDropout(Words):
-    def change(self, x: Tensor) -> Tensor:
-        return functional.dropout(x, 0.1, self.training)
-
-
-class Noisy(Words):
-    def change(self, x: Tensor) -> Tensor:
-        return x + 0.01 * torch.randn_like(x)
-
-
 @pytest.fixture(scope="module")
 def tokenizer(zoo: Path) -> Any:
     return load_tokenizer(str(zoo / "bert"))
@@ -254,16 +223,7 @@ def build(module: nn.Module, tokenizer: Any, scope: str = "all", dropout: float 
     return own.classifier("mean", 2, dropout=dropout, head_seed=0, scope=scope)
 
 
-BESIDE = (
-    *(
-        UntrackedBatchNorm,
-        CentredInTraining,
-        HardlyCentred,
-        CentredFromThreeRowsOn,
-        CentredInLargeBatches,
-    ),
-    *(LooksAtOnePosition, LooksAtTheRowBefore, LooksUnderGradients),
-)
+BESIDE = (UntrackedBatchNorm, *list(CHANGED.values())[:7])
 REMEMBERING = (BatchNorm, CountsTokens, CountsUnseen, KeepsAList, KeepsTheLastBatch)
 
 
@@ -287,7 +247,7 @@ def test_an_encoder_that_remembers_rows_outside_itself_is_refused(tokenizer: Any
         build(RemembersElsewhere().eval(), tokenizer)
 
 
-@pytest.mark.parametrize("kind", [FunctionalDropout, Noisy])
+@pytest.mark.parametrize("kind", [CHANGED["functional dropout"], CHANGED["noisy"]])
 def test_an_encoder_that_is_random_in_training_is_refused(
     kind: type[Words], tokenizer: Any
 ) -> None:
@@ -295,12 +255,14 @@ def test_an_encoder_that_is_random_in_training_is_refused(
         build(kind().eval(), tokenizer)
 
 
-@pytest.mark.parametrize("kind", [BatchNorm, CentredInTraining, FunctionalDropout])
+@pytest.mark.parametrize(
+    "kind", [BatchNorm, CHANGED["centred in training"], CHANGED["functional dropout"]]
+)
 def test_a_frozen_encoder_is_asked_in_evaluation_mode(kind: type[Words], tokenizer: Any) -> None:
     build(kind().train(), tokenizer, scope="head")
 
 
-@pytest.mark.parametrize("kind", [HardlyCentred, KeepsAList, Noisy])
+@pytest.mark.parametrize("kind", [CHANGED["hardly centred"], KeepsAList, CHANGED["noisy"]])
 def test_a_frozen_encoder_is_refused_too(kind: type[Words], tokenizer: Any) -> None:
     with pytest.raises(UserError):
         build(kind().eval(), tokenizer, scope="head")
