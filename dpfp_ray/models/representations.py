@@ -29,13 +29,7 @@ from dpfp_ray.data.tokens import PairTable, TokenTable
 from dpfp_ray.models.classifier import Classifier, initialise_head, set_dropout
 from dpfp_ray.models.download import encoder_identity
 from dpfp_ray.models.modeling_dpfp import chosen_layers, join, relation
-from dpfp_ray.models.row_store import (
-    INFERENCE_ROWS,
-    Encode,
-    encode_here,
-    encoded_rows,
-    kind_of,
-)
+from dpfp_ray.models.row_store import INFERENCE_ROWS, Encode, encode_here, encoded_rows, kind_of
 from dpfp_ray.models.scopes import Lora, restrict
 from dpfp_ray.plan.checks import is_joined
 from dpfp_ray.system.cache import cache_dir

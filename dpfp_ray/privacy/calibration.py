@@ -171,11 +171,7 @@ def _closed_form(p: float, n: int, adjacency: str, epsilon: float, delta: float)
 
 
 def _smallest(
-    epsilon_of: Callable[[float], float],
-    budget: float,
-    start: float,
-    step: float,
-    tolerance: float,
+    epsilon_of: Callable[[float], float], budget: float, start: float, step: float, tolerance: float
 ) -> float:
     """The smallest σ, to a factor 1 + `tolerance`, with `epsilon_of`(σ) ≤ `budget`.
 

@@ -292,12 +292,7 @@ class People:
         return self._shared_with(SETS, own, sampled=True, but=name)
 
     def _shared_with(
-        self,
-        folder: str,
-        by_key: dict[str, Fingerprints],
-        *,
-        sampled: bool = False,
-        but: str = "",
+        self, folder: str, by_key: dict[str, Fingerprints], *, sampled: bool = False, but: str = ""
     ) -> dict[str, int]:
         """Sets in `folder` that share texts with these, and how many; of two keys, either tells."""
         own = by_key if sampled else {key: self._sample(one) for key, one in by_key.items()}

@@ -144,11 +144,7 @@ def nist_questions(facts: Facts, plan: Plan, privacy: Facts) -> list[dict[str, s
             "Private training fails small classes first: `dpfp predict RUN --dev --evaluate` gives "
             "the scores by class.",
         ),
-        _qa(
-            "trust model",
-            "Who must be trusted with the raw data?",
-            facts["trust"],
-        ),
+        _qa("trust model", "Who must be trusted with the raw data?", facts["trust"]),
         _qa(
             "exposure",
             "What else about the data leaves, beside the private output?",

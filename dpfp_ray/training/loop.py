@@ -233,11 +233,7 @@ def evaluate(
     # A model that has diverged still has answers, but no probabilities.
     sound = shares if np.isfinite(shares).all() else None
     metrics = measure(answered, table.labels, classes=model.classes, probabilities=sound)
-    return {
-        **metrics,
-        ANSWERS: pack(answered, model.classes),
-        "loss": loss.item() / len(table),
-    }
+    return {**metrics, ANSWERS: pack(answered, model.classes), "loss": loss.item() / len(table)}
 
 
 def resume_facts(run: Run, progress: Progress, spent: dict[str, float | None]) -> State:

@@ -422,9 +422,7 @@ def test_everything_trains_in_ordinary_encoders(
     assert unsplittable(model) == []
 
 
-def test_mpnets_relative_positions_are_frozen_with_one_warning(
-    tiny: Callable[[str], str],
-) -> None:
+def test_mpnets_relative_positions_are_frozen_with_one_warning(tiny: Callable[[str], str]) -> None:
     plan = make_plan(tiny("mpnet"))
     model = build(plan)
     shared = "encoder.encoder.relative_attention_bias.weight"

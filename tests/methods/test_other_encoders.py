@@ -159,11 +159,7 @@ def test_rows_that_depend_on_their_padding_are_refused(
     [
         ("xlnet", "bias", "none of the weights to train has a gradient per example"),
         ("longformer", "lora", "none of the weights to train has a gradient per example"),
-        (
-            "xlnet",
-            "lora",
-            "finds no layer in this encoder; its linear layers are: layer_1",
-        ),
+        ("xlnet", "lora", "finds no layer in this encoder; its linear layers are: layer_1"),
         ("xlm", "top:1", "needs layers with weights of their own, in one list"),
     ],
 )

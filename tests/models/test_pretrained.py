@@ -12,11 +12,7 @@ from safetensors.torch import load_file, save_file
 from dpfp_ray.data import Split
 from dpfp_ray.data.tokens import tokenise_once
 from dpfp_ray.models.download import encoder_identity
-from dpfp_ray.models.pretrained import (
-    build_classifier,
-    load_tokenizer,
-    resolve_representation,
-)
+from dpfp_ray.models.pretrained import build_classifier, load_tokenizer, resolve_representation
 from dpfp_ray.system.errors import UserError
 from tests.support.tiny_models import NO_POOLER
 
@@ -86,11 +82,7 @@ def test_what_an_encoder_cannot_give_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("keep", "message"),
-    [
-        ((), r"no config\.json"),
-        (("config.json",), "no weights"),
-    ],
+    ("keep", "message"), [((), r"no config\.json"), (("config.json",), "no weights")]
 )
 def test_an_incomplete_folder_is_named(
     zoo: Path, tmp_path: Path, keep: tuple[str, ...], message: str

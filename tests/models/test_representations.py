@@ -9,11 +9,7 @@ from dpfp_ray.data import Split
 from dpfp_ray.data.tokens import PairTable, TokenTable, tokenise, tokenise_sides
 from dpfp_ray.models import representations, row_store
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer, resolve_representation
-from dpfp_ray.models.representations import (
-    HeadClassifier,
-    public_centre,
-    represent,
-)
+from dpfp_ray.models.representations import HeadClassifier, public_centre, represent
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.training.prepare import load_inputs, prepare
 from tests.support.tiny_models import ENCODERS, TEXTS, build_tiny

@@ -250,8 +250,7 @@ def test_rdp_has_no_bound_for_replacement_under_sampling() -> None:
 
 
 @pytest.mark.parametrize(
-    "mech",
-    [sst2(32, 32, 0.4), sst2(1024, 1, 0.8), Mechanism(0.2, 50, 2.0, "zero_out")],
+    "mech", [sst2(32, 32, 0.4), sst2(1024, 1, 0.8), Mechanism(0.2, 50, 2.0, "zero_out")]
 )
 def test_rdp_is_never_below_pld(mech: Mechanism) -> None:
     assert (epsilon(mech, 1e-5, "rdp") or 0) >= (epsilon(mech, 1e-5, "pld") or 0)

@@ -261,11 +261,7 @@ def test_a_step_that_fails_after_its_draw_is_charged(
 
 @pytest.mark.parametrize(("where", "done"), [("evaluate", 1), ("release_id", 1), (None, 0)])
 def test_one_release_is_charged_as_soon_as_it_may_have_been_made(
-    tiny_task: Values,
-    ledger: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    where: str | None,
-    done: int,
+    tiny_task: Values, ledger: Path, monkeypatch: pytest.MonkeyPatch, where: str | None, done: int
 ) -> None:
     place = f"loop.{where}" if where else "train.with_activations"
     monkeypatch.setattr(f"dpfp_ray.training.{place}", fail)

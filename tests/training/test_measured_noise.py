@@ -69,10 +69,7 @@ def empty_steps(model: Classifier) -> Iterator[list[dict[str, Tensor]]]:
             found.append({n: p.grad.detach().clone() for n, p in weights if p.grad is not None})
         rows[0] = 0
 
-    handles = [
-        model.head.register_forward_pre_hook(count),
-        register_optimizer_step_pre_hook(look),
-    ]
+    handles = [model.head.register_forward_pre_hook(count), register_optimizer_step_pre_hook(look)]
     try:
         yield found
     finally:

@@ -100,8 +100,7 @@ def plan(model: str, method: str = "objpert", **changes: object) -> Plan:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method",
-    [{"method": "objpert"}, {"mode": "moments"}, {"method": "dpsgd", "scope": "head"}],
+    "method", [{"method": "objpert"}, {"mode": "moments"}, {"method": "dpsgd", "scope": "head"}]
 )
 def test_many_records_afford_all_layers_and_few_do_not(model: str, method: dict[str, str]) -> None:
     asked = Plan(**{"model": model, "method": "dpfp", **method})  # type: ignore[arg-type]

@@ -64,11 +64,7 @@ def membership(labels: NDArray[np.int64], classes: int, kept: Floats | None = No
 
 
 def add_up(
-    rows: Rows,
-    width: int,
-    classes: int,
-    weights: Floats | None = None,
-    kept: Floats | None = None,
+    rows: Rows, width: int, classes: int, weights: Floats | None = None, kept: Floats | None = None
 ) -> tuple[Floats, Floats, Floats]:
     """Class counts (K,), class sums (K, k) and second moment (k, k) of `rows`; row i counts
     `weights[i]` times, and belongs to classes as `membership` says."""
@@ -385,10 +381,7 @@ def _variance(weight: Floats, trace: float, known: Classes) -> float:
 
 
 def choose_ridge(
-    known: ClassStatistics,
-    shrinkage: float,
-    rng: np.random.Generator,
-    public: Floats | None = None,
+    known: ClassStatistics, shrinkage: float, rng: np.random.Generator, public: Floats | None = None
 ) -> float:
     scores = np.zeros(len(RIDGES))
     for _ in range(DRAWS if known.sums.shape[1] < WIDE else 1):
