@@ -287,9 +287,15 @@ class Watcher:
         gradients = row_gradients(self.model, self.canaries)
         norms = gradients.norm(dim=1, keepdim=True)
         self.directions = gradients / norms.clamp(min=1e-30)
-        some = np.arange(min(SAMPLE, len(self.canaries)))
-        whole = [gradient_norm(self.model, self.canaries, row) for row in some.tolist()]
-        self.share = float(np.median(norms[some, 0].numpy() / np.maximum(whole, 1e-30)))
+        weights = [parameter for _, parameter in trainable_parameters(self.model)]
+        shares = []
+        for canary in range(min(SAMPLE, len(self.canaries))):
+            rows = self.canaries.rows_of(canary)
+            loss = functional.cross_entropy(*forward(self.model, self.canaries.table, rows))
+            gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+            whole = sum(g.double().square().sum() for g in gradients if g is not None) ** 0.5
+            shares.append(float(norms[canary, 0]) / max(float(whole), 1e-30))
+        self.share = float(np.median(shares))
 
     def look(self, done: int) -> None:
         """Once a step: an epoch's last one is announced twice."""
@@ -303,11 +309,3 @@ class Watcher:
         x = (rows * self.directions).sum(1).numpy()
         ratio = np.minimum((self.share * x - self.share**2 / 2) / sigma**2, 700.0)
         self.evidence += np.log1p(plan.p * np.expm1(ratio))
-
-
-def gradient_norm(model: Classifier, canaries: Canaries, canary: int) -> float:
-    logits, labels = forward(model, canaries.table, canaries.rows_of(canary))
-    weights = [parameter for _, parameter in trainable_parameters(model)]
-    loss = functional.cross_entropy(logits, labels)
-    gradients = torch.autograd.grad(loss, weights, allow_unused=True)
-    return float(sum(g.double().square().sum() for g in gradients if g is not None) ** 0.5)

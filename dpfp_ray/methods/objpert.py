@@ -10,6 +10,7 @@ Where the unit is a person, a person's loss is the mean of their rows'.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +39,7 @@ Floats = NDArray[np.float64]
 _releases = Recent()  # not private
 
 
+@functools.lru_cache(maxsize=64)
 def calibrate(
     epsilon: float, delta: float, classes: int, persons: bool = False
 ) -> ObjectivePerturbation:

@@ -1,23 +1,17 @@
-"""A trained model as a folder that `transformers.pipeline` loads where dpfp-ray is not installed.
+"""A trained model that answers as training's own evaluation does (texts truncated to the same
+`max_length`, the same precision, bounded rows), and as a folder that `transformers.pipeline` loads
+where dpfp-ray is not installed.
 
     config.json, model.safetensors   the whole model: a frozen encoder is in it too
     modeling_dpfp.py                 its class, which `auto_map` names
     tokenizer.json …                 the tokenizer, truncating where training did
 
-What `scope lora` has trained can also be a folder for PEFT: the change alone, without the encoder.
+What `scope lora` has trained can also be a folder for PEFT: in place of model.safetensors LoRA's A
+and B (adapter_config.json, adapter_model.safetensors) and head.safetensors (with the pooler, where
+it is used); `from_adapter` joins them with the encoder.
 
-    adapter_config.json, adapter_model.safetensors   LoRA's A and B, for the encoder
-    head.safetensors                                 the head (and the pooler, where it is used)
-    config.json, modeling_dpfp.py, tokenizer.json …  as in a whole export; `from_adapter` joins them
-
-Stock classes do not fit: they have other heads, know no mean pooling and bound nothing. Loaded as
-one of them, a model would start with a random head and no error; so the folder has a model type of
-its own, and transformers asks for trust_remote_code instead.
-
-A trained model with all that it needs to answer: its tokenizer, class names, and row length.
-
-Answers are those of training's own evaluation: texts truncated to the same `max_length`, the same
-precision, rows bounded where the head was made for bounded rows.
+Stock classes do not fit: loaded as one of them, a model would start with a random head and no
+error. So the folder has a model type of its own, and transformers asks for trust_remote_code.
 """
 
 import inspect

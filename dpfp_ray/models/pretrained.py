@@ -122,7 +122,11 @@ def resolve_representation(model: str, representation: str) -> str:
         return trained_for
     if causal:
         return "mean"
-    return "pooler" if _builds_pooler(config, kind) and _holds_pooler(model) else "cls"
+    # Some checkpoints (roberta-base, for one) have no trained pooler.
+    holds = _builds_pooler(config, kind) and any(
+        "pooler." in name for name in _weight_shapes(model)
+    )
+    return "pooler" if holds else "cls"
 
 
 def width_of_layers(model: str) -> int:
@@ -193,11 +197,6 @@ def _builds_pooler(config: Any, kind: type[Any]) -> bool:
         return True
     with torch.device("meta"), _quiet():
         return getattr(kind(config), "pooler", None) is not None
-
-
-def _holds_pooler(model: str) -> bool:
-    """Whether the checkpoint has trained pooler weights (roberta-base, for one, has not)."""
-    return any("pooler." in name for name in _weight_shapes(model))
 
 
 def _weight_shapes(model: str) -> dict[str, tuple[int, ...]]:

@@ -25,7 +25,6 @@ every pair of (ε_L, 0)-close distributions is a post-processing of the response
 """
 
 import dataclasses
-import functools
 import logging
 import math
 from collections.abc import Iterator
@@ -93,14 +92,8 @@ def own_profile(plan: Plan) -> Any:
     """
     assert plan.spec.own_profile is not None
     more = {} if plan.user_column is None else {"persons": True}
-    return _calibrated(
-        plan.spec.own_profile.calibrate, plan.epsilon, plan.delta, plan.classes or 2, **more
-    )
-
-
-@functools.lru_cache(maxsize=64)
-def _calibrated(calibrate: Any, eps: float, delta: float, classes: int, **more: bool) -> Any:
-    return calibrate(eps, delta, classes, **more)
+    calibrate = plan.spec.own_profile.calibrate
+    return calibrate(plan.epsilon, plan.delta, plan.classes or 2, **more)
 
 
 def epsilon(mech: Mechanism, delta: float, accountant: str) -> float | None:

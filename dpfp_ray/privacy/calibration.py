@@ -3,8 +3,8 @@
 `gdp` is the paper's Algorithm 1, lines 1 and 2, in closed form. The search for the others starts
 from there, and works on log ε against log σ, which is nearly straight.
 
-What a run has spent so far: a pure function of its plan, its noise and the steps it has done.
-There is no running total that a crash could lose or a resume could reset.
+What a run has spent is a pure function of its plan, its noise and its steps: there is no running
+total that a crash could lose or a resume could reset.
 
 And what it costs if it is known which records were drawn, when: ε without amplification. A record's
 number of rows N is Binomial(n, p) and does not depend on the data. Given N, its rows are N Gaussian

@@ -17,8 +17,6 @@ the product of their spectra. The two directions (the record became ⊥, ⊥ bec
 composed each on its own; the larger ε counts. What a grid or a window leaves out is charged to δ:
 the result is an upper bound at any grid.
 
-Sums of discrete privacy losses, and the ε that they leave: the convolution of `pld.py`.
-
 Losses are tilted, q(l) → q(l) e^{θl} / E e^{θl}, so that the convolution is centred at ε, not at
 the mean. Rounding is then relative to δ, and the FFT spans only the neighbourhood of ε.
 """

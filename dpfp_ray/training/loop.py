@@ -321,21 +321,17 @@ def solve(
     `rng` is for choosing a ridge (`ridge: auto`); it has nothing to do with the records.
     """
     assert plan.shrinkage is not None
-    public = public_covariance(data, plan) if plan.prior == "dev" else None
+    public: NDArray[np.float64] | None = None
+    if plan.prior == "dev":  # the plan counts dev rows as public; their labels play no part
+        tables = [table for table in data.dev.values() if isinstance(table, RepresentationTable)]
+        rows = np.concatenate([u for table in tables for u, _ in bounded_rows(table, plan)])
+        centred = rows - rows.mean(0)
+        public = centred.T @ centred / len(rows)
     if isinstance(plan.ridge, float):
         ridge = plan.ridge
     else:
         ridge = choose_ridge(statistics, plan.shrinkage, rng, public)
     return discriminant(statistics, ridge, plan.shrinkage, public), ridge
-
-
-def public_covariance(data: Data, plan: Plan) -> NDArray[np.float64]:
-    """Of the dev rows, without their labels; asked for by plans that count these rows as public."""
-    tables = [table for table in data.dev.values() if isinstance(table, RepresentationTable)]
-    rows = np.concatenate([u for table in tables for u, _ in bounded_rows(table, plan)])
-    centred = rows - rows.mean(0)
-    covariance: NDArray[np.float64] = centred.T @ centred / len(rows)
-    return covariance
 
 
 @torch.no_grad()

@@ -224,7 +224,10 @@ def train(
     task: Task | None = None
     if data is not None:
         plan, task = in_memory(plan, data, dev=dev, text=text, pair=pair, label=label, users=users)
-    own = own_encoder(encoder, tokenizer)
+    if (encoder is None) != (tokenizer is None):
+        missing = "tokenizer" if tokenizer is None else "encoder"
+        raise UserError(f"encoder and tokenizer belong together; give {missing}= too")
+    own = None if encoder is None else OwnEncoder(encoder, tokenizer)
     if own is not None:
         plan = replace(plan, model=own.name)
     prepared = prepare(plan, load_inputs(plan, task, own))
@@ -287,13 +290,6 @@ def follow(
     assert isinstance(event, Finished)
     event.record["ledger_entry"] = charge.entry_id
     return event
-
-
-def own_encoder(encoder: Any, tokenizer: Any) -> OwnEncoder | None:
-    if (encoder is None) != (tokenizer is None):
-        missing = "tokenizer" if tokenizer is None else "encoder"
-        raise UserError(f"encoder and tokenizer belong together; give {missing}= too")
-    return None if encoder is None else OwnEncoder(encoder, tokenizer)
 
 
 def settle_seed(given: int | None, begun: State | None, folder: Path | None) -> tuple[int, bool]:

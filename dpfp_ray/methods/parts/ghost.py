@@ -302,10 +302,16 @@ def freeze_unsplittable(model: Classifier) -> None:
     share in their gradient is lost before any hook sees it. An encoder that has no others (XLNet's
     and Longformer's rows are not in the first dimension) is refused.
     """
+
+    def is_knot(name: str) -> bool:
+        parts = model.get_submodule(name.rpartition(".")[0]).children()
+        trained = any(p.requires_grad for part in parts for p in part.parameters())
+        return trained and model.get_parameter(name).requires_grad
+
     found = unsplittable(model)
     # Opacus takes a module that has weights and parts as one. Without the weights (the biases of
     # DeBERTa's first version), its parts are seen one by one.
-    while knots := [name for name in found if _has_parts(model, name)]:
+    while knots := [name for name in found if is_knot(name)]:
         _freeze(model, knots)
         found = sorted({*knots, *unsplittable(model)})
     _freeze(model, found)
@@ -327,13 +333,6 @@ def _freeze(model: Classifier, names: list[str]) -> None:
     for name, parameter in trainable_parameters(model):
         if name in names:
             parameter.requires_grad_(False)
-
-
-def _has_parts(model: Classifier, name: str) -> bool:
-    module = model.get_submodule(name.rpartition(".")[0])
-    return model.get_parameter(name).requires_grad and any(
-        p.requires_grad for part in module.children() for p in part.parameters()
-    )
 
 
 def unsplittable(model: Classifier) -> list[str]:
