@@ -4,9 +4,10 @@ Tests that use Ray are marked `ray`. They run one after the other in one process
 (`tests/support/one_ray.py`), and share one Ray where they can.
 """
 
+import functools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -189,3 +190,21 @@ def browser() -> Iterator[Browser]:
         pytest.skip("no Chromium here; Debian: apt-get install chromium")
     with Browser(program) as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A tiny BERT's folder."""
+    from tests.support.tiny_runs import tiny_world
+
+    with tiny_world(tmp_path_factory.mktemp("world")) as folder:
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The folder of a tiny encoder, by its architecture."""
+    from tests.support.tiny_models import build_tiny
+
+    root = tmp_path_factory.mktemp("tiny")
+    return functools.cache(lambda name: build_tiny(root / name, name))

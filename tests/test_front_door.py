@@ -31,10 +31,9 @@ from dpfp_ray.cli.main import main
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.system.signals import Interrupted
 from dpfp_ray.training import console
-from dpfp_ray.training.checkpoints import RESUME, SEED
 from dpfp_ray.training.console import Silent
 from dpfp_ray.training.loop import Epoch, Event
-from dpfp_ray.training.run_folder import RESULT, WEIGHTS
+from dpfp_ray.training.run_folder import RESULT, RESUME, SEED, WEIGHTS
 
 
 @pytest.fixture

@@ -64,14 +64,14 @@ def _plan(inputs: Inputs) -> Any:
 
 
 def _write_run(folder: Path, inputs: Inputs) -> None:
-    from dpfp_ray.training.checkpoints import save_state
+    from dpfp_ray.training.run_folder import save_state
     from tests.support.states import whole_state
 
     save_state(folder, whole_state(_plan(inputs), 3), SEED)
 
 
 def _read_run(folder: Path, inputs: Inputs) -> Any:
-    from dpfp_ray.training.checkpoints import load_state
+    from dpfp_ray.training.run_folder import load_state
 
     return load_state(folder, _plan(inputs))
 

@@ -40,13 +40,13 @@ from dpfp_ray.system.signals import Interrupted
 from dpfp_ray.system.terminal import waiting
 from dpfp_ray.training import run_folder
 from dpfp_ray.training.charged import charged, enter_past, register
-from dpfp_ray.training.checkpoints import ask_for_room, load_state, save_seconds
 from dpfp_ray.training.console import Keeper, choose_display
 from dpfp_ray.training.loop import Event, Finished, Released
 from dpfp_ray.training.machine import use_threads
 from dpfp_ray.training.prepare import Data, Prepared, Run, build_model, load_inputs, prepare
 from dpfp_ray.training.record import Record
-from dpfp_ray.training.train import TrainedRun, refuse_other_data, run_events
+from dpfp_ray.training.run_folder import ask_for_room, load_state, save_seconds
+from dpfp_ray.training.train import TrainedRun, follow, refuse_other_data, run_events
 
 UNFINISHED = "unfinished"
 
@@ -108,14 +108,12 @@ def set_up(plan: Plan, settings: Settings, membership_seed: int, task: Task | No
 
 
 def power_warning(plan: Plan, settings: Settings) -> str | None:
-    """What to say before an audit that cannot refute anything is trained."""
     settings = settings.for_plan(plan)
     name = scoring.score_name(plan, str(settings.family), settings.access)
     return warning_of(plan, settings.canaries, settings.confidence, in_only=name in scoring.IN_ONLY)
 
 
 def absence(plan: Plan) -> str:
-    """What "out" means, see `canaries`."""
     if plan.one_release and plan.adjacency == "add_remove":
         return "left_out"
     return str(plan.adjacency)
@@ -187,13 +185,11 @@ class AuditFolder:
 
     @property
     def scratch(self) -> Path:
-        """Where the unfinished run is saved."""
         return self.folder / UNFINISHED
 
-    def finish(self, audited: Audited, ledger_entry: str | None = None) -> Record:
+    def finish(self, audited: Audited) -> Record:
         """Write the result and the evidence; the unfinished run goes."""
         record = audited.record
-        record["ledger_entry"] = ledger_entry or ""
         evidence = {  # enough to check the guesses by hand
             "places": self.audit.canaries.places.tolist(),
             "members": self.audit.members.tolist(),
@@ -259,7 +255,6 @@ class AuditedRun(TrainedRun):
 
     @property
     def audit(self) -> dict[str, Any]:
-        """The bound, what it rests on, and what was stated."""
         return dict(self.record["audit"])
 
     @property
@@ -342,19 +337,12 @@ def audit(
             if run.state is not None:
                 refuse_other_data(run.state, mark, folder)
             where = str(folder.resolve())
+            charge = charged(book, run, where=where, resumed=opened.begun, purpose="audit")
+            shown = display(run, f"audit {plan.method}")
             keeper = Keeper(run, display, opened.scratch, save_every, mark)
-            with (
-                charged(book, run, where=where, resumed=opened.begun, purpose="audit") as charge,
-                display(run, f"audit {plan.method}") as shown,
-                keeper.on_signals(),
-            ):
-                for event in audit_events(opened.audit, run, opened.scratch):
-                    charge.count(event)
-                    shown.show(event)
-                    keeper.follow(event)
-                    if isinstance(event, Audited):
-                        audited = event
-            return AuditedRun(opened.finish(audited, charge.entry_id), folder)
+            events = audit_events(opened.audit, run, opened.scratch)
+            audited = cast(Audited, follow(events, charge, shown, keeper))
+            return AuditedRun(opened.finish(audited), folder)
     except Interrupted as stop:
         text = f"stopped; saved in {folder}. The same command continues it."
         raise Interrupted(text, stop.number) from None

@@ -228,7 +228,6 @@ def stack(*tables: Table) -> Table:
 
 
 def select(table: Table, rows: Ints) -> Table:
-    """The given rows in the given order."""
     if isinstance(table, RepresentationTable):
         labels = np.asarray(table.labels)[rows]
         persons = None if table.persons is None else table.persons[rows]

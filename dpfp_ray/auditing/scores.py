@@ -61,7 +61,6 @@ def strongest_family(plan: Plan, access: str) -> str:
 
 
 def score_name(plan: Plan, family: str, access: str) -> str:
-    """The strongest score there is for this access."""
     if access == "black_box":
         return "loss"
     if plan.spec.one_release is not None:
@@ -220,7 +219,6 @@ def own_tokens(canaries: Canaries) -> Tensor:
 
 @torch.no_grad()
 def losses(model: Classifier, table: Table) -> Floats:
-    """Every row's own loss, without clipping and noise."""
     device = next(model.parameters()).device
     each = np.empty(len(table))
     for part in split_rows(table.lengths, ROWS, PART_COST[device.type]):
@@ -239,7 +237,6 @@ def forward(model: Classifier, table: Table, rows: npt.NDArray[np.int64]) -> tup
 
 @contextmanager
 def weights_of(model: Classifier, weights: Weights) -> Iterator[None]:
-    """In here `model` has other weights."""
     kept = snapshot(model)
     try:
         model.load_state_dict({name: weights[name] for name in kept}, strict=False)
@@ -290,9 +287,15 @@ class Watcher:
         gradients = row_gradients(self.model, self.canaries)
         norms = gradients.norm(dim=1, keepdim=True)
         self.directions = gradients / norms.clamp(min=1e-30)
-        some = np.arange(min(SAMPLE, len(self.canaries)))
-        whole = [gradient_norm(self.model, self.canaries, row) for row in some.tolist()]
-        self.share = float(np.median(norms[some, 0].numpy() / np.maximum(whole, 1e-30)))
+        weights = [parameter for _, parameter in trainable_parameters(self.model)]
+        shares = []
+        for canary in range(min(SAMPLE, len(self.canaries))):
+            rows = self.canaries.rows_of(canary)
+            loss = functional.cross_entropy(*forward(self.model, self.canaries.table, rows))
+            gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+            whole = sum(g.double().square().sum() for g in gradients if g is not None) ** 0.5
+            shares.append(float(norms[canary, 0]) / max(float(whole), 1e-30))
+        self.share = float(np.median(shares))
 
     def look(self, done: int) -> None:
         """Once a step: an epoch's last one is announced twice."""
@@ -306,11 +309,3 @@ class Watcher:
         x = (rows * self.directions).sum(1).numpy()
         ratio = np.minimum((self.share * x - self.share**2 / 2) / sigma**2, 700.0)
         self.evidence += np.log1p(plan.p * np.expm1(ratio))
-
-
-def gradient_norm(model: Classifier, canaries: Canaries, canary: int) -> float:
-    logits, labels = forward(model, canaries.table, canaries.rows_of(canary))
-    weights = [parameter for _, parameter in trainable_parameters(model)]
-    loss = functional.cross_entropy(logits, labels)
-    gradients = torch.autograd.grad(loss, weights, allow_unused=True)
-    return float(sum(g.double().square().sum() for g in gradients if g is not None) ** 0.5)

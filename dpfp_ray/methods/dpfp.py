@@ -89,6 +89,18 @@ TEXTS_ONLY = (
     "and its label, are not covered."
 )
 
+PART_TRAINED = Nominal(
+    reasons=(
+        "A part of the encoder is trained, and its update is computed from the raw text (the "
+        "Jacobian of h is taken at x), not from the noisy representation alone, so post-processing "
+        "does not cover it.",
+        DRAWS_SHOW,
+        TEXTS_ONLY,
+    ),
+    not_proved="no ε is proved while any part of the encoder is trained",
+    not_protected=("texts, from whoever sees the trained weights: see the reasons",),
+)
+
 SPEC = MethodSpec(
     method="dpfp",
     label="DP-FP",
@@ -129,20 +141,7 @@ SPEC = MethodSpec(
             proved=f"{FROZEN} Without amplification: who is drawn N times pays √N C/σ in GDP, "
             "averaged over N.",
         ),
-        **dict.fromkeys(
-            ("bias", "lora", "top:K"),
-            Nominal(
-                reasons=(
-                    "A part of the encoder is trained, and its update is computed from the raw "
-                    "text (the Jacobian of h is taken at x), not from the noisy representation "
-                    "alone, so post-processing does not cover it.",
-                    DRAWS_SHOW,
-                    TEXTS_ONLY,
-                ),
-                not_proved="no ε is proved while any part of the encoder is trained",
-                not_protected=("texts, from whoever sees the trained weights: see the reasons",),
-            ),
-        ),
+        **dict.fromkeys(("bias", "lora", "top:K"), PART_TRAINED),
     },
     token_score="row_movement",  # the encoder's own gradients get no noise
 )

@@ -28,7 +28,7 @@ HOOKS_BYTES = 2 * 2**30  # per-example gradients in memory at once
 class DpSgd(Method):
     def __init__(self, plan: Plan, model: Classifier, sigma: float, seed: int) -> None:
         from dpfp_ray.data.batches import LONGEST
-        from dpfp_ray.methods.parts.unsplittable import freeze_unsplittable, splits_packed
+        from dpfp_ray.methods.parts.ghost import freeze_unsplittable, splits_packed
         from dpfp_ray.models.representations import HeadClassifier
 
         if not isinstance(model, HeadClassifier):  # one linear layer on given rows always splits
@@ -41,7 +41,6 @@ class DpSgd(Method):
 
     @property
     def noise_coordinates(self) -> int:
-        """Every trainable weight."""
         return sum(parameter.numel() for parameter in self.parameters)
 
     @property
@@ -134,12 +133,7 @@ SPEC = MethodSpec(
         # Yu et al. 2022: huseyinatahaninan/Differentially-Private-Fine-tuning-of-Language-Models,
         # bert_lora/README.md. Its 50 epochs are 20 here, for their cost, and its C = 10 is
         # not used: C stays that of the other scopes, which is our choice and was not tuned.
-        "lora": {
-            "learning_rate": 1e-3,
-            "batch_size": 2000,
-            "epochs": 20,
-            "scales_epochs": False,
-        },
+        "lora": {"learning_rate": 1e-3, "batch_size": 2000, "epochs": 20, "scales_epochs": False},
     },
     token_score="row_releases",  # every row gets noise; the guarantee covers all noisy gradients
 )

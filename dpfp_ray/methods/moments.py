@@ -31,12 +31,13 @@ from numpy.typing import NDArray
 
 from dpfp_ray.data.split import by_size
 from dpfp_ray.methods.parts.base import noise_of_second_moment
-from dpfp_ray.methods.parts.discriminant import ClassStatistics
 from dpfp_ray.methods.parts.one_release import (
     CHUNK,
+    ClassStatistics,
     Recent,
     Seen,
     add_up,
+    best_linear_guess,
     bounded,
     bounded_rows,
     release_id,
@@ -77,7 +78,6 @@ def release(
 
 
 def sums_of(plan: Plan, table: RepresentationTable, classes: int) -> tuple[Floats, Floats, Floats]:
-    """Counts, sums and second moment without noise, of rows with their weights."""
     if table.persons is not None:
         weights = person_weights(plan, table)
         return add_up(bounded_rows(table, plan), table.width, classes, weights)
@@ -151,13 +151,8 @@ def _triangle(width: int) -> tuple[tuple[NDArray[np.intp], NDArray[np.intp]], Fl
 
 
 def released_moments(seen: Seen) -> Floats:
-    """The best linear guess of all coins together.
-
-    The release, less the known records, is r = V b + σ noise, with a column v_i of V for each
-    canary (what it would add) and its coin b_i. With b = ½ ± ½, independent, the estimate of least
-    variance is b − ½ = (VᵀV + 4σ²I)⁻¹ Vᵀ(r − V ½): what others explain is not held for i's. σ is
-    what the release says of its own noise.
-    """
+    """`best_linear_guess` of the release less the known records; σ is what the release says of its
+    own noise."""
     plan, found = seen.plan, seen.released
     sigma = found.count_std * np.sqrt(COUNTS)
     known = sums_of(plan, seen.others, seen.classes)
@@ -169,14 +164,9 @@ def released_moments(seen: Seen) -> Floats:
         + SUMS * np.sum(sums[y] * u, axis=1)
         + SECOND * np.einsum("ij,jk,ik->i", u, second, u, optimize=True)
     )
-    products = gram(u, y)
-    if seen.canaries.persons is not None:  # a canary adds the weighted sum of their rows
-        weights = person_weights(plan, seen.canaries)
-        assert weights is not None
-        share = np.eye(seen.canaries.persons.max() + 1)[:, seen.canaries.persons] * weights
-        projected, products = share @ projected, share @ products @ share.T
-    noise = 4 * sigma**2 * np.eye(len(products))
-    return np.asarray(np.linalg.solve(products + noise, projected - products.sum(1) / 2))
+    return best_linear_guess(
+        seen, gram(u, y), projected, sigma, person_weights(plan, seen.canaries)
+    )
 
 
 def noise_to_signal(plan: Plan, noise_multiplier: float, width: int, classes: int) -> float:

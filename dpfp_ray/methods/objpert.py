@@ -10,16 +10,18 @@ Where the unit is a person, a person's loss is the mean of their rows'.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfp_ray.methods.parts.base import noise_of_minimum
-from dpfp_ray.methods.parts.discriminant import LinearHead
 from dpfp_ray.methods.parts.one_release import (
+    LinearHead,
     Recent,
     Seen,
+    best_linear_guess,
     bounded,
     bounded_rows,
     release_id,
@@ -37,6 +39,7 @@ Floats = NDArray[np.float64]
 _releases = Recent()  # not private
 
 
+@functools.lru_cache(maxsize=64)
 def calibrate(
     epsilon: float, delta: float, classes: int, persons: bool = False
 ) -> ObjectivePerturbation:
@@ -94,12 +97,8 @@ def coordinates(width: int, classes: int) -> int:
 
 
 def released_gradient(seen: Seen) -> Floats:
-    """The best linear guess of all coins together, from the gradient that the release solves.
-
-    At θ the records that are in add up to −b − λθ. Less the known ones it is r = G c + noise of
-    deviation σ, a column g_i of G for each canary's gradient at θ and c its coin: as for sums, the
-    estimate of least variance is (GᵀG + 4σ²I)⁻¹ Gᵀ(r − G ½).
-    """
+    """`best_linear_guess` from the gradient that the release solves: at θ the records that are in
+    add up to −b − λθ. Less the known ones it is r, and v_i is canary i's gradient at θ."""
     from dpfp_ray.methods.parts.perturbed_minimum import Objective, with_bias
 
     plan, sigma, classes = seen.plan, seen.noise_multiplier, seen.classes
@@ -117,11 +116,7 @@ def released_gradient(seen: Seen) -> Floats:
     x = canaries.x.astype(np.float64)
     projected = np.einsum("id,dc,ic->i", x, left, residual)
     gram = (x @ x.T) * (residual @ residual.T)
-    if (persons := seen.canaries.persons) is not None:  # a canary adds the sum of their rows
-        share = np.eye(persons.max() + 1)[:, persons]
-        projected, gram = share @ projected, share @ gram @ share.T
-    noise = 4 * sigma**2 * np.eye(len(gram))
-    return np.asarray(np.linalg.solve(gram + noise, projected - gram.sum(1) / 2))
+    return best_linear_guess(seen, gram, projected, sigma)
 
 
 def noise_to_signal(plan: Plan, noise_multiplier: float, width: int, classes: int) -> float:

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfp_ray.methods.parts.discriminant import ClassStatistics
 from dpfp_ray.methods.parts.one_release import (
+    ClassStatistics,
     Recent,
     Rows,
     Seen,
@@ -61,7 +61,6 @@ class RowStatistics(ClassStatistics):
 def release(
     plan: Plan, noise_multiplier: float, table: RepresentationTable, classes: int, seed: int
 ) -> RowStatistics:
-    """The released rows and their class statistics."""
     rows = partial(noisy_rows, plan, noise_multiplier, table, classes, seed)
     facts = (noise_multiplier, plan.label_epsilon, table.width, classes, rows_of_person(table))
     name = release_id(plan, noise_multiplier, table, seed)
@@ -179,7 +178,6 @@ def summarise_persons(
 
 
 def coordinates(width: int, classes: int) -> int:
-    """Of one record's row."""
     return width
 
 

@@ -57,7 +57,7 @@ class Rgp(Method):
 
     def __init__(self, plan: Plan, model: Classifier, sigma: float, seed: int) -> None:
         from dpfp_ray.methods.parts.carriers import Carried, Direct, encoder_linears
-        from dpfp_ray.methods.parts.unsplittable import splits_packed, unsplittable
+        from dpfp_ray.methods.parts.ghost import splits_packed, unsplittable
 
         linears = {} if plan.scope == "head" else encoder_linears(model)
         self.carried = [Carried(name, module, plan) for name, module in linears.items()]

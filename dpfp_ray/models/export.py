@@ -1,23 +1,17 @@
-"""A trained model as a folder that `transformers.pipeline` loads where dpfp-ray is not installed.
+"""A trained model that answers as training's own evaluation does (texts truncated to the same
+`max_length`, the same precision, bounded rows), and as a folder that `transformers.pipeline` loads
+where dpfp-ray is not installed.
 
     config.json, model.safetensors   the whole model: a frozen encoder is in it too
     modeling_dpfp.py                 its class, which `auto_map` names
     tokenizer.json …                 the tokenizer, truncating where training did
 
-What `scope lora` has trained can also be a folder for PEFT: the change alone, without the encoder.
+What `scope lora` has trained can also be a folder for PEFT: in place of model.safetensors LoRA's A
+and B (adapter_config.json, adapter_model.safetensors) and head.safetensors (with the pooler, where
+it is used); `from_adapter` joins them with the encoder.
 
-    adapter_config.json, adapter_model.safetensors   LoRA's A and B, for the encoder
-    head.safetensors                                 the head (and the pooler, where it is used)
-    config.json, modeling_dpfp.py, tokenizer.json …  as in a whole export; `from_adapter` joins them
-
-Stock classes do not fit: they have other heads, know no mean pooling and bound nothing. Loaded as
-one of them, a model would start with a random head and no error; so the folder has a model type of
-its own, and transformers asks for trust_remote_code instead.
-
-A trained model with all that it needs to answer: its tokenizer, class names, and row length.
-
-Answers are those of training's own evaluation: texts truncated to the same `max_length`, the same
-precision, rows bounded where the head was made for bounded rows.
+Stock classes do not fit: loaded as one of them, a model would start with a random head and no
+error. So the folder has a model type of its own, and transformers asks for trust_remote_code.
 """
 
 import inspect
@@ -101,7 +95,6 @@ class Predictor:
 
     @torch.inference_mode()
     def probabilities(self, texts: str | Sequence[Text]) -> NDArray[np.float64]:
-        """Of every class for every row: shape (rows, classes)."""
         split = rows_of([texts] if isinstance(texts, str) else texts)
         model = self.classifier
         if model.representation != "pair":
@@ -113,15 +106,12 @@ class Predictor:
         device = next(model.parameters()).device
         found = np.empty((len(table), len(self.labels)))
         for part in split_rows(table.lengths, ROWS, PART_COST[device.type]):
-            batch = {name: tensor.to(device) for name, tensor in table.collate(part).items()}
-            with torch.autocast(device.type, torch.bfloat16, self.precision == "bf16"):
-                h = model.represent(batch)
-            found[part] = model.classify(h.float()).double().softmax(1).cpu().numpy()
+            h = model.represent_rows(table, part, self.precision)
+            found[part] = model.classify(h).double().softmax(1).cpu().numpy()
         return found
 
 
 def rows_of(texts: Sequence[Text]) -> Split:
-    """Texts or pairs as the rows of a table, without labels."""
     paired = {not isinstance(text, str) for text in texts}
     if len(paired) > 1:
         raise UserError("some rows are one text and others are pairs; give all of them alike")
@@ -179,8 +169,7 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
     if not folder.is_dir():
         raise UserError(f"{folder} is a file; give a folder")
     if any(folder.iterdir()):
-        ours = (folder / f"{CODE}.py").is_file()
-        if not ours:
+        if not (folder / f"{CODE}.py").is_file():
             raise UserError(f"{folder} holds other files; give a new folder")
         if not overwrite:
             raise UserError(f"{folder} already holds an export; give a new folder, or --overwrite")
@@ -227,7 +216,7 @@ def model_config(predictor: Predictor) -> DpfpConfig:
 
 
 def _save_tokenizer(predictor: Predictor, folder: Path) -> None:
-    """On a copy's files: the limit of rows as in training, padding on the right."""
+    """With the limit of rows as in training, and padding on the right."""
     tokenizer = predictor.tokenizer
     kept = tokenizer.model_max_length, tokenizer.padding_side
     tokenizer.model_max_length = token_limit(tokenizer, predictor.max_length, paired=False)
@@ -257,7 +246,6 @@ class Change:
 
     @property
     def targets(self) -> list[str]:
-        """The encoder's layers that it changes."""
         names = (name.removeprefix(OURS).partition(".lora_")[0] for name in self.weights)
         return sorted(set(names))
 
@@ -270,7 +258,6 @@ def export_adapter(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Write the folder, whole or not at all."""
     from peft import LoraConfig, TaskType
 
     classifier = predictor.classifier

@@ -32,6 +32,14 @@ def mean_of_tokens(hidden: Tensor, mask: Tensor) -> Tensor:
     return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
+def one_vector(output: Any, mask: Tensor, representation: str) -> Tensor:
+    if representation == "pooler":
+        pooled: Tensor = output.pooler_output.float()
+        return pooled
+    hidden: Tensor = output.last_hidden_state
+    return hidden[:, 0].float() if representation == "cls" else mean_of_tokens(hidden, mask)
+
+
 def layer_means(output: Any, mask: Tensor) -> Tensor:
     """(rows, layers + 1, width): the embeddings' mean, then every layer's.
 
@@ -159,15 +167,7 @@ class DpfpForSequenceClassification(PreTrainedModel):
             output = self.encoder(**inputs)
         if reads_layers(self.config.representation):
             return layer_means(output, mask)
-        if self.config.representation == "pooler":
-            pooled: Tensor = output.pooler_output.float()
-            return pooled
-        hidden: Tensor = output.last_hidden_state
-        return (
-            hidden[:, 0].float()
-            if self.config.representation == "cls"
-            else mean_of_tokens(hidden, mask)
-        )
+        return one_vector(output, mask, self.config.representation)
 
     def bound(self, h: Tensor) -> Tensor:
         """Vectors of length at most C ("clip") or exactly C ("unit"), if the head needs that."""
@@ -217,7 +217,6 @@ class DpfpPipeline(TextClassificationPipeline):
 
 
 def pipeline_from_adapter(folder: str, base: str | None = None) -> DpfpPipeline:
-    """`pipeline("text-classification")` for a folder with a PEFT adapter."""
     model = from_adapter(folder, base)
     tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
     return DpfpPipeline(model=model, tokenizer=tokenizer)

@@ -15,8 +15,7 @@ from transformers.models.auto import modeling_auto as auto
 from transformers.utils import logging as log
 
 from dpfp_ray.models import download
-from dpfp_ray.models.classifier import Classifier
-from dpfp_ray.models.row_independence import set_dropout
+from dpfp_ray.models.classifier import Classifier, set_dropout
 from dpfp_ray.models.scopes import Lora, restrict
 from dpfp_ray.plan.checks import check_representation, is_joined, layer_numbers
 from dpfp_ray.plan.method_spec import SCOPES, scope_kind
@@ -123,7 +122,11 @@ def resolve_representation(model: str, representation: str) -> str:
         return trained_for
     if causal:
         return "mean"
-    return "pooler" if _builds_pooler(config, kind) and _holds_pooler(model) else "cls"
+    # Some checkpoints (roberta-base, for one) have no trained pooler.
+    holds = _builds_pooler(config, kind) and any(
+        "pooler." in name for name in _weight_shapes(model)
+    )
+    return "pooler" if holds else "cls"
 
 
 def width_of_layers(model: str) -> int:
@@ -138,7 +141,6 @@ def _count_layers(config: Any) -> int:
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
-    """The model's tokenizer, which always has a padding token."""
     folder = download.local_folder(model)
     # transformers makes an empty tokenizer of a folder that has none: every word would be unknown.
     if not any(True for pattern in _TOKENIZER_FILES for _ in folder.glob(pattern)):
@@ -197,11 +199,6 @@ def _builds_pooler(config: Any, kind: type[Any]) -> bool:
         return getattr(kind(config), "pooler", None) is not None
 
 
-def _holds_pooler(model: str) -> bool:
-    """Whether the checkpoint has trained pooler weights (roberta-base, for one, has not)."""
-    return any("pooler." in name for name in _weight_shapes(model))
-
-
 def _weight_shapes(model: str) -> dict[str, tuple[int, ...]]:
     """The shapes of the checkpoint's weights by name; the weights themselves are not read."""
     shapes: dict[str, tuple[int, ...]] = {}
@@ -243,7 +240,6 @@ def _check_missing(model: str, encoder: Module, missing: set[str], head_seed: in
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No loading bars, reports or advice from transformers."""
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()
     log.disable_progress_bar()

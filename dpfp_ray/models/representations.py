@@ -6,11 +6,14 @@ private data in another form (representations can be inverted in part): its file
 their owner only, and they are no release.
 """
 
+import copy
 import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -18,15 +21,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import Linear, Module
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from dpfp_ray.data import content_hash, grouped
+from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.data.tokens import PairTable, TokenTable
-from dpfp_ray.models.classifier import Classifier, initialise_head
+from dpfp_ray.models.classifier import Classifier, initialise_head, set_dropout
 from dpfp_ray.models.download import encoder_identity
 from dpfp_ray.models.modeling_dpfp import chosen_layers, join, relation
-from dpfp_ray.models.row_store import MEANS, Encode, encode_here, encoded_rows, kind_of
+from dpfp_ray.models.row_store import INFERENCE_ROWS, Encode, encode_here, encoded_rows, kind_of
+from dpfp_ray.models.scopes import Lora, restrict
 from dpfp_ray.plan.checks import is_joined
 from dpfp_ray.system.cache import cache_dir
+from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.whole_files import PRIVATE, ChecksumWriter, check_file, whole_file
 
 # Part of every key: raise it when the meaning of the stored numbers changes.
@@ -66,7 +73,6 @@ class RepresentationTable:
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """All rows cost the same."""
         return np.ones(len(self), np.int64)
 
     def collate(self, rows: npt.NDArray[Any]) -> dict[str, Tensor]:
@@ -127,20 +133,19 @@ def represent(
     """
     key = _key(table, model, representation, precision, centre)
     kind = np.dtype(np.float16 if is_joined(representation) else np.float32)
-    known = kept(key, len(table), kind)
-    if known is None:
+    parts = partial(_parts, table, model, representation, precision, name, centre, encode)
+    h = kept(key, len(table), kind)
+    if h is None:
         try:
-            parts = _parts(table, model, representation, precision, name, centre, encode)
-            known = keep(key, parts, len(table), kind)
+            h = keep(key, parts(), len(table), kind)
         except OSError as error:
             # The cache saves time; a full or read-only disk is no reason not to train.
             warnings.warn(
                 f"representations are not cached in {entry_of(key).parent}: {error}", stacklevel=2
             )
-    if known is None:
-        parts = _parts(table, model, representation, precision, name, centre, encode)
-        known = np.concatenate(list(parts))
-    return RepresentationTable(known, np.asarray(table.labels), key, centre)
+    if h is None:
+        h = np.concatenate(list(parts()))
+    return RepresentationTable(h, np.asarray(table.labels), key, centre)
 
 
 def public_centre(tables: list[RepresentationTable]) -> Floats:
@@ -148,20 +153,6 @@ def public_centre(tables: list[RepresentationTable]) -> Floats:
     h = np.concatenate([np.asarray(table.h, np.float64) for table in tables])
     finite = h[np.isfinite(h).all(1)]
     return np.asarray(finite.sum(0) / max(len(finite), 1), np.float32)
-
-
-def _write(file: ChecksumWriter, parts: Iterator[Rows], rows: int) -> None:
-    """An .npy file of `rows` rows, part by part."""
-    for number, part in enumerate(parts):
-        if number == 0:
-            facts = {
-                "descr": np.lib.format.dtype_to_descr(part.dtype),
-                "fortran_order": False,
-                "shape": (rows, part.shape[1]),
-            }
-            np.lib.format.write_array_header_1_0(file, facts)
-        file.write(np.ascontiguousarray(part).tobytes())
-    file.finish()
 
 
 def _parts(
@@ -173,46 +164,28 @@ def _parts(
     centre: Floats | None,
     encode: Encode,
 ) -> Iterator[Rows]:
-    """All rows in order, some at a time."""
+    """All rows in order, some at a time, from what the encoder said of each text."""
+    sides = [table.first, table.second] if isinstance(table, PairTable) else [table]
+    kind = kind_of(representation)
+    encoded = [encoded_rows(side, model, kind, precision, name, encode) for side in sides]
     off = None if centre is None else torch.from_numpy(centre)
-    if isinstance(table, PairTable) or is_joined(representation):
-        yield from _assemble(table, model, representation, precision, name, off, encode)
-    else:
-        kind = kind_of(representation)
-        encoded = encoded_rows(table, model, kind, precision, name, encode)
-        for rows in _slices(len(table)):
-            h = encoded.last(rows)
+    for start in range(0, len(table), ASSEMBLED_ROWS):
+        rows = slice(start, start + ASSEMBLED_ROWS)
+        if len(sides) == 1 and not is_joined(representation):
+            h = encoded[0].last(rows)
             yield h if centre is None else h - centre
-
-
-def _slices(rows: int) -> Iterator[slice]:
-    return (slice(start, start + ASSEMBLED_ROWS) for start in range(0, rows, ASSEMBLED_ROWS))
+            continue
+        texts = [torch.from_numpy(side.layers(rows)).float() for side in encoded]
+        if len(texts) == 2:
+            parts = relation(texts[0][:, -1], texts[1][:, -1])
+        else:
+            parts = chosen_layers(texts[0], representation)
+        yield join(parts, off).half().numpy()
 
 
 def shards(rows: int) -> list[slice]:
     """At least one, be it empty."""
     return [slice(start, start + SHARD) for start in range(0, max(rows, 1), SHARD)]
-
-
-def _assemble(
-    table: TokenTable | PairTable,
-    model: str,
-    representation: str,
-    precision: str,
-    name: str,
-    centre: Tensor | None,
-    encode: Encode,
-) -> Iterator[npt.NDArray[np.float16]]:
-    """Joined rows from what the encoder said of each text."""
-    sides = [table.first, table.second] if isinstance(table, PairTable) else [table]
-    encoded = [encoded_rows(side, model, MEANS, precision, name, encode) for side in sides]
-    for rows in _slices(len(table)):
-        texts = [torch.from_numpy(one.layers(rows)).float() for one in encoded]
-        if len(texts) == 2:
-            parts = relation(texts[0][:, -1], texts[1][:, -1])
-        else:
-            parts = chosen_layers(texts[0], representation)
-        yield join(parts, centre).half().numpy()
 
 
 def _key(
@@ -239,9 +212,16 @@ def entry_of(key: str) -> Path:
 
 
 def keep(key: str, parts: Iterator[Rows], rows: int, kind: np.dtype[Any]) -> Rows | None:
-    """Write rows as they come to this machine's cache; they are mapped from there."""
-    with whole_file(entry_of(key), PRIVATE) as file:
-        _write(ChecksumWriter(file), parts, rows)
+    """Write rows as they come to this machine's cache, an .npy file; they are mapped from there."""
+    with whole_file(entry_of(key), PRIVATE) as stream:
+        file = ChecksumWriter(stream)
+        for number, part in enumerate(parts):
+            if number == 0:
+                descr = np.lib.format.dtype_to_descr(part.dtype)
+                facts = {"descr": descr, "fortran_order": False, "shape": (rows, part.shape[1])}
+                np.lib.format.write_array_header_1_0(file, facts)
+            file.write(np.ascontiguousarray(part).tobytes())
+        file.finish()
     return kept(key, rows, kind)
 
 
@@ -256,3 +236,119 @@ def kept(key: str, rows: int, kind: np.dtype[Any]) -> Rows | None:
         return None
     # As a plain array on the mapped memory: np.memmap is slower to index.
     return np.asarray(h)
+
+
+# An encoder that the caller holds in memory: any module from token ids to one vector a token. Its
+# own weights are never trained: every run gets a copy.
+
+CUSTOM = "custom:"  # how a plan's `model` says that the encoder was given to the call
+_NEEDED = ("model_max_length", "num_special_tokens_to_add", "pad_token_id", "special_tokens_map")
+
+
+class Adapter(Module):
+    """A hand-written module behind the interface of a transformers encoder."""
+
+    def __init__(self, inner: Module, tokenizer: Any) -> None:
+        super().__init__()
+        self.inner = inner
+        self.config = SimpleNamespace(pad_token_id=tokenizer.pad_token_id)
+        self.vocabulary = len(tokenizer)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
+        output = self.inner(input_ids=input_ids, attention_mask=attention_mask)
+        return SimpleNamespace(last_hidden_state=output) if isinstance(output, Tensor) else output
+
+    def get_input_embeddings(self) -> Any:
+        """Which ids there are; wherever `inner` keeps its embedding, if it has one."""
+        return SimpleNamespace(num_embeddings=self.vocabulary)
+
+
+@dataclass(frozen=True)
+class OwnEncoder:
+    """`module(input_ids=…, attention_mask=…)` gives hidden states of shape (rows, length, width),
+    by themselves or as `.last_hidden_state`; `tokenizer` is one of transformers' or tokenizers'.
+    """
+
+    module: Module
+    tokenizer: Any
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.module, Module):
+            raise UserError(
+                f"encoder is a {type(self.module).__name__}; give a torch.nn.Module, or name a "
+                f"folder in the plan's model"
+            )
+        if type(self.tokenizer).__module__.split(".")[0] == "tokenizers":
+            wrapped = PreTrainedTokenizerFast(tokenizer_object=self.tokenizer)
+            object.__setattr__(self, "tokenizer", wrapped)
+        if not all(hasattr(self.tokenizer, name) for name in _NEEDED):
+            raise UserError(
+                f"tokenizer is a {type(self.tokenizer).__name__}; give one of transformers or "
+                f"tokenizers beside encoder"
+            )
+
+    @property
+    def name(self) -> str:
+        return f"{CUSTOM}{type(self.module).__name__}"
+
+    def resolve_representation(self, wanted: str) -> str:
+        """`mean` unless the plan says otherwise: nobody but the caller knows what it was trained
+        for."""
+        if wanted.startswith("layers") and not isinstance(self.module, PreTrainedModel):
+            raise UserError(f"representation {wanted}: {self.name} gives one layer; use mean")
+        if wanted == "pooler" and not hasattr(self.module, "pooler"):
+            raise UserError(f"representation pooler: {self.name} has none; use cls or mean")
+        return "mean" if wanted == "auto" else wanted
+
+    def classifier(
+        self,
+        representation: str,
+        classes: int,
+        *,
+        dropout: float,
+        head_seed: int,
+        scope: str,
+        lora: Lora | None = None,
+    ) -> Classifier:
+        encoder = copy.deepcopy(self.module).float().cpu()
+        encoder.requires_grad_(True)
+        set_dropout(encoder, dropout)
+        if not isinstance(encoder, PreTrainedModel):
+            encoder = Adapter(encoder, self.tokenizer)
+        try:
+            model = Classifier(
+                encoder,
+                representation,
+                classes,
+                frozen=scope == "head",
+                head_seed=head_seed,
+                dropout=dropout,
+            )
+        except UserError:
+            raise
+        except Exception as error:  # whatever the caller's own code raises
+            raise UserError(
+                f"encoder {self.name} gives no hidden states for input_ids and attention_mask "
+                f"({type(error).__name__}: {error})"
+            ) from error
+        restrict(model, scope, lora, head_seed)
+        return model
+
+    @torch.inference_mode()
+    def represent(
+        self,
+        table: TokenTable | PairTable,
+        representation: str,
+        precision: str,
+        centre: Floats | None = None,
+    ) -> RepresentationTable:
+        """h of every row, as `representations.represent` makes it, but kept nowhere."""
+        model = self.classifier(representation, 2, dropout=0.0, head_seed=0, scope="head")
+        model.centre = None if centre is None else torch.from_numpy(centre)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        model.to(device).eval()
+        h = np.empty((len(table), model.width), np.float32)
+        for part in split_rows(table.lengths, INFERENCE_ROWS, PART_COST[device.type]):
+            h[part] = model.represent_rows(table, part, precision).cpu().numpy()
+        key = hashlib.blake2b(h.data, digest_size=16).hexdigest()
+        return RepresentationTable(h, np.asarray(table.labels), key, centre)

@@ -86,7 +86,8 @@ class EncodedRows:
         # In the order of the shards: each is looked at once, from its beginning to its end.
         order = np.argsort(places, kind="stable")
         in_order = places[order]
-        starts = _starts(self.shards)
+        # The place of each shard's first row, and the end of the last.
+        starts = np.cumsum([0, *(len(shard.digests) for shard in self.shards)])
         bounds = np.searchsorted(in_order, starts)
         for number in np.flatnonzero(np.diff(bounds)):
             here = order[bounds[number] : bounds[number + 1]]
@@ -104,7 +105,6 @@ def encode_here(
 
 
 def kind_of(representation: str) -> str:
-    """Which kind of vector a representation is made from."""
     return representation if representation in ("cls", "pooler") else MEANS
 
 
@@ -137,14 +137,8 @@ def encoded_rows(
 
 
 def store_of(model: str, kind: str, precision: str) -> Path:
-    """The folder of what an encoder said."""
     facts = f"{FORMAT_VERSION} {encoder_identity(model)} {precision} {kind}"
     return cache_dir() / "encoded" / hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
-
-
-def _starts(shards: list[Shard]) -> npt.NDArray[np.int64]:
-    """The place of each shard's first row, and the end of the last."""
-    return np.cumsum([0, *(len(shard.digests) for shard in shards)])
 
 
 def _digests(table: TokenTable) -> npt.NDArray[np.bytes_]:
@@ -172,8 +166,6 @@ def _digests(table: TokenTable) -> npt.NDArray[np.bytes_]:
 
 
 class Encoder:
-    """A frozen encoder that makes shards."""
-
     def __init__(self, model: str, kind: str, precision: str) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         encoder = build_classifier(model, kind, classes=2, scope="head")
@@ -201,7 +193,6 @@ class Encoder:
         return Shard(work.digests, *made)
 
     def _vectors(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """(rows, width) and (rows, layers, width)."""
         if self.encoder.representation == MEANS:
             means = self.encoder.layer_means(batch).float()
             return means[:, -1], means

@@ -184,7 +184,6 @@ def _top(model: Classifier, scope: str) -> set[Parameter]:
 
 
 def _layers(encoder: Module) -> ModuleList:
-    """The list of the encoder's layers, from the input up."""
     count = getattr(encoder.config, "num_hidden_layers", None)
     lists = [found for found in _outermost_lists(encoder) if count in (None, len(found))]
     if not lists or (count is not None and len(lists) > 1):  # XLM: a list for each part of a layer

@@ -25,7 +25,6 @@ every pair of (ε_L, 0)-close distributions is a post-processing of the response
 """
 
 import dataclasses
-import functools
 import logging
 import math
 from collections.abc import Iterator
@@ -47,8 +46,6 @@ HOPELESS_EPSILON = 1e4
 
 
 class Profile(Protocol):
-    """A release with a theorem of its own."""
-
     def epsilon(self, delta: float) -> float: ...
 
     def rdp_epsilon(self, delta: float) -> float: ...
@@ -95,14 +92,8 @@ def own_profile(plan: Plan) -> Any:
     """
     assert plan.spec.own_profile is not None
     more = {} if plan.user_column is None else {"persons": True}
-    return _calibrated(
-        plan.spec.own_profile.calibrate, plan.epsilon, plan.delta, plan.classes or 2, **more
-    )
-
-
-@functools.lru_cache(maxsize=64)
-def _calibrated(calibrate: Any, eps: float, delta: float, classes: int, **more: bool) -> Any:
-    return calibrate(eps, delta, classes, **more)
+    calibrate = plan.spec.own_profile.calibrate
+    return calibrate(plan.epsilon, plan.delta, plan.classes or 2, **more)
 
 
 def epsilon(mech: Mechanism, delta: float, accountant: str) -> float | None:
@@ -160,7 +151,6 @@ def gdp_delta(eps: float, mu: float) -> float:
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:
-    """The ε at which μ-GDP has this δ."""
     if math.isinf(mu):
         return math.inf
     if mu > 1e6:  # the second term of δ no longer matters, and leaving it out errs upwards
@@ -248,7 +238,6 @@ def pld_epsilon(mech: Mechanism, delta: float) -> float:
 
 
 def dp_event(mech: Mechanism) -> "object":
-    """The mechanism as dp-accounting's description of it."""
     import dp_accounting
 
     if mech.own is not None:

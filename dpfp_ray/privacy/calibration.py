@@ -3,8 +3,8 @@
 `gdp` is the paper's Algorithm 1, lines 1 and 2, in closed form. The search for the others starts
 from there, and works on log ε against log σ, which is nearly straight.
 
-What a run has spent so far: a pure function of its plan, its noise and the steps it has done.
-There is no running total that a crash could lose or a resume could reset.
+What a run has spent is a pure function of its plan, its noise and its steps: there is no running
+total that a crash could lose or a resume could reset.
 
 And what it costs if it is known which records were drawn, when: ε without amplification. A record's
 number of rows N is Binomial(n, p) and does not depend on the data. Given N, its rows are N Gaussian
@@ -62,8 +62,7 @@ class Calibration:
     own: Mapping[str, float] = field(default_factory=dict)  # constants that only this method has
 
     def to_dict(self) -> dict[str, Any]:
-        """What `dpfp calibrate --json` prints."""
-        facts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        facts = dict(vars(self))
         del facts["plan"]
         facts |= facts.pop("own")
         return {k: v for k, v in facts.items() if k[:11] != "noise_power" or v is not None}
@@ -132,9 +131,6 @@ def smallest_noise(
 ) -> float:
     """The smallest σ/C (to 1e-3, never over budget) for which ε(σ) ≤ `epsilon`."""
 
-    def release(sigma: float) -> Mechanism:
-        return Mechanism(p, n, sigma, adjacency)
-
     start = _closed_form(p, n, adjacency, epsilon, delta)
     if accountant == "gdp" or (accountant == "pld" and p == 1):  # exact without sampling
         return start * (1 + 1e-9)  # rounding must not put it over budget
@@ -147,22 +143,16 @@ def smallest_noise(
         rough, step = start, 0.1
         if accountant == "pld" and p < 1:
             # To a percent first: several times faster, and leaves only a small step to make.
-            quick = functools.partial(pld.epsilon, scale=epsilon, tolerance=5e-3)
-            rough = _smallest(
-                lambda sigma: quick(p, n, sigma, delta, adjacency=adjacency),
-                epsilon,
-                start,
-                step,
-                tolerance=3e-3,
-            )
-            step = 3e-3
-        return _smallest(
-            lambda sigma: accounting.epsilon(release(sigma), delta, accountant) or 0.0,
-            epsilon,
-            rough,
-            step,
-            SIGMA_TOLERANCE,
-        )
+            def quick(sigma: float) -> float:
+                return pld.epsilon(p, n, sigma, delta, epsilon, adjacency, tolerance=5e-3)
+
+            rough, step = _smallest(quick, epsilon, start, step, tolerance=3e-3), 3e-3
+
+        def exact(sigma: float) -> float:
+            mech = Mechanism(p, n, sigma, adjacency)
+            return accounting.epsilon(mech, delta, accountant) or 0.0
+
+        return _smallest(exact, epsilon, rough, step, SIGMA_TOLERANCE)
 
     key = f"sigma {accountant} {p!r} {n} {adjacency} {epsilon!r} {delta!r}"
     with waiting(f"calibrating the noise to ε = {epsilon:g}"):
@@ -181,11 +171,7 @@ def _closed_form(p: float, n: int, adjacency: str, epsilon: float, delta: float)
 
 
 def _smallest(
-    epsilon_of: Callable[[float], float],
-    budget: float,
-    start: float,
-    step: float,
-    tolerance: float,
+    epsilon_of: Callable[[float], float], budget: float, start: float, step: float, tolerance: float
 ) -> float:
     """The smallest σ, to a factor 1 + `tolerance`, with `epsilon_of`(σ) ≤ `budget`.
 

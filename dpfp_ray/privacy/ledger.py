@@ -43,8 +43,7 @@ from dpfp_ray.privacy.ledger_entries import (
     refusal,
     sum_up,
 )
-from dpfp_ray.privacy.ledger_files import OnceWritten, default_place
-from dpfp_ray.privacy.people import ENTRIES, KnownPeople, People
+from dpfp_ray.privacy.people import ENTRIES, KnownPeople, OnceWritten, People, default_place
 from dpfp_ray.system.errors import UserError, unknown
 from dpfp_ray.system.lease import user_name
 from dpfp_ray.system.storage import Files
@@ -101,18 +100,9 @@ class Ledger:
             before = self.entries()
             new: list[Entry] = []
             for use in uses:
-                run_id = use.run_id
-                left = [e.id for e in before if e.run_id == run_id and e.done is None]
-                entry = Entry(
-                    id=f"{run_id}-{secrets.token_hex(6)}",
-                    opened_at=_now(),
-                    who=_who(),
-                    use=use,
-                    resumes=tuple(left) if resumed else (),
-                    before=len(before) + len(new),
-                )
-                self.files.write_json(f"{ENTRIES}/{entry.id}.json", opening_to_json(entry))
-                new.append(entry)
+                left = [e.id for e in before if e.run_id == use.run_id and e.done is None]
+                resumes = tuple(left) if resumed else ()
+                new.append(self._open(use, len(before) + len(new), resumes))
             problem = self._refusal(new) if new else None
             if problem is not None:
                 for entry in new:
@@ -141,10 +131,7 @@ class Ledger:
             run_id, before = use.run_id, self.entries()
             if any(entry.run_id == run_id for entry in before):
                 return
-            name = f"{run_id}-{secrets.token_hex(6)}"
-            entry = Entry(name, _now(), _who(), use, before=len(before))
-            self.files.write_json(f"{ENTRIES}/{entry.id}.json", opening_to_json(entry))
-            self._write_end(entry.id, done, status)
+            self._write_end(self._open(use, len(before)).id, done, status)
 
     def set_total(self, epsilon: float, delta: float | None = None, force: bool = False) -> Total:
         """Bound what each group of people may ever pay. Best before the first use: a filter's
@@ -214,7 +201,6 @@ class Ledger:
         return sorted(found, key=lambda entry: (entry.opened_at, entry.id))
 
     def groups(self, records_per_person: int = 1) -> list[Spent]:
-        """Every group of people, in the order of their first entries."""
         entries = self.entries()  # before the links: see the proof
         group_of = self.people.groups(entry.use.people for entry in entries)
         return [
@@ -283,7 +269,6 @@ class Ledger:
         return bool(self.files.names(ENTRIES) or self.files.names(TOTALS))
 
     def to_json(self) -> list[dict[str, Any]]:
-        """One object for each group of people."""
         return [group.to_json() for group in self.groups()]
 
     # --- inside ---
@@ -297,9 +282,8 @@ class Ledger:
     ) -> Spent:
         own = [entry for entry in entries if group_of[entry.use.people] == group]
         data_sets = sorted(name for name, its in group_of.items() if its == group)
-        total, delta = self.total(), self.delta
-        found = sum_up(own, group, data_sets, total, delta, records_per_person)
-        return dataclasses.replace(found, dev_rows=self.people.dev_rows(data_sets))
+        spent = sum_up(own, group, data_sets, self.total(), self.delta, records_per_person)
+        return dataclasses.replace(spent, dev_rows=self.people.dev_rows(data_sets))
 
     def _refusal(self, new: Sequence[Entry]) -> str | None:
         """Why `new`, which are written already, must not go on; None if they may."""
@@ -316,6 +300,12 @@ class Ledger:
             if reason := refusal(group, ids, total, self.files.name):
                 return reason
         return None
+
+    def _open(self, use: Use, before: int, resumes: tuple[str, ...] = ()) -> Entry:
+        name = f"{use.run_id}-{secrets.token_hex(6)}"
+        entry = Entry(name, _now(), _who(), use, resumes, before)
+        self.files.write_json(f"{ENTRIES}/{name}.json", opening_to_json(entry))
+        return entry
 
     def _write_end(self, entry_id: str, done: int, status: str) -> None:
         event = {"done": done, "status": status, "ended_at": _now(), "who": _who()}
@@ -334,11 +324,10 @@ def open_ledger(
 ) -> Ledger:
     """The ledger that a command uses; a total that it names is set if none is."""
     ledger = place if isinstance(place, Ledger) else Ledger(place)
-    if total_epsilon is None:
-        if total_delta is not None:
-            raise UserError(f"total delta {total_delta:g} is given without a total epsilon")
-        return ledger
-    ledger.set_total(total_epsilon, total_delta)
+    if total_epsilon is not None:
+        ledger.set_total(total_epsilon, total_delta)
+    elif total_delta is not None:
+        raise UserError(f"total delta {total_delta:g} is given without a total epsilon")
     return ledger
 
 

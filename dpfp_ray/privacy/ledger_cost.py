@@ -142,7 +142,6 @@ def for_group(part: Part, records: int) -> Part:
 
 
 def count_parts(parts: Sequence[Part], steps: int) -> Counter[Part]:
-    """What `steps` steps of these parts have released."""
     counts: Counter[Part] = Counter()
     for part in parts if steps > 0 else ():
         if isinstance(part, Gaussian):

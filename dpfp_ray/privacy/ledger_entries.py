@@ -164,18 +164,12 @@ def entry_from_json(opening: Mapping[str, Any], ends: Iterable[Mapping[str, Any]
     facts = dict(opening["use"])
     parts = tuple(part_from_json(part) for part in facts.pop("parts"))
     use = Use(**facts, parts=parts, run="")
-    entry = Entry(
-        opening["id"],
-        opening["opened_at"],
-        opening["who"],
-        use,
-        tuple(opening["resumes"]),
-        opening["before"],
-    )
-    known = sorted(ends, key=lambda end: (int(end["done"]), str(end["ended_at"])))
-    if not known:
+    head = {name: opening[name] for name in ("id", "opened_at", "who", "before")}
+    entry = Entry(**head, use=use, resumes=tuple(opening["resumes"]))
+    order = [(int(end["done"]), str(end["ended_at"]), end) for end in ends]
+    if not order:
         return entry
-    last = known[-1]
+    last = max(order, key=lambda item: item[:2])[2]
     if last["status"] not in ENDS:
         raise ValueError(f"unknown status {last['status']!r}")
     return dataclasses.replace(
@@ -281,7 +275,6 @@ class Spent:
 
     @property
     def units(self) -> dict[str, int]:
-        """How many uses protect records, and how many persons."""
         return dict(Counter(entry.use.unit for entry in self.used if entry.use.parts))
 
     @property
@@ -297,7 +290,6 @@ class Spent:
 
     @property
     def used(self) -> list[Entry]:
-        """Entries that cost something."""
         return [entry for entry in self.entries if entry.charged > 0]
 
     @property
@@ -308,7 +300,6 @@ class Spent:
 
     @property
     def unprotected(self) -> list[str]:
-        """Methods of runs that leave labels unprotected."""
         return sorted({e.use.method for e in self.used if not e.use.labels_protected})
 
     def headline(self) -> str:
@@ -359,7 +350,6 @@ class Spent:
         return f"{text}, for {self.holds_for}" if self.holds_for else text
 
     def lines(self, basis: bool = False) -> list[str]:
-        """For people: the headline, the marks and, if asked for, the basis."""
         texts = (self.headline(), self.marks(), self.basis() if basis else "")
         return [text for text in texts if text]
 
@@ -406,16 +396,16 @@ def sum_up(
     epsilon, how = _sum(private, at, total, records_per_person)
     worst = max((GUARANTEES.index(entry.use.guarantee) for entry in used), default=0)
     return Spent(
-        people=people,
-        data_sets=tuple(data_sets),
-        epsilon=math.inf if GUARANTEES[worst] == "none" else epsilon,
-        private_epsilon=epsilon,
-        delta=at,
-        guarantee=GUARANTEES[worst],
-        how=how,
-        total=total.epsilon if total else None,
-        labels_protected=all(entry.use.labels_protected for entry in used),
-        entries=tuple(entries),
+        people,
+        tuple(data_sets),
+        math.inf if GUARANTEES[worst] == "none" else epsilon,
+        epsilon,
+        at,
+        GUARANTEES[worst],
+        how,
+        total.epsilon if total else None,
+        all(entry.use.labels_protected for entry in used),
+        tuple(entries),
         records_per_person=records_per_person,
     )
 

@@ -73,11 +73,6 @@ class ObjectivePerturbation:
         return (self.classes - 1) * math.log1p(1 / (self.classes * self.ridge))
 
     @property
-    def lipschitz(self) -> float:
-        """L: ‖∇ℓ‖ ≤ |σ(−yθ·x)| ‖x‖ < 1 for two classes, ≤ ‖softmax − e_y‖ ‖x‖ < √2 for more."""
-        return lipschitz(self.classes)
-
-    @property
     def output_sigma(self) -> float:
         """σ_out: two points with ‖∇J‖ ≤ τ of one λ-strongly convex J are 2τ/λ apart at most."""
         if self.output_mu == 0:
@@ -91,7 +86,7 @@ class ObjectivePerturbation:
 
     def rdp(self, order: float) -> float:
         """A bound on the Rényi divergence of order α > 1, either way."""
-        s = self.lipschitz / self.sigma
+        s = lipschitz(self.classes) / self.sigma
         t = order - 1
         if self.classes == 2:
             # E e^{t s|Z|} = 2 e^{t²s²/2} Φ(t s)
@@ -106,7 +101,7 @@ class ObjectivePerturbation:
 
         V/s is a 1-Lipschitz function of standard Gaussians, so E e^{tV} ≤ e^{t E V + t²s²/2}.
         """
-        s = self.lipschitz / self.sigma
+        s = lipschitz(self.classes) / self.sigma
         if self.classes == 2:
             mean = s * math.sqrt(2 / math.pi)
         else:
@@ -125,11 +120,11 @@ class ObjectivePerturbation:
         return float(brentq(lambda eps: _log(self.delta(eps)) - _log(delta), 0.0, top, xtol=1e-12))
 
     def rdp_epsilon(self, delta: float) -> float:
-        """By Rényi divergences; looser."""
         return min(renyi_epsilon(order, self.rdp(order), delta) for order in ORDERS)
 
 
 def lipschitz(classes: int) -> float:
+    """L: ‖∇ℓ‖ ≤ |σ(−yθ·x)| ‖x‖ < 1 for two classes, ≤ ‖softmax − e_y‖ ‖x‖ < √2 for more."""
     return 1.0 if classes == 2 else math.sqrt(2)
 
 
@@ -229,7 +224,6 @@ def profile(
 
 
 def _tail(u: Floats, sigma: float, classes: int) -> Floats:
-    """P[V > u] for u ≥ 0."""
     if classes == 2:
         result: Floats = 2 * ndtr(-u * sigma)
         return result

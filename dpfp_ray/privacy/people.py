@@ -27,19 +27,27 @@ all see the one that was written first, so any two sets have a key in common.
 
 import hashlib
 import io
+import json
+import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfp_ray.data.texts import ManyTexts, hashes, normal
-from dpfp_ray.privacy.ledger_files import OnceWritten
+from dpfp_ray.system.cache import explained
 from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.storage import Files, LocalFiles, open_files
+from dpfp_ray.system.whole_files import PRIVATE, locked
 
 MOST = 4_000_000  # fingerprints kept of a set: 32 MB
+DIGEST = 16  # bytes of a checksum
+CHECKSUM = "checksum"
 KEYS, SETS, DEV, ENTRIES = "keys", "people", "dev", "entries"
 
 Fingerprints = NDArray[np.uint64]
@@ -57,9 +65,102 @@ class KnownPeople:
     overlaps: dict[str, int]
 
 
-class People:
-    """The data sets of one ledger."""
+# A folder or bucket of small objects, each of which is written once and never changed. Local
+# objects are for their owner only (0600 in folders of 0700); behind a URI that is the bucket's
+# policy to say. A second writer of one name fails, on folders and on S3; on other stores names
+# carry random digits. Every object carries a checksum, which covers its name too, so that a changed
+# number is noticed and not summed. It is no signature: the owner can make another one.
 
+
+def default_place() -> str:
+    """`$DPFP_LEDGER`, else the user's data folder: unlike a cache, it must not be lost."""
+    chosen = os.environ.get("DPFP_LEDGER")
+    if chosen:
+        return chosen
+    import platformdirs
+
+    return str(Path(platformdirs.user_data_dir("dpfp-ray", appauthor=False)) / "ledger")
+
+
+def _digest(name: str, content: bytes) -> bytes:
+    return hashlib.blake2b(name.encode() + b"\0" + content, digest_size=DIGEST).digest()
+
+
+def _canonical(facts: Mapping[str, Any]) -> bytes:
+    """The same bytes for equal facts, before and after they went through a file."""
+    return json.dumps(facts, sort_keys=True, allow_nan=False).encode()
+
+
+class OnceWritten:
+    """Named bytes below a path or URI."""
+
+    def __init__(self, place: str | Path | Files) -> None:
+        self.files = place if isinstance(place, Files) else open_files(place)
+        self.name = self.files.name
+
+    def names(self, folder: str) -> list[str]:
+        """The names in `folder`, sorted; scratch files are left out."""
+        return sorted(name for name in self.files.names(folder) if not name.startswith("."))
+
+    def read(self, name: str) -> bytes:
+        stored = self._stored(name)
+        content, digest = stored[:-DIGEST], stored[-DIGEST:]
+        with self.intact(name):
+            if digest != _digest(name, content):
+                raise ValueError("its checksum does not match")
+        return content
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        with self.intact(name):
+            facts: dict[str, Any] = json.loads(self._stored(name))
+            if facts.pop(CHECKSUM) != _digest(name, _canonical(facts)).hex():
+                raise ValueError("its checksum does not match")
+        return facts
+
+    def write(self, name: str, content: bytes) -> None:
+        """Put `content` under `name`, whole; what is there already is never replaced."""
+        self._store(name, content + _digest(name, content))
+
+    def write_json(self, name: str, facts: Mapping[str, Any]) -> None:
+        """As `write`; people and programs read it as plain JSON."""
+        sealed = {**facts, CHECKSUM: _digest(name, _canonical(facts)).hex()}
+        self._store(name, json.dumps(sealed, indent=1, allow_nan=False).encode())
+
+    def _stored(self, name: str) -> bytes:
+        try:
+            return self.files.read_name(name)
+        except OSError as error:
+            raise UserError(
+                f"cannot read {name} of the ledger {self.name}: {error.strerror}"
+            ) from None
+
+    def _store(self, name: str, content: bytes) -> None:
+        if not self.files.create(name, content, PRIVATE):
+            raise UserError(f"cannot write {name} of the ledger {self.name}: File exists")
+
+    @contextmanager
+    def intact(self, name: str) -> Iterator[None]:
+        """Turns what a damaged object raises into one line that names it."""
+        try:
+            yield
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            why = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise UserError(
+                f"{name} of the ledger {self.name} is damaged ({why}); restore it from a backup: "
+                f"without it the sum would be too small"
+            ) from None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process of this machine at a time, on folders. Correctness never rests on it."""
+        with ExitStack() as stack:
+            if isinstance(self.files, LocalFiles):
+                with explained(lock := self.files.root / "lock"):
+                    stack.enter_context(locked(lock))
+            yield
+
+
+class People:
     def __init__(self, files: OnceWritten, most: int = MOST) -> None:
         self.files = files
         self.most = most
@@ -90,9 +191,7 @@ class People:
         if not texts:
             return
         name, by_key = self._fingerprints(texts)
-        if any(
-            file.split(".")[0] == name and file.endswith(".json") for file in self.files.names(DEV)
-        ):
+        if any(file.split(".")[0] == name for file in self._notes(DEV)):
             return
         self._store(DEV, name, by_key)
         self._note(DEV, name, {"overlaps": self._shared_with(SETS, by_key)})
@@ -100,10 +199,8 @@ class People:
     def dev_rows(self, data_sets: Iterable[str]) -> int:
         """How many texts of `data_sets` were dev rows as well: of the largest overlap."""
         wanted = set(data_sets)
-        found = [
-            self._read_links(DEV, file) for file in self.files.names(DEV) if file.endswith(".json")
-        ]
-        return max((n for one in found for name, n in one.items() if name in wanted), default=0)
+        overlaps = [self._read_links(DEV, file) for file in self._notes(DEV)]
+        return max((n for one in overlaps for name, n in one.items() if name in wanted), default=0)
 
     def shared(self, texts: ManyTexts) -> dict[str, int]:
         """Stored sets, and how many of these texts each of them has; nothing is stored."""
@@ -111,7 +208,6 @@ class People:
         return self._shared_with(SETS, {k: fingerprints(texts, v) for k, v in keys.items()})
 
     def _fingerprints(self, texts: ManyTexts) -> tuple[str, dict[str, Fingerprints]]:
-        """The name of a set, and its fingerprints by every key."""
         keys = self.keys()
         by_key = {name: fingerprints(texts, key) for name, key in keys.items()}
         main = min(by_key)
@@ -129,6 +225,9 @@ class People:
     def _note(self, folder: str, name: str, facts: dict[str, Any]) -> None:
         self.files.write_json(f"{folder}/{name}.{secrets.token_hex(4)}.json", facts)
 
+    def _notes(self, folder: str) -> list[str]:
+        return [file for file in self.files.names(folder) if file.endswith(".json")]
+
     def keys(self) -> dict[str, bytes]:
         """Every key, by name; the first call makes one."""
         written = [*self.files.names(SETS), *self.files.names(ENTRIES)]  # after the first key
@@ -145,11 +244,10 @@ class People:
 
     def links(self) -> dict[str, dict[str, int]]:
         """Set → the sets known before it that it overlaps with, and in how many texts."""
-        found: dict[str, dict[str, int]] = {}
-        for file in self.files.names(SETS):
-            if file.endswith(".json"):
-                found.setdefault(file.split(".")[0], {}).update(self._read_links(SETS, file))
-        return found
+        links: dict[str, dict[str, int]] = {}
+        for file in self._notes(SETS):
+            links.setdefault(file.split(".")[0], {}).update(self._read_links(SETS, file))
+        return links
 
     def groups(self, also: Iterable[str] = ()) -> dict[str, str]:
         """Set → the name of its group, the same for all sets that are linked however far."""
@@ -194,12 +292,7 @@ class People:
         return self._shared_with(SETS, own, sampled=True, but=name)
 
     def _shared_with(
-        self,
-        folder: str,
-        by_key: dict[str, Fingerprints],
-        *,
-        sampled: bool = False,
-        but: str = "",
+        self, folder: str, by_key: dict[str, Fingerprints], *, sampled: bool = False, but: str = ""
     ) -> dict[str, int]:
         """Sets in `folder` that share texts with these, and how many; of two keys, either tells."""
         own = by_key if sampled else {key: self._sample(one) for key, one in by_key.items()}

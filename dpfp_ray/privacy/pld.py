@@ -17,8 +17,6 @@ the product of their spectra. The two directions (the record became ⊥, ⊥ bec
 composed each on its own; the larger ε counts. What a grid or a window leaves out is charged to δ:
 the result is an upper bound at any grid.
 
-Sums of discrete privacy losses, and the ε that they leave: the convolution of `pld.py`.
-
 Losses are tilted, q(l) → q(l) e^{θl} / E e^{θl}, so that the convolution is centred at ε, not at
 the mean. Rounding is then relative to δ, and the FFT spans only the neighbourhood of ε.
 """
@@ -198,11 +196,10 @@ def epsilon_at(
     interval: float,
     adjacency: str = "add_remove",
 ) -> float:
-    """ε at `delta` with privacy losses kept as multiples of `interval`."""
-    release = Release(p, noise_multiplier, adjacency)
-    forward, backward = connect_dots(release, TAIL_SHARE * delta / n, interval)
-    found = composed_epsilon([(forward, n)], delta)
-    return found if release.symmetric else composed_epsilon([(backward, n)], delta, found)
+    one = Release(p, noise_multiplier, adjacency)
+    forward, backward = connect_dots(one, TAIL_SHARE * delta / n, interval)
+    at_least = composed_epsilon([(forward, n)], delta)
+    return at_least if one.symmetric else composed_epsilon([(backward, n)], delta, at_least)
 
 
 @dataclass(frozen=True)
@@ -215,7 +212,6 @@ class Release:
 
     @property
     def symmetric(self) -> bool:
-        """Are both directions alike?"""
         return self.adjacency == "replace_one"
 
     def forward(self, eps: Floats) -> Floats:
@@ -228,9 +224,9 @@ class Release:
         curve = replace_curve if self.symmetric else add_curve
         return curve(eps, self.p, self.noise_multiplier)
 
+    @functools.lru_cache(maxsize=64)  # noqa: B019 - every grid of a search asks for the same
     def top(self, mass: float) -> float:
-        """The loss beyond which a divergence of `mass` is left."""
-        return _top(self, mass)
+        return _root_of_decreasing(self.forward, mass)
 
     def bottom(self, mass: float) -> float:
         """The same in the other direction; no outcome is less likely by more than 1 − p."""
@@ -323,11 +319,6 @@ def gaussian_curve(eps: Floats, noise_multiplier: float) -> Floats:
     return -np.exp(above) * np.expm1(np.minimum(0.0, below - above))
 
 
-@functools.lru_cache(maxsize=64)  # every grid of a search for an interval asks for the same
-def _top(release: Release, mass: float) -> float:
-    return _root_of_decreasing(release.forward, mass)
-
-
 def _root_of_decreasing(curve: Callable[[Floats], Floats], mass: float) -> float:
     """Where `curve` has fallen to `mass`; 0 if it never was above."""
 
@@ -355,8 +346,7 @@ class PlainGaussian(Release):
     def forward(self, eps: Floats) -> Floats:
         return gaussian_curve(eps, self.noise_multiplier)
 
-    def backward(self, eps: Floats) -> Floats:
-        return self.forward(eps)
+    backward = forward
 
 
 def release(one: Release) -> OnGrid:

@@ -38,7 +38,6 @@ def fresh_seed() -> int:
 
 
 def step_key(seed: int, purpose: str, step: int) -> bytes:
-    """128 bits for one purpose at one step."""
     return hashlib.blake2b(f"{seed} {purpose} {step}".encode(), digest_size=16).digest()
 
 

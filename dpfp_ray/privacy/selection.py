@@ -55,7 +55,6 @@ class Selection:
 
     @property
     def repeats(self) -> bool:
-        """Is this repeat-and-select, with a random number of trials?"""
         return self.kind in _SHAPES
 
     def __str__(self) -> str:
@@ -74,14 +73,14 @@ def parse_selection(text: str) -> Selection:
                 "'composition', and give their number with --samples"
             )
         return Selection(kind)
-    if not colon:
-        raise UserError(f"selection {text!r}: add the expected trials, such as '{kind}:30'")
     try:
         expected = float(number)
     except ValueError:
         expected = math.nan
-    if not (math.isfinite(expected) and expected >= 1.0):
-        raise UserError(f"selection {text!r}: the trials must be a number >= 1, as in '{kind}:30'")
+    if not 1.0 <= expected < math.inf:
+        raise UserError(
+            f"selection {text!r}: add the expected trials, a number >= 1, as in '{kind}:30'"
+        )
     return Selection(kind, expected)
 
 
@@ -94,11 +93,12 @@ def check_search(selection: Selection, search: str, scheduler: str | None) -> No
     """
     if not selection.repeats:
         return
-    fix = "use --search random without a scheduler, or --selection composition"
-    if search != "random":
-        raise UserError(f"selection '{selection}' is not valid with search {search!r}: {fix}")
-    if scheduler not in (None, "none", "fifo"):
-        raise UserError(f"selection '{selection}' is not valid with scheduler {scheduler!r}: {fix}")
+    wrong = None if search == "random" else f"search {search!r}"
+    if wrong is None and scheduler not in (None, "none", "fifo"):
+        wrong = f"scheduler {scheduler!r}"
+    if wrong:
+        fix = "use --search random without a scheduler, or --selection composition"
+        raise UserError(f"selection '{selection}' is not valid with {wrong}: {fix}")
 
 
 def draw_trials(selection: Selection, rng: np.random.Generator) -> int:

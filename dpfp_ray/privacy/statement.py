@@ -75,6 +75,11 @@ def statement(
     if not plan.private or plan.delta is None:
         return facts | {"not_protected": ["everything in the training data"]}
     mech = accounting.mechanism(plan, noise_multiplier, steps)
+    nominal = plan.spec.nominal_for(plan.scope)
+    central_limit = [CENTRAL_LIMIT] if guarantee(plan) == "nominal" else []
+    labels = ""
+    if "label_epsilon" in plan.spec.uses:
+        labels = f", and its {'randomised label' if plan.label_epsilon else 'label as it is'}"
     return facts | {
         "trust": plan.spec.trust,
         "unit": _unit(plan),
@@ -86,8 +91,8 @@ def statement(
         "accountants": {name: _assumption(plan, name) for name in ACCOUNTANTS},
         "amplification": _amplification(plan, mech),
         "proved": _proved(plan, mech),
-        "reasons": _reasons(plan),
-        "released": _released(plan),
+        "reasons": list(nominal.reasons) if nominal else central_limit,
+        "released": [plan.spec.released + labels],
         "not_protected": _not_protected(plan, loss_shown),
         "assumptions": _assumptions(plan, seed_known),
         "tuning": dict(tuning) if tuning else {"epsilon": None, "text": _tuning(plan)},
@@ -115,23 +120,21 @@ def _neighbours(plan: Plan) -> str:
 
 
 def _assumption(plan: Plan, accountant: str) -> dict[str, Any]:
-    if plan.spec.own_profile:
-        return {
-            "rests_on": plan.spec.own_profile.rests_on
-            if accountant == "pld"
-            else ASSUMES["rdp"]
-            if accountant == "rdp"
-            else "nothing: it has no bound here",
-            "upper_bound": accountant != "gdp",
-            "sampler": f"none: every {plan.unit} takes part",
-            "applies": accountant != "gdp",
-        }
-    exact = plan.p == 1 and accountant != "rdp"
+    if own := plan.spec.own_profile:
+        by = {"pld": own.rests_on, "rdp": ASSUMES["rdp"], "gdp": "nothing: it has no bound here"}
+        rests_on, upper_bound = by[accountant], accountant != "gdp"
+        applies = upper_bound
+    else:
+        exact = plan.p == 1 and accountant != "rdp"
+        rests_on = EXACT if exact else ASSUMES[accountant]
+        upper_bound = exact or accountant != "gdp"
+        applies = plan.p == 1 or plan.spec.draws_hidden
+    sampled = plan.p < 1 and not own
     return {
-        "rests_on": EXACT if exact else ASSUMES[accountant],
-        "upper_bound": exact or accountant != "gdp",
-        "sampler": f"none: every {plan.unit} takes part" if plan.p == 1 else "Poisson, as assumed",
-        "applies": plan.p == 1 or plan.spec.draws_hidden,
+        "rests_on": rests_on,
+        "upper_bound": upper_bound,
+        "sampler": "Poisson, as assumed" if sampled else f"none: every {plan.unit} takes part",
+        "applies": applies,
     }
 
 
@@ -162,19 +165,6 @@ def _proved(plan: Plan, mech: accounting.Mechanism) -> dict[str, Any]:
     known = [accounting.epsilon(mech, plan.delta, name) for name in ("pld", "rdp")]
     least = min((value for value in known if value is not None), default=None)
     return {"epsilon": least, "why": "docs/privacy.md has the proof"}
-
-
-def _reasons(plan: Plan) -> list[str]:
-    if nominal := plan.spec.nominal_for(plan.scope):
-        return list(nominal.reasons)
-    return [CENTRAL_LIMIT] if guarantee(plan) == "nominal" else []
-
-
-def _released(plan: Plan) -> list[str]:
-    if "label_epsilon" not in plan.spec.uses:
-        return [plan.spec.released]
-    labels = "its randomised label" if plan.label_epsilon else "its label as it is"
-    return [f"{plan.spec.released}, and {labels}"]
 
 
 def _not_protected(plan: Plan, loss_shown: bool) -> list[str]:
@@ -232,33 +222,28 @@ def _assumptions(plan: Plan, seed_known: bool) -> list[str]:
 
 def _split(plan: Plan) -> str:
     """What choosing among the rows of a file does to neighbours (`data/split.py`)."""
-    text = ""
+    parts = []
     what = "each record's own text" if plan.user_column is None else "each person's name"
     if not plan.dev_file and (plan.train_file or plan.task == "demo"):
-        text = (
+        parts.append(
             f"dev is held out by a public hash of {what}: one {plan.unit} more or less "
             "in the file is one more or less in dev or in training, and moves no other"
         )
     if plan.max_train:
-        text += "; " if text else ""
-        text += (
+        parts.append(
             f"the {plan.max_train:,} training {plan.unit}s are those with the lowest such hashes: "
             "one that leaves the file lets the next one in, which is a neighbour's neighbour"
         )
-    return text
+    return "; ".join(parts)
 
 
 def _tuning(plan: Plan) -> str:
-    if plan.one_release and "ridge" not in plan.spec.uses:
-        return (
-            "none: nothing is left to tune on this release. Another ε, representation, clip, "
-            "scaling or seed is another release, and releases compose."
-        )
     if plan.one_release:
+        free = "ridge, shrinkage and prior can be tuned on this release at no further cost"
+        left = free if "ridge" in plan.spec.uses else "nothing is left to tune on this release"
         return (
-            "none: ridge, shrinkage and prior can be tuned on this release at no further cost. "
-            "Another ε, representation, clip, scaling or seed is another release, and releases "
-            "compose."
+            f"none: {left}. Another ε, representation, clip, scaling or seed is another release, "
+            "and releases compose."
         )
     return (
         "none counted: right for one run whose hyperparameters were fixed beforehand. Choosing "
@@ -290,7 +275,6 @@ def one_line(facts: Mapping[str, Any]) -> str:
 
 
 def brief(facts: Mapping[str, Any]) -> str:
-    """At most eight lines, for below a result."""
     if "epsilon" not in facts:
         return "privacy: none. This method promises nothing about the training data."
     nominal = facts["guarantee"] == "nominal"
@@ -314,7 +298,6 @@ def brief(facts: Mapping[str, Any]) -> str:
 
 
 def render(facts: Mapping[str, Any]) -> str:
-    """All of it, for people."""
     lines = [f"Privacy statement for {facts['method']}, scope {facts['scope']}"]
     lines += [f"plan {facts['plan_hash']}", f"guarantee: {facts['guarantee']}"]
     if "epsilon" in facts:

@@ -54,6 +54,7 @@ def reporting_list(facts: Facts, plan: Plan, privacy: Facts) -> dict[str, Any]:
     """The items that the guide asks every report of a private model to state, in its order."""
     if "epsilon" not in facts:
         return {"source": DP_FY_ML, "summary": first_line(facts), "guarantee": "none"}
+    tuning = "not covered" if facts["tuning"].get("epsilon") is None else "covered"
     return {
         "source": DP_FY_ML,
         "summary": first_line(facts),
@@ -63,7 +64,10 @@ def reporting_list(facts: Facts, plan: Plan, privacy: Facts) -> dict[str, Any]:
             "who_sees_what": "the holder sees everything; readers see what is released",
         },
         "definition": {
-            "data_accesses_covered": _covered(facts),
+            "data_accesses_covered": [
+                f"training: {'; '.join(facts['released'])}",
+                f"choosing hyperparameters: {tuning}",
+            ],
             "data_accesses_not_covered": facts["not_protected"],
             "released_output": facts["released"],
             "unit_of_privacy": facts["unit"],
@@ -107,6 +111,9 @@ def nist_questions(facts: Facts, plan: Plan, privacy: Facts) -> list[dict[str, s
         if amplified["counted"]
         else ""
     )
+    several = " For a person with k records, (ε, δ) becomes (kε, k e^((k−1)ε) δ)."
+    if unit_word(facts) == "person":
+        several = ""
     return [
         _qa("guarantee", "What is promised, and is it proved?", first_line(facts)),
         _qa(
@@ -118,7 +125,7 @@ def nist_questions(facts: Facts, plan: Plan, privacy: Facts) -> list[dict[str, s
         _qa(
             "unit of privacy",
             "Whose contribution is hidden, and how do neighbouring data sets differ?",
-            f"{facts['unit']}; {facts['neighbours']}.{_several(facts)}",
+            f"{facts['unit']}; {facts['neighbours']}.{several}",
         ),
         _qa(
             "algorithms and correctness",
@@ -137,11 +144,7 @@ def nist_questions(facts: Facts, plan: Plan, privacy: Facts) -> list[dict[str, s
             "Private training fails small classes first: `dpfp predict RUN --dev --evaluate` gives "
             "the scores by class.",
         ),
-        _qa(
-            "trust model",
-            "Who must be trusted with the raw data?",
-            facts["trust"],
-        ),
+        _qa("trust model", "Who must be trusted with the raw data?", facts["trust"]),
         _qa(
             "exposure",
             "What else about the data leaves, beside the private output?",
@@ -172,6 +175,7 @@ def registry_entry(facts: Facts, plan: Plan, privacy: Facts, name: str = "") -> 
     if "epsilon" not in facts:
         raise UserError(f"{facts['method']} promises nothing; the registry is for private releases")
     local = facts["trust"].startswith("local")
+    texts = "persons' labelled texts" if plan.user_column else "labelled texts"
     today = datetime.now(UTC).date().isoformat()
     return {
         "status": "Draft",
@@ -194,8 +198,8 @@ def registry_entry(facts: Facts, plan: Plan, privacy: Facts, name: str = "") -> 
                 "bound_on_input_distance": f"1 ({facts['neighbours']})",
                 "output_measure": "hockey-stick divergence",
                 "bound_on_output_distance": _bound(facts),
-                "data_domain": _domain(plan),
-                "unprotected_quantities": _bullets(facts["not_protected"]),
+                "data_domain": f"{plan.records:,} {texts}" if plan.records else FILL,
+                "unprotected_quantities": "\n".join(f"- {item}" for item in facts["not_protected"]),
             },
             "privacy_loss": {
                 "privacy_unit": "user-level" if plan.user_column else "record-level",
@@ -229,30 +233,8 @@ def registry_entry(facts: Facts, plan: Plan, privacy: Facts, name: str = "") -> 
     }
 
 
-def _several(facts: Facts) -> str:
-    if unit_word(facts) == "person":
-        return ""
-    return " For a person with k records, (ε, δ) becomes (kε, k e^((k−1)ε) δ)."
-
-
-def _domain(plan: Plan) -> str:
-    if not plan.records:
-        return FILL
-    return f"{plan.records:,} " + (
-        "persons' labelled texts" if plan.user_column else "labelled texts"
-    )
-
-
 def _qa(layer: str, question: str, answer: str) -> dict[str, str]:
     return {"layer": layer, "question": question, "answer": answer}
-
-
-def _covered(facts: Facts) -> list[str]:
-    return [
-        f"training: {'; '.join(facts['released'])}",
-        "choosing hyperparameters"
-        + (": not covered" if facts["tuning"].get("epsilon") is None else ": covered"),
-    ]
 
 
 def _sampling(facts: Facts, plan: Plan) -> str:
@@ -294,7 +276,3 @@ def _audit(facts: Facts) -> str:
     if not audit:
         return "none was run on this model"
     return f"{audit.get('verdict', 'done')}, ε ≥ {number(audit.get('epsilon'))}"
-
-
-def _bullets(items: Any) -> str:
-    return "\n".join(f"- {item}" for item in items)

@@ -31,7 +31,7 @@ from typing import Any
 
 import dpfp_ray
 from dpfp_ray.data.columns import GLUE
-from dpfp_ray.models.download import known_models
+from dpfp_ray.models.download import KNOWN_MODELS
 from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.runs import read_runs
 from dpfp_ray.results.store import file_name
@@ -76,7 +76,7 @@ def needed_files(fields: Mapping[str, Any]) -> list[str]:
 
 def is_folder(model: str) -> bool:
     """A model on disk, not one of ours or the hub's."""
-    if not model or model in known_models() or model.startswith("custom:"):
+    if not model or model in KNOWN_MODELS or model.startswith("custom:"):
         return False
     return model.startswith(("/", ".", "~", "\\")) or Path(model).expanduser().is_dir()
 

@@ -112,9 +112,9 @@ def evaluate_answers(predicted: ArrayLike, labels: ArrayLike, names: Sequence[st
     assert accuracy is not None
     return Evaluation(
         rows=len(truth),
-        accuracy=scores.accuracy,
+        accuracy=scores["accuracy"],
         accuracy_interval=accuracy,
-        f1=scores.f1,
+        f1=scores["f1"],
         f1_interval=classes[1].f1_interval if len(names) == 2 else None,
         classes=classes,
         confusion=tuple(tuple(int(count) for count in row) for row in table),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfp_ray.privacy.ledger_files import default_place
+from dpfp_ray.privacy.people import default_place
 from dpfp_ray.results.store import Store
 from dpfp_ray.service import SERVICE, digest_of
 from dpfp_ray.sweeps.cluster import connected, default_address, settings

@@ -21,7 +21,7 @@ from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.signals import Interrupted, handling
 from dpfp_ray.system.storage import one_line
 from dpfp_ray.system.terminal import JOB
-from dpfp_ray.training.checkpoints import save_seconds
+from dpfp_ray.training.run_folder import save_seconds
 
 
 @dataclass(frozen=True)

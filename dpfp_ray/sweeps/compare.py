@@ -37,12 +37,11 @@ from dpfp_ray.sweeps.space import DERIVED, PUBLIC_SEED, SPACES, read_search_spac
 from dpfp_ray.sweeps.trial import InputsOnce, Trial, bind_trial, resolve_storage
 from dpfp_ray.system.errors import UserError, unknown
 from dpfp_ray.system.terminal import stderr
-from dpfp_ray.training.checkpoints import Saver, save_state
 from dpfp_ray.training.loop import Step
 from dpfp_ray.training.machine import use_threads
 from dpfp_ray.training.prepare import Inputs, load_inputs
 from dpfp_ray.training.record import Record, Select
-from dpfp_ray.training.run_folder import make_folder
+from dpfp_ray.training.run_folder import Saver, make_folder, save_state
 
 if TYPE_CHECKING:
     import pandas

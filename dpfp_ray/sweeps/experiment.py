@@ -32,11 +32,11 @@ from dpfp_ray.sweeps.trial import (
 )
 from dpfp_ray.system.cache import NoRoom
 from dpfp_ray.system.storage import one_line
-from dpfp_ray.training.checkpoints import Saver, ask_for_room
 from dpfp_ray.training.loop import Drawing, Epoch, Finished, State, Step
 from dpfp_ray.training.machine import Comm, SoloComm, use_threads
 from dpfp_ray.training.prepare import Inputs, Prepared, Run, build_model, default_device
 from dpfp_ray.training.record import Record
+from dpfp_ray.training.run_folder import Saver, ask_for_room
 from dpfp_ray.training.train import result_record, run_events
 
 

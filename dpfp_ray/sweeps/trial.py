@@ -27,7 +27,7 @@ from dpfp_ray.results.store import Store, file_name
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.storage import RemoteFiles, open_files, previous
 from dpfp_ray.system.whole_files import PRIVATE, is_copy, to_json, with_checksum, without_checksum
-from dpfp_ray.training import checkpoints
+from dpfp_ray.training import run_folder
 from dpfp_ray.training.loop import State
 from dpfp_ray.training.prepare import (
     Inputs,
@@ -137,13 +137,13 @@ class SweepState:
         self.files = open_files(storage)
 
     def save_trial(self, identity: str, state: State, seed: int) -> None:
-        checkpoints.save_trial(self.files, _state_name(identity), state, seed)
+        run_folder.save_trial(self.files, _state_name(identity), state, seed)
 
     def load_trial(self, identity: str, seed: int, plan: Plan) -> State | None:
-        return checkpoints.load_trial(self.files, _state_name(identity), seed, plan)
+        return run_folder.load_trial(self.files, _state_name(identity), seed, plan)
 
     def drop_trial(self, identity: str) -> None:
-        checkpoints.drop_trial(self.files, _state_name(identity))
+        run_folder.drop_trial(self.files, _state_name(identity))
         self.files.delete(_state_name(identity, "drawn"))
 
     def mark_drawn(self, identity: str) -> None:

@@ -6,13 +6,13 @@ failed before its first draw. A run that is stopped costs what it planned, until
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from dpfp_ray.data import AllTexts
 from dpfp_ray.methods.parts.one_release import release_id
 from dpfp_ray.models.download import encoder_identity
-from dpfp_ray.models.own_encoder import CUSTOM
-from dpfp_ray.models.representations import RepresentationTable
+from dpfp_ray.models.representations import CUSTOM, RepresentationTable
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_cost import part_from_json
@@ -23,23 +23,19 @@ from dpfp_ray.training.record import Record, entry_of, fingerprint, plan_of, sta
 from dpfp_ray.training.run_folder import data_mark
 
 
+@dataclass
 class Charge:
     """An open entry of the ledger. It counts the steps of its run."""
 
-    def __init__(self, entry_id: str, done: int) -> None:
-        self.entry_id, self.done = entry_id, done
-        self.drawing = False
+    entry_id: str
+    done: int
+    drawing: int = 0  # 1: the next step may have been drawn before a failure
 
     def count(self, event: Event) -> None:
         if isinstance(event, Drawing):
-            self.drawing = True
+            self.drawing = 1
         if isinstance(event, Step):
             self.done = event.done
-
-    @property
-    def drawn(self) -> int:
-        """An upper bound: the next step may have been drawn before the failure."""
-        return self.done + 1 if self.drawing else self.done
 
 
 @contextmanager
@@ -73,29 +69,24 @@ def charged(
         yield charge
     except Exception:
         # If an earlier part of the run was killed, nobody knows how many steps it drew.
-        drawn = use.steps if entry.resumes else charge.drawn
+        drawn = use.steps if entry.resumes else charge.done + charge.drawing
         ledger.end(entry.id, min(use.steps, drawn), "failed")
         raise
     ledger.end(entry.id, use.steps)
 
 
 def register(ledger: Ledger, inputs: Inputs) -> str:
-    """Whose records these are."""
-    records = inputs.records
-    if records is None:
-        raise ValueError("these inputs do not hold the records as they were read")
-    return ledger.register(records.all_texts(), AllTexts(inputs.dev_records.values())).id
+    assert inputs.records is not None, "these inputs do not hold the records as they were read"
+    return ledger.register(inputs.records.all_texts(), AllTexts(inputs.dev_records.values())).id
 
 
 def use_for(
     prepared: Prepared,
     *,
-    people: str,
     run: str,
     seed: int,
     purpose: str,
-    fixed_list: str | None = None,
-    loss_shown: bool = False,
+    **facts: Any,  # `people`, `fixed_list` and `loss_shown`, as for `use_of`
 ) -> Use:
     plan, noise, table = prepared.plan, prepared.noise_multiplier, prepared.data.train
     release = None
@@ -104,16 +95,7 @@ def use_for(
         release = release_id(plan, noise, table, seed)
     if not isinstance(table, RepresentationTable) and not plan.model.startswith(CUSTOM):
         run += f" {encoder_identity(plan.model)}"  # a folder's weights may have changed
-    return use_of(
-        plan,
-        noise,
-        people=people,
-        run=run,
-        purpose=purpose,
-        release=release,
-        fixed_list=fixed_list,
-        loss_shown=loss_shown,
-    )
+    return use_of(plan, noise, run=run, purpose=purpose, release=release, **facts)
 
 
 def enter_past(ledger: Ledger, record: Record, people: str, paid: set[str] | None = None) -> None:

@@ -10,9 +10,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -21,16 +22,14 @@ from dpfp_ray.privacy.statement import guarantee
 from dpfp_ray.system.errors import UserError, unknown
 from dpfp_ray.system.signals import Interrupted, handling
 from dpfp_ray.system.terminal import LINE_EVERY_SECONDS, stderr
-from dpfp_ray.training.checkpoints import Saver, save_state
 from dpfp_ray.training.loop import Epoch, Event, Step
 from dpfp_ray.training.prepare import Run
+from dpfp_ray.training.run_folder import Saver, save_state
 
 REFRESH_SECONDS = 0.5
 
 
 class Silent:
-    """Shows nothing; the base of the other displays."""
-
     def __init__(self, run: Run, label: str) -> None:
         self.plan, self.label = run.plan, label
         self.spending = Spending(run.plan, run.prepared.noise_multiplier)
@@ -57,8 +56,11 @@ class Lines(Silent):
     def say(message: str) -> None:
         stderr.print(message, markup=False)
 
+    every_seconds = LINE_EVERY_SECONDS
+
     def show(self, event: Event) -> None:
-        if isinstance(event, Step) and self.is_due(event):
+        late = time.monotonic() - self.shown_at > self.every_seconds
+        if isinstance(event, Step) and (late or self.is_due(event)):
             self.shown_at = time.monotonic()
             self.show_step(event)
         if isinstance(event, Epoch):
@@ -66,7 +68,7 @@ class Lines(Silent):
             self.show_epoch(event)
 
     def is_due(self, event: Step) -> bool:
-        return time.monotonic() - self.shown_at > LINE_EVERY_SECONDS
+        return False
 
     def show_step(self, event: Step) -> None:
         place = f"step {event.done:,} of {self.plan.steps:,}"
@@ -99,6 +101,8 @@ class Lines(Silent):
 class Bar(Lines):
     """A progress bar, and a line after every epoch."""
 
+    every_seconds = REFRESH_SECONDS
+
     def __enter__(self) -> Self:
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -116,8 +120,7 @@ class Bar(Lines):
         self.bar.stop()
 
     def is_due(self, event: Step) -> bool:
-        late = time.monotonic() - self.shown_at > REFRESH_SECONDS
-        return late or event.done == self.plan.steps
+        return event.done == self.plan.steps
 
     def show_step(self, event: Step) -> None:
         self.bar.update(self.task, completed=event.done, facts=self.facts(event))
@@ -150,12 +153,8 @@ class Keeper:
         data_mark: str | None = None,
     ) -> None:
         self.steps, self.say, self.folder = run.plan.steps, display.say, folder
-        self.saver: Saver | None = None
-        if folder is not None:
-            self.saver = Saver(
-                lambda state: save_state(folder, state, run.seed, run.seed_known, data_mark),
-                save_every,
-            )
+        facts: Any = {"seed": run.seed, "seed_known": run.seed_known, "data_mark": data_mark}
+        self.saver = Saver(partial(save_state, folder, **facts), save_every) if folder else None
         self.stop_signal: int | None = None  # the signal that asked to stop
 
     @contextmanager
@@ -178,9 +177,10 @@ class Keeper:
 
     def follow(self, event: Event) -> None:
         """Save where a save is due; raise Interrupted after a step if a signal asked to stop."""
-        if self.saver and isinstance(event, Epoch) and event.record["step"] < self.steps:
-            self.saver.save_now(event.checkpoint)
-        if self.saver and isinstance(event, Step) and (self.stop_signal or self.saver.due):
+        if self.saver and (
+            (isinstance(event, Epoch) and event.record["step"] < self.steps)
+            or (isinstance(event, Step) and (self.stop_signal or self.saver.due))
+        ):
             self.saver.save_now(event.checkpoint)
         if self.stop_signal and isinstance(event, Step) and event.done < self.steps:
             end = "nothing was saved, because no output was given"

@@ -10,21 +10,19 @@ without the data. Dev rows are public (docs/privacy.md): nothing here is about a
 """
 
 import base64
-import binascii
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dpfp_ray.data import Split
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.record import Record, Select
 
 Classes = NDArray[np.int64]
-
-MAX_ROWS = 10_000_000  # a record that claims more is broken, and would fill the memory
 
 
 def pack(indices: ArrayLike, classes: int) -> str:
@@ -47,29 +45,28 @@ def unpack(packed: str, rows: int, classes: int) -> Classes:
     >>> unpack("aA==", rows=5, classes=2).tolist()
     [0, 1, 1, 0, 1]
     """
-    if not 0 <= rows <= MAX_ROWS or classes < 1:
-        raise UserError(f"packed predictions of {rows} rows and {classes} classes; run it again")
     width = _bits(classes)
     try:
         octets = np.frombuffer(base64.b64decode(packed, validate=True), dtype=np.uint8)
-    except (binascii.Error, ValueError):
-        raise UserError("packed predictions are not base64 text; run it again") from None
-    if len(octets) != -(-rows * width // 8):
+        if len(octets) != -(-rows * width // 8):
+            raise ValueError(f"{len(octets)} bytes")
+        bits = np.unpackbits(octets, count=rows * width).reshape(rows, width).astype(np.int64)
+        indices: Classes = bits @ (1 << np.arange(width)[::-1])
+        if rows and indices.max() >= classes:
+            raise ValueError(f"class {indices.max()}")
+    except ValueError as error:
         raise UserError(
-            f"packed predictions have {len(octets)} bytes, not those of {rows} rows; run it again"
-        )
-    bits = np.unpackbits(octets, count=rows * width).reshape(rows, width).astype(np.int64)
-    indices: Classes = bits @ (1 << np.arange(width)[::-1])
-    if rows and indices.max() >= classes:
-        raise UserError(f"packed predictions name class {indices.max()} of {classes}; run it again")
+            f"packed predictions are not those of {rows} rows and {classes} classes ({error}); "
+            f"run it again"
+        ) from None
     return indices
 
 
-def fingerprint_rows(texts: Iterable[str | Sequence[str]], labels: Iterable[int]) -> str:
+def fingerprint_rows(split: Split) -> str:
     """64 bits that tell dev sets apart: every text (or pair of texts) and label, in order."""
     digest = hashlib.sha256()
-    for text, label in zip(texts, labels, strict=True):
-        parts = (text,) if isinstance(text, str) else tuple(text)
+    texts = [split.texts] if split.pairs is None else [split.texts, split.pairs]
+    for *parts, label in zip(*texts, split.labels, strict=True):
         # Lengths first: ("ab", "c") and ("a", "bc") are different rows.
         for field in (str(len(parts)), *parts, str(int(label))):
             encoded = field.encode()
@@ -79,7 +76,7 @@ def fingerprint_rows(texts: Iterable[str | Sequence[str]], labels: Iterable[int]
 
 @dataclass(frozen=True)
 class DevPredictions:
-    """One model's answers on the dev rows, with the right ones; `as_json` is for the record."""
+    """One model's answers on the dev rows, with the right ones, as the record keeps them."""
 
     rows: int
     classes: int
@@ -91,13 +88,8 @@ class DevPredictions:
     def of(
         cls, predicted: ArrayLike, labels: ArrayLike, *, classes: int, fingerprint: str
     ) -> "DevPredictions":
-        answers, truth = np.asarray(predicted), np.asarray(labels)
-        if answers.shape != truth.shape:
-            raise ValueError(f"{len(answers)} predictions for {len(truth)} labels")
-        return cls(len(truth), classes, fingerprint, pack(answers, classes), pack(truth, classes))
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        rows = len(np.asarray(labels))
+        return cls(rows, classes, fingerprint, pack(predicted, classes), pack(labels, classes))
 
     def answers(self) -> Classes:
         return unpack(self.predicted, self.rows, self.classes)
@@ -132,7 +124,6 @@ def one_class_runs(answers: ArrayLike) -> int:
 
 
 def _bits(classes: int) -> int:
-    """Bits that hold the indices of so many classes; one class still takes a bit."""
     return max(1, (classes - 1).bit_length())
 
 
@@ -160,12 +151,10 @@ def quote(history: Sequence[Any], select: Select = "last") -> dict[str, Any]:
 
 
 def best_epoch(history: Sequence[Epoch]) -> Epoch:
-    """The first of those with the best accuracy on the first dev set."""
     return max(history, key=lambda entry: float(next(iter(entry["dev"].values()))["accuracy"]))
 
 
 def saved_epoch(record: Record) -> Epoch:
-    """The epoch whose weights a run has saved."""
     history: Sequence[Any] = record["history"]
     return best_epoch(history) if record["select"] == "best" else history[-1]
 
@@ -185,10 +174,10 @@ def kept_predictions(
         return []
 
     def predictions(name: str, packed: str) -> dict[str, Any]:
-        truth, fingerprint = np.asarray(labels[name]), fingerprints[name]
-        answers = unpack(packed, len(truth), classes)
-        made = DevPredictions.of(answers, truth, classes=classes, fingerprint=fingerprint)
-        return made.as_json()
+        truth = np.asarray(labels[name])
+        return asdict(
+            DevPredictions(len(truth), classes, fingerprints[name], packed, pack(truth, classes))
+        )
 
     epochs = {entry["epoch"]: entry for entry in (history[-1], best_epoch(history))}
     kept = []
@@ -201,41 +190,22 @@ def kept_predictions(
 
 
 def without_answers(history: Sequence[Epoch]) -> list[dict[str, Any]]:
-    """The history as a record shows it."""
-
-    def shown(scores: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in scores.items() if key != ANSWERS}
-
     return [
-        {**entry, "dev": {name: shown(scores) for name, scores in entry["dev"].items()}}
+        {
+            **entry,
+            "dev": {
+                name: {key: value for key, value in scores.items() if key != ANSWERS}
+                for name, scores in entry["dev"].items()
+            },
+        }
         for entry in history
     ]
 
 
-@dataclass(frozen=True)
-class Metrics:
-    """Scores of one model on the dev rows.
-
-    `f1` is of class 1 with two classes (as GLUE scores QQP), else the mean over classes. `recall`
-    has None for a class without dev rows. `calibration_error` needs probabilities, else it is None.
-    """
-
-    accuracy: float
-    f1: float
-    matthews: float
-    recall: tuple[float | None, ...]
-    one_class: bool
-    majority_accuracy: float
-    calibration_error: float | None
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 def measure(
     predicted: ArrayLike, labels: ArrayLike, *, classes: int, probabilities: ArrayLike | None = None
-) -> Metrics:
-    """All metrics of one model; `probabilities` are (rows, classes)."""
+) -> dict[str, Any]:
+    """`record.Scores` of one model but the loss; `probabilities` are (rows, classes)."""
     # Imported here: scikit-learn takes a second.
     from sklearn.metrics import matthews_corrcoef, precision_recall_fscore_support
 
@@ -245,18 +215,18 @@ def measure(
         truth, answers, labels=list(range(classes)), zero_division=np.nan
     )
     f1 = np.nan_to_num(f1)  # of a class that is neither there nor answered
-    return Metrics(
-        accuracy=float((truth == answers).mean()),
-        f1=float(f1[1] if classes == 2 else f1.mean()),
+    return {
+        "accuracy": float((truth == answers).mean()),
+        "f1": float(f1[1] if classes == 2 else f1.mean()),
         # 0 where all rows are of one class: there is nothing to tell apart.
-        matthews=float(matthews_corrcoef(truth, answers)) if np.ptp(truth) else 0.0,
-        recall=tuple(None if np.isnan(value) else float(value) for value in recall),
-        one_class=one_class_runs(answers[None]) == 1,
-        majority_accuracy=float((truth == majority_class(truth)).mean()),
-        calibration_error=(
+        "matthews": float(matthews_corrcoef(truth, answers)) if np.ptp(truth) else 0.0,
+        "recall": [None if np.isnan(value) else float(value) for value in recall],
+        "one_class": one_class_runs(answers[None]) == 1,
+        "majority_accuracy": float((truth == majority_class(truth)).mean()),
+        "calibration_error": (
             None if probabilities is None else calibration_error(probabilities, truth)
         ),
-    )
+    }
 
 
 def calibration_error(

@@ -10,15 +10,13 @@ from torch import Tensor
 
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.export import Predictor
-from dpfp_ray.models.own_encoder import CUSTOM, OwnEncoder
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
-from dpfp_ray.models.representations import HeadClassifier
+from dpfp_ray.models.representations import CUSTOM, HeadClassifier, OwnEncoder
 from dpfp_ray.models.scopes import Lora, merge_lora, weights_to_keep
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.training.checkpoints import RESUME
 from dpfp_ray.training.record import Record, plan_of
-from dpfp_ray.training.run_folder import RESULT, WEIGHTS, read_result, read_weights
+from dpfp_ray.training.run_folder import RESULT, RESUME, WEIGHTS, read_result, read_weights
 
 
 def load_model(run: Any, *, encoder: Any = None, tokenizer: Any = None) -> Predictor:
@@ -36,7 +34,6 @@ def load_model(run: Any, *, encoder: Any = None, tokenizer: Any = None) -> Predi
 
 
 def folder_of(run: Any) -> Path:
-    """Of what `train` gave, or of the name of the folder that it wrote."""
     folder = getattr(run, "folder", run)
     if folder is None:
         raise UserError("this run was not written anywhere; give output= to train()")
@@ -46,7 +43,6 @@ def folder_of(run: Any) -> Path:
 
 
 def record_of(run: Any) -> Record:
-    """Of what `train` gave, or of the folder that it wrote."""
     record: Record | None = getattr(run, "record", None)
     return record or read_run(run)
 
@@ -54,9 +50,10 @@ def record_of(run: Any) -> Record:
 def read_run(folder: str | Path) -> Record:
     """The record of the finished run in `folder`; anything else is refused in a line."""
     path = folder_of(folder)
+    unfinished = f"{path} holds an unfinished run; the same dpfp train command ends it"
     if not (path / RESULT).is_file():
         if (path / RESUME).exists():
-            raise UserError(f"{path} holds an unfinished run; the same dpfp train command ends it")
+            raise UserError(unfinished)
         if (path / "records").is_dir():
             raise UserError(
                 f"{path} holds a sweep or a comparison, which keeps no weights; run the trial that "
@@ -71,12 +68,11 @@ def read_run(folder: str | Path) -> Record:
             f"of a run"
         )
     if not record["finished"]:
-        raise UserError(f"{path} holds an unfinished run; the same dpfp train command ends it")
+        raise UserError(unfinished)
     return record
 
 
 def weights_of(folder: Path, record: Record) -> dict[str, Tensor]:
-    """What training changed, by name."""
     if not (folder / WEIGHTS).is_file():
         raise UserError(
             f"{folder} has no {WEIGHTS}; restore it from a backup, or run again with "
@@ -95,7 +91,17 @@ def predictor(
         )
 
     def build() -> Classifier:
-        model = _untrained(plan, len(labels), own)
+        # Seed 0 is the one that frozen encoders were run with (`representations.represent`): what a
+        # checkpoint lacks is the same here. Whatever else is random here, training has saved.
+        parts: dict[str, Any] = {"scope": plan.scope, "lora": Lora.of(plan)}
+        if own is not None:
+            model = own.classifier(
+                plan.representation, len(labels), dropout=0.0, head_seed=0, **parts
+            )
+        else:
+            with warnings.catch_warnings():  # training has said what the checkpoint lacks
+                warnings.simplefilter("ignore")
+                model = build_classifier(plan.model, plan.representation, len(labels), **parts)
         model.bounded = (plan.scaling, plan.C) if plan.one_release else None
         centre = weights.get("centre")
         model.centre = None if centre is None else centre.detach().clone()
@@ -121,17 +127,6 @@ def _answering(
 ) -> Predictor:
     tokenizer, length = own.tokenizer if own else load_tokenizer(plan.model), plan.max_length
     return Predictor(build, tokenizer, labels, max_length=length, precision=plan.precision)
-
-
-def _untrained(plan: Plan, classes: int, own: OwnEncoder | None) -> Classifier:
-    """Seed 0 is the one that frozen encoders were run with (`representations.represent`): what a
-    checkpoint lacks is the same here. Whatever else is random here, training has saved."""
-    parts: dict[str, Any] = {"scope": plan.scope, "lora": Lora.of(plan)}
-    if own is not None:
-        return own.classifier(plan.representation, classes, dropout=0.0, head_seed=0, **parts)
-    with warnings.catch_warnings():  # training has said what the checkpoint lacks
-        warnings.simplefilter("ignore")
-        return build_classifier(plan.model, plan.representation, classes, **parts)
 
 
 @torch.no_grad()

@@ -18,13 +18,14 @@ from torch.nn import functional
 from dpfp_ray.data import Table, content_hash
 from dpfp_ray.data.batches import PART_COST, split_rows
 from dpfp_ray.methods.parts.base import make_method
-from dpfp_ray.methods.parts.discriminant import (
+from dpfp_ray.methods.parts.one_release import (
     ClassStatistics,
     LinearHead,
+    bounded_rows,
     choose_ridge,
     discriminant,
+    release_id,
 )
-from dpfp_ray.methods.parts.one_release import bounded_rows, release_id
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.plan import Plan
@@ -101,8 +102,6 @@ class Step:
 
 @dataclass(frozen=True)
 class Finished:
-    """The last event, with the result's record; the model has its final weights."""
-
     record: Record
 
 
@@ -196,7 +195,6 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
 
 
 def score_dev(model: Classifier, data: Data, comm: Comm, plan: Plan, progress: Progress) -> Scores:
-    """The scores on every dev set; the time goes to `progress`."""
     started = time.perf_counter()
     scores = {name: evaluate(model, dev, comm, plan.precision) for name, dev in data.dev.items()}
     progress.eval_seconds += time.perf_counter() - started
@@ -207,7 +205,7 @@ def score_dev(model: Classifier, data: Data, comm: Comm, plan: Plan, progress: P
 def evaluate(
     model: Classifier, table: Table, comm: Comm, precision: str = "fp32"
 ) -> dict[str, Any]:
-    """`accuracy`, mean `loss`, the scores of `dev_scores.Metrics` and every row's answer, packed.
+    """`record.Scores` and every row's answer, packed.
 
     Without noise and, as the paper evaluates, without clipping; heads that were solved for bounded
     rows (`release_once`, `moments`) get bounded rows here too. Each worker takes its share of the
@@ -222,11 +220,9 @@ def evaluate(
     was_training = model.training
     model.eval()
     for part in split_rows(table.lengths[rows], EVAL_ROWS, PART_COST[device.type]):
-        batch = {name: tensor.to(device) for name, tensor in table.collate(rows[part]).items()}
         labels = torch.from_numpy(np.asarray(table.labels[rows[part]])).to(device)
-        with torch.autocast(device.type, torch.bfloat16, precision == "bf16"):
-            h = model.represent(batch)
-        logits = model.classify(h.float())  # in fp32: bf16's 8 bits would make ties of close scores
+        # In fp32: bf16's 8 bits would make ties of close scores.
+        logits = model.classify(model.represent_rows(table, rows[part], precision))
         where = torch.from_numpy(rows[part]).to(device)
         answers[where] = logits.argmax(1).double()
         probabilities[where] = logits.double().softmax(1)
@@ -236,13 +232,8 @@ def evaluate(
     answered, shares = answers.cpu().numpy().astype(np.int64), probabilities.cpu().numpy()
     # A model that has diverged still has answers, but no probabilities.
     sound = shares if np.isfinite(shares).all() else None
-    metrics = measure(answered, table.labels, classes=model.classes, probabilities=sound).as_json()
-    return {
-        **metrics,
-        "recall": list(metrics["recall"]),
-        ANSWERS: pack(answered, model.classes),
-        "loss": loss.item() / len(table),
-    }
+    metrics = measure(answered, table.labels, classes=model.classes, probabilities=sound)
+    return {**metrics, ANSWERS: pack(answered, model.classes), "loss": loss.item() / len(table)}
 
 
 def resume_facts(run: Run, progress: Progress, spent: dict[str, float | None]) -> State:
@@ -264,10 +255,10 @@ def weights_hash(model: Classifier) -> str:
 
 def refuse_other_weights(state: State, model: Classifier) -> None:
     """A state that leaves some weights as they were would train another model without a word."""
-    saved = {name: tensor.shape for name, tensor in state["model"].items()}
-    wanted = {name: p.shape for name, p in trainable_parameters(model)}
+    saved = {(name, tensor.shape) for name, tensor in state["model"].items()}
+    wanted = {(name, p.shape) for name, p in trainable_parameters(model)}
     if saved != wanted:
-        wrong = sorted(set(saved.items()) ^ set(wanted.items()))[0][0]
+        wrong = min(saved ^ wanted)[0]
         raise UserError(
             f"the saved state does not fit the model at {wrong!r}; is the encoder still the one "
             f"that the run began with? --overwrite starts again"
@@ -330,21 +321,17 @@ def solve(
     `rng` is for choosing a ridge (`ridge: auto`); it has nothing to do with the records.
     """
     assert plan.shrinkage is not None
-    public = public_covariance(data, plan) if plan.prior == "dev" else None
+    public: NDArray[np.float64] | None = None
+    if plan.prior == "dev":  # the plan counts dev rows as public; their labels play no part
+        tables = [table for table in data.dev.values() if isinstance(table, RepresentationTable)]
+        rows = np.concatenate([u for table in tables for u, _ in bounded_rows(table, plan)])
+        centred = rows - rows.mean(0)
+        public = centred.T @ centred / len(rows)
     if isinstance(plan.ridge, float):
         ridge = plan.ridge
     else:
         ridge = choose_ridge(statistics, plan.shrinkage, rng, public)
     return discriminant(statistics, ridge, plan.shrinkage, public), ridge
-
-
-def public_covariance(data: Data, plan: Plan) -> NDArray[np.float64]:
-    """Of the dev rows, without their labels; asked for by plans that count these rows as public."""
-    tables = [table for table in data.dev.values() if isinstance(table, RepresentationTable)]
-    rows = np.concatenate([u for table in tables for u, _ in bounded_rows(table, plan)])
-    centred = rows - rows.mean(0)
-    covariance: NDArray[np.float64] = centred.T @ centred / len(rows)
-    return covariance
 
 
 @torch.no_grad()

@@ -38,10 +38,7 @@ def use_threads(count: int | None) -> None:
     torch.set_num_threads(count or available_cores())
 
 
-@functools.cache
-def leave_modules_out_of_collections() -> None:
-    """Once a process: searching modules for garbage takes longer than a closed-form trial."""
-    gc.freeze()
+freeze_modules = functools.cache(gc.freeze)  # searching modules takes longer than a short trial
 
 
 @functools.cache
@@ -61,7 +58,7 @@ def keep_freed_memory() -> None:
 def reset_peak_memory(device: torch.device) -> None:
     """Forget the peak of what ran before, and give back what it has left behind."""
     gc.collect()
-    leave_modules_out_of_collections()
+    freeze_modules()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -120,20 +117,16 @@ class TorchComm:
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             chosen = [tensor for tensor in tensors if tensor.dtype == dtype]
             sizes = [tensor.numel() for tensor in chosen]
-            flat = self._room(sum(sizes), chosen[0])
+            key, size = (dtype, chosen[0].device), sum(sizes)
+            if key not in self.kept or self.kept[key].numel() < size:
+                self.kept[key] = chosen[0].new_empty(size)
+            flat = self.kept[key][:size]
             torch.cat([tensor.reshape(-1) for tensor in chosen], out=flat)
             torch.distributed.all_reduce(flat)
             sums = flat.split(sizes)
             for tensor, total in zip(chosen, sums, strict=True):
                 tensor.copy_(total.view_as(tensor))
 
-    def _room(self, size: int, like: Tensor) -> Tensor:
-        key = (like.dtype, like.device)
-        if key not in self.kept or self.kept[key].numel() < size:
-            self.kept[key] = like.new_empty(size)
-        return self.kept[key][:size]
-
 
 def share(rows: int, comm: Comm) -> slice:
-    """This worker's contiguous part of `rows` rows; parts differ by at most one row."""
     return slice(rows * comm.rank // comm.world_size, rows * (comm.rank + 1) // comm.world_size)

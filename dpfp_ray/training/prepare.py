@@ -6,7 +6,7 @@ records are pairs, the σ of the budget). No record is looked at, so the choice 
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
@@ -27,10 +27,11 @@ from dpfp_ray.data.tokens import (
 )
 from dpfp_ray.models import pretrained
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
-from dpfp_ray.models.own_encoder import CUSTOM, OwnEncoder
 from dpfp_ray.models.representations import (
+    CUSTOM,
     Floats,
     HeadClassifier,
+    OwnEncoder,
     RepresentationTable,
     public_centre,
     represent,
@@ -61,17 +62,21 @@ def choose_representation(plan: Plan, facts: TaskFacts, own: OwnEncoder | None =
     *layers, other = representations_for(plan, facts.paired)
     if own is not None:
         return own.resolve_representation(other)
-    if layers and affords_layers(plan, facts, pretrained.width_of_layers(plan.model)):
-        return pretrained.resolve_representation(plan.model, "layers")
+    if layers:
+        # Rows as wide as all layers together have to have at most as much noise as signal.
+        assert plan.spec.noise_to_signal is not None
+        bound = plan.bind(records=facts.records, classes=facts.classes)
+        width = pretrained.width_of_layers(plan.model)
+        noise = noise_multiplier(bound)
+        if plan.spec.noise_to_signal(bound, noise, width, facts.classes) <= 1:
+            other = "layers"
     return pretrained.resolve_representation(plan.model, other)
 
 
 def possible_representations(plan: Plan, paired: bool) -> list[str]:
     """What plans read that differ from this one in numbers alone: its budget, B, C, epochs."""
-    return [
-        pretrained.resolve_representation(plan.model, one)
-        for one in representations_for(plan, paired)
-    ]
+    names = representations_for(plan, paired)
+    return [pretrained.resolve_representation(plan.model, name) for name in names]
 
 
 def representations_for(plan: Plan, paired: bool) -> list[str]:
@@ -82,13 +87,6 @@ def representations_for(plan: Plan, paired: bool) -> list[str]:
         if plan.spec.noise_to_signal is not None:
             return ["layers", "auto"]
     return [plan.representation]
-
-
-def affords_layers(plan: Plan, facts: TaskFacts, width: int) -> bool:
-    """Whether rows as wide as all layers together have at most as much noise as signal."""
-    assert plan.spec.noise_to_signal is not None
-    bound = plan.bind(records=facts.records, classes=facts.classes)
-    return plan.spec.noise_to_signal(bound, noise_multiplier(bound), width, facts.classes) <= 1
 
 
 @dataclass
@@ -211,7 +209,7 @@ def load_inputs(
         make_model,
         task.train,
         task.dev,
-        {name: fingerprint_rows(rows_of(split), split.labels) for name, split in task.dev.items()},
+        {name: fingerprint_rows(split) for name, split in task.dev.items()},
         task.train.columns,
         time.perf_counter() - started,
         paired,
@@ -226,12 +224,6 @@ def tokens_for(
     return tokens(split, tokenizer, max_length, name, work)
 
 
-def rows_of(split: Split) -> Sequence[str] | list[tuple[str, str]]:
-    if split.pairs is None:
-        return split.texts
-    return list(zip(split.texts, split.pairs, strict=True))
-
-
 def _classifier(
     build: Callable[..., Classifier], data: Data, classes: int, plan: Plan, head_seed: int
 ) -> Classifier:
@@ -244,7 +236,6 @@ def _classifier(
 
 
 def prepare(plan: Plan, inputs: Inputs | None = None) -> Prepared:
-    """Bind the plan to its data and calibrate its noise."""
     inputs = inputs or load_inputs(plan)
     started = time.perf_counter()
     bound = plan.bind(

@@ -24,7 +24,8 @@ _OPEN = ConfigDict(extra="allow")  # keys that a later version adds are kept
 
 
 class Scores(TypedDict, total=False):
-    """One model on one dev set, see `dev_scores.Metrics`."""
+    """One model on one dev set. `f1` is of class 1 with two classes (as GLUE scores QQP), else the
+    mean over classes; `recall` has None for a class without dev rows."""
 
     accuracy: float
     loss: float | None
@@ -48,8 +49,6 @@ class EpochFacts(TypedDict):
 
 
 class Answers(TypedDict):
-    """What `DevPredictions` keeps of one dev set."""
-
     rows: int
     classes: int
     fingerprint: str
@@ -150,7 +149,6 @@ class Record(TypedDict):
 
 
 def make_record(**sections: Any) -> Record:
-    """A record of these sections; the others are empty."""
     empty: dict[str, Any] = {name: {} for name in Record.__annotations__}
     empty |= {name: [] for name in ("labels", "history", "predictions")}
     empty |= {"schema": SCHEMA, "plan_hash": "", "finished": False}
@@ -205,7 +203,6 @@ def record_id(record: Record) -> str:
 
 
 def plan_of(record: Record) -> Plan:
-    """The plan that a record was made by, as it was bound to its data."""
     return make_plan({key: value for key, value in record["plan"].items() if value is not None})
 
 

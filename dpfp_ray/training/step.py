@@ -34,8 +34,6 @@ PATIENCE = 3  # steps until every weight must have moved; LoRA's A waits for B, 
 
 @dataclass(frozen=True)
 class Taken:
-    """What one step did, over all workers."""
-
     loss: Tensor  # the sum over its rows, in fp64 on the device
     units: int  # records that were drawn, or persons
     rows: int
@@ -72,7 +70,10 @@ class Steps:
         drawn = self.sampler.draw(step)
         records, owners = self.units.expand(drawn)
         method.begin(step, len(records))
-        mine = np.arange(len(records))[whole_units(share(len(drawn), comm), owners)]
+        own = share(len(drawn), comm)  # of the units, whose rows lie side by side
+        if owners is not None:
+            own = slice(*np.searchsorted(owners, [own.start, own.stop]))
+        mine = np.arange(len(records))[own]
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), dtype=torch.float64, device=device)
         # A record that an audit left out has no token to pack; its step is padded.
@@ -91,7 +92,6 @@ class Steps:
     def parts(
         self, records: Indices, owners: Indices | None, mine: Indices, packs: bool
     ) -> list[Indices]:
-        """Positions of rows that go through the model together."""
         most, count = self.method.max_rows, len(records)
         if packs:
             return [np.arange(i, min(i + most, count)) for i in range(0, count, most)]
@@ -130,13 +130,6 @@ def take(
     )
 
 
-def whole_units(part: slice, owners: Indices | None) -> slice:
-    """The rows of the units in `part`: those of a unit lie side by side."""
-    if owners is None:
-        return part
-    return slice(*np.searchsorted(owners, [part.start, part.stop]))
-
-
 def move(tensor: Tensor, device: torch.device) -> Tensor:
     """To a GPU through pinned memory, so that the copy overlaps with the previous part's work."""
     if device.type != "cuda":
@@ -162,7 +155,6 @@ class Still:
         self.start = {name: p.detach().clone() for name, p in trainable_parameters(model)}
 
     def all_moved(self) -> bool:
-        """To be asked after each step that had rows."""
         self.steps += 1
         now = dict(self.model.named_parameters())
         self.start = {n: value for n, value in self.start.items() if torch.equal(now[n], value)}

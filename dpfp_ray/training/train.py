@@ -5,7 +5,7 @@ continues it and ends with the same weights and the same ε as a run that was ne
 import platform
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,7 @@ from dpfp_ray.methods.parts.one_release import release_id
 from dpfp_ray.models.activations import with_activations
 from dpfp_ray.models.classifier import Classifier, count_parameters
 from dpfp_ray.models.export import Predictor
-from dpfp_ray.models.own_encoder import OwnEncoder
-from dpfp_ray.models.representations import RepresentationTable
+from dpfp_ray.models.representations import OwnEncoder, RepresentationTable
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import from_data
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
@@ -27,15 +26,16 @@ from dpfp_ray.privacy.sampling import fresh_seed
 from dpfp_ray.privacy.statement import brief, guarantee, statement
 from dpfp_ray.system.cache import version
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.training import LEAST_SECONDS, checkpoints, machine, run_folder
-from dpfp_ray.training.charged import charged, enter_past, register
-from dpfp_ray.training.console import Keeper, choose_display
+from dpfp_ray.training import LEAST_SECONDS, machine, run_folder
+from dpfp_ray.training.charged import Charge, charged, enter_past, register
+from dpfp_ray.training.console import Keeper, Silent, choose_display
 from dpfp_ray.training.dev_scores import kept_predictions, quote, without_answers
 from dpfp_ray.training.load_model import predictor_of, weights_of
 from dpfp_ray.training.loop import Event, Finished, Progress, State, make_release, train_steps
 from dpfp_ray.training.machine import Comm, SoloComm
 from dpfp_ray.training.prepare import Run, build_model, load_inputs, prepare
 from dpfp_ray.training.record import Record, Select, make_record
+from dpfp_ray.training.run_folder import EXIT
 
 
 def run_events(run: Run, model: Classifier, comm: Comm | None = None) -> Iterator[Event]:
@@ -46,7 +46,7 @@ def run_events(run: Run, model: Classifier, comm: Comm | None = None) -> Iterato
     """
     prepared, plan = run.prepared, run.plan
     if run.state is not None:
-        checkpoints.refuse_earlier_version(run.state, plan)
+        run_folder.refuse_earlier_version(run.state, plan)
     machine.reset_peak_memory(next(model.parameters()).device)
     started = time.perf_counter()
     data = replace(prepared.data, train=with_activations(prepared.data.train, model, plan))
@@ -64,26 +64,27 @@ def run_events(run: Run, model: Classifier, comm: Comm | None = None) -> Iterato
 def result_record(run: Run, progress: Progress, model: Classifier) -> Record:
     """Everything a reader of the result may know, finished or so far; the seed is not among it."""
     prepared, plan, select = run.prepared, run.plan, run.select
+    inputs, history = prepared.inputs, progress.history
     device = next(model.parameters()).device
     return make_record(
         plan=plan.to_dict(),
         plan_hash=plan.hash,
         finished=progress.step == plan.steps,
-        labels=list(prepared.inputs.label_names),
-        columns=dict(prepared.inputs.columns),
+        labels=list(inputs.label_names),
+        columns=dict(inputs.columns),
         dev_records={name: len(table) for name, table in prepared.data.dev.items()},
         select=select,
-        metrics=quote(progress.history, select),
-        history=without_answers(progress.history),
+        metrics=quote(history, select),
+        history=without_answers(history),
         predictions=kept_predictions(
-            progress.history,
+            history,
             {name: table.labels for name, table in prepared.data.dev.items()},
-            prepared.inputs.fingerprints,
-            len(prepared.inputs.label_names),
+            inputs.fingerprints,
+            len(inputs.label_names),
         ),
         privacy={
             "guarantee": guarantee(plan),
-            "epsilon": progress.history[-1]["epsilon"] if progress.history else {},
+            "epsilon": history[-1]["epsilon"] if history else {},
             "delta": plan.delta,
             "noise_multiplier": prepared.noise_multiplier,
             "sigma": prepared.noise_multiplier * plan.C,
@@ -97,10 +98,10 @@ def result_record(run: Run, progress: Progress, model: Classifier) -> Record:
             prepared.noise_multiplier,
             steps=progress.step,
             seed_known=run.seed_known,
-            loss_shown=any(entry["train_loss"] is not None for entry in progress.history),
+            loss_shown=any(entry["train_loss"] is not None for entry in history),
         ),
         cost={
-            "prepare_seconds": prepared.inputs.seconds + prepared.build_seconds,
+            "prepare_seconds": inputs.seconds + prepared.build_seconds,
             "train_seconds": progress.train_seconds,
             "eval_seconds": progress.eval_seconds,
             "examples_per_second": progress.rows / max(progress.train_seconds, 1e-9),
@@ -112,8 +113,7 @@ def result_record(run: Run, progress: Progress, model: Classifier) -> Record:
             "device": str(device),
             "threads": torch.get_num_threads(),
             "python": platform.python_version(),
-            "torch": version("torch"),
-            "transformers": version("transformers"),
+            **{name: version(name) for name in ("torch", "transformers")},
             "dpfp_ray": version("dpfp-ray"),
         },
     )
@@ -133,7 +133,6 @@ class TrainedRun:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """The plan's fields, with all that the data filled in."""
         return dict(self.record["plan"])
 
     @property
@@ -154,7 +153,6 @@ class TrainedRun:
 
     @property
     def guarantee(self) -> str:
-        """proved, nominal or none."""
         return self.record["privacy"]["guarantee"]
 
     @property
@@ -219,14 +217,17 @@ def train(
                would pass the total is refused
     """
     display = choose_display(reporter)
-    save_every = checkpoints.save_seconds(save_every)
+    save_every = run_folder.save_seconds(save_every)
     machine.use_threads(threads)
     book = open_ledger(ledger, total_epsilon, total_delta)
     folder = None if output is None else run_folder.make_folder(output)
     task: Task | None = None
     if data is not None:
         plan, task = in_memory(plan, data, dev=dev, text=text, pair=pair, label=label, users=users)
-    own = own_encoder(encoder, tokenizer)
+    if (encoder is None) != (tokenizer is None):
+        missing = "tokenizer" if tokenizer is None else "encoder"
+        raise UserError(f"encoder and tokenizer belong together; give {missing}= too")
+    own = None if encoder is None else OwnEncoder(encoder, tokenizer)
     if own is not None:
         plan = replace(plan, model=own.name)
     prepared = prepare(plan, load_inputs(plan, task, own))
@@ -249,8 +250,8 @@ def train(
                 )
                 enter_past(book, saved_record, register(book, prepared.inputs))
                 return TrainedRun(saved_record, folder)
-            state = checkpoints.load_state(folder, plan)
-            begun = state or checkpoints.load_seed(folder, plan)
+            state = run_folder.load_state(folder, plan)
+            begun = state or run_folder.load_seed(folder, plan)
         seed, seed_known = settle_seed(seed, begun, folder)
         run = Run(prepared, seed, state, seed_known, show_training_loss, select)
         in_files = task is None and own is None
@@ -265,33 +266,30 @@ def train(
             )
         model = build_model(run.prepared, seed)
         if folder is not None:
-            checkpoints.ask_for_room(folder, model, plan, weights)
-            checkpoints.keep_seed(folder, plan, seed, seed_known)
+            run_folder.ask_for_room(folder, model, plan, weights)
+            run_folder.keep_seed(folder, plan, seed, seed_known)
         where = "" if folder is None else str(folder.resolve())
+        charge = charged(book, run, where=where, resumed=begun is not None, mark=mark)
         keeper = Keeper(run, display, folder, save_every, mark)
-        with (
-            charged(book, run, where=where, resumed=begun is not None, mark=mark) as charge,
-            display(run, plan.method) as shown,
-            keeper.on_signals(),
-        ):
-            for event in run_events(run, model):
-                charge.count(event)
-                shown.show(event)
-                keeper.follow(event)
-                if isinstance(event, Finished):
-                    record = event.record
-                    record["ledger_entry"] = charge.entry_id
+        record = follow(run_events(run, model), charge, display(run, plan.method), keeper).record
         if folder is not None:
             run_folder.write_result(folder, record, model if weights else None, plan)
         answers = predictor_of(plan, prepared.inputs.label_names, model, own)
         return TrainedRun(record, folder, answers)
 
 
-def own_encoder(encoder: Any, tokenizer: Any) -> OwnEncoder | None:
-    if (encoder is None) != (tokenizer is None):
-        missing = "tokenizer" if tokenizer is None else "encoder"
-        raise UserError(f"encoder and tokenizer belong together; give {missing}= too")
-    return None if encoder is None else OwnEncoder(encoder, tokenizer)
+def follow(
+    events: Iterator[Event], charged: AbstractContextManager[Charge], shown: Silent, keeper: Keeper
+) -> Finished:
+    """The last of `events`; each of them is charged, shown and saved as it comes."""
+    with charged as charge, shown, keeper.on_signals():
+        for event in events:
+            charge.count(event)
+            shown.show(event)
+            keeper.follow(event)
+    assert isinstance(event, Finished)
+    event.record["ledger_entry"] = charge.entry_id
+    return event
 
 
 def settle_seed(given: int | None, begun: State | None, folder: Path | None) -> tuple[int, bool]:
@@ -310,16 +308,11 @@ def refuse_other_epoch(saved: Mapping[str, Any], select: Select, folder: Path | 
     """Weights of another epoch than the one asked for are another result."""
     there = saved.get("select", "last")  # a state of one release has none
     if there != select:
-        raise UserError(
-            f"{folder} holds a run with --select {there}, this is {select}; use another --output, "
-            f"or --overwrite"
-        )
+        raise UserError(f"{folder} holds a run with --select {there}, this is {select}; {EXIT}")
 
 
 def refuse_other_data(state: State, mark: str | None, folder: Path | None) -> None:
     """Files tell by their times (`refuse_changed_files`), what is in memory by its mark."""
     if mark is not None and state.get("data_mark") != mark:
-        raise UserError(
-            f"{folder} holds an unfinished run on other data, or from another encoder; use another "
-            f"--output, or --overwrite"
-        )
+        other = "on other data, or from another encoder"
+        raise UserError(f"{folder} holds an unfinished run {other}; {EXIT}")

@@ -1,6 +1,5 @@
 """Canaries: what they are made of, how they get in, and that "out" is what the adjacency says."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,6 @@ from dpfp_ray.auditing.canaries import (
     hide_empty,
     insert,
     make_canaries,
-    select,
-    stack,
 )
 from dpfp_ray.data import Split, Task
 from dpfp_ray.data.tokens import TokenTable, tokenise
@@ -26,15 +23,9 @@ from dpfp_ray.models.classifier import trainable_parameters
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.system.errors import UserError
-from tests.support.tiny_runs import tiny_classifier, tiny_plan, tiny_split, tiny_world
+from tests.support.tiny_runs import tiny_classifier, tiny_plan, tiny_split
 
 RECORDS, COUNT = 60, 20
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with tiny_world(tmp_path_factory.mktemp("world")) as folder:
-        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +68,6 @@ def test_coins_are_fair_and_follow_from_their_seed_alone() -> None:
     assert 0.45 < np.mean(coins[1:] == coins[:-1]) < 0.55
 
 
-def test_coins_change_nothing_about_the_canaries(train: TokenTable, canaries: Canaries) -> None:
-    some, others = (insert(train, canaries, flip_coins(COUNT, s), "add_remove") for s in (1, 2))
-    assert len(some) == len(others) == RECORDS
-    real = np.setdiff1d(np.arange(RECORDS), canaries.places)
-    assert [row(some, i) for i in real] == [row(others, i) for i in real]
-
-
 # --- what they are made of ----------------------------------------------------------------------
 
 
@@ -95,13 +79,6 @@ def test_mislabelled_canaries_are_displaced_records_of_another_class(
         assert row(canaries.table, number) == row(train, place)
         assert canaries.table.labels[number] != train.labels[place]
         assert 0 <= canaries.table.labels[number] < 2
-
-
-def test_every_wrong_class_occurs(train: TokenTable, tokenizer: Any) -> None:
-    split = tiny_split(RECORDS)
-    canaries = make_canaries("mislabelled", 30, task_of(split, 5), tokenizer, 32)
-    assert set(canaries.table.labels.tolist()) == {0, 1, 2, 3, 4}
-    assert not np.any(canaries.table.labels == train.labels[canaries.places])
 
 
 def test_an_unused_token_is_in_one_canary_and_in_no_record(
@@ -120,18 +97,6 @@ def test_an_unused_token_is_in_one_canary_and_in_no_record(
     assert {len(row(canaries.table, number)) for number in range(COUNT)} == {
         len(row(canaries.table, 0))
     }
-
-
-def test_the_sentence_around_it_is_the_same(train: TokenTable, tokenizer: Any) -> None:
-    canaries = make("unused_token", train, tokenizer)
-    assert canaries.tokens is not None
-    rest = {
-        tuple(i for i in row(canaries.table, number) if i != canaries.tokens[number])
-        for number in range(COUNT)
-    }
-    assert len(rest) == 1
-    assert row(canaries.table, 0)[0] == tokenizer.cls_token_id
-    assert row(canaries.table, 0)[-1] == tokenizer.sep_token_id
 
 
 def test_after_unused_entries_come_words_that_no_record_has(
@@ -155,12 +120,6 @@ def test_of_a_pair_the_first_text_is_marked(tokenizer: Any) -> None:
         ids = row(canaries.table, number)
         assert ids.index(token) < ids.index(tokenizer.sep_token_id)
         assert ids.count(token) == 1
-
-
-@pytest.mark.parametrize("count", [0, RECORDS // 2 + 1])
-def test_the_number_of_canaries_is_checked(train: TokenTable, tokenizer: Any, count: int) -> None:
-    with pytest.raises(UserError, match="canaries is"):
-        make("mislabelled", train, tokenizer, count)
 
 
 def test_a_vocabulary_can_be_too_small(tokenizer: Any) -> None:
@@ -203,17 +162,6 @@ def test_left_out_rows_are_gone(train: TokenTable, canaries: Canaries) -> None:
     table = insert(train, canaries, members, "left_out")
     assert len(table) == RECORDS - int(np.sum(~members))
     assert IGNORED not in table.labels
-
-
-def test_tables_are_stacked_and_selected_row_by_row(train: TokenTable, canaries: Canaries) -> None:
-    both = stack(train, canaries.table)
-    chosen = np.array([70, 3, 3, 59, 60])
-    picked = select(both, chosen)
-    expected = [row(train, i) if i < RECORDS else row(canaries.table, i - RECORDS) for i in chosen]
-    assert [row(picked, i) for i in range(5)] == expected
-    assert picked.labels.tolist() == both.labels[chosen].tolist()
-    batch, twin = picked.collate(np.arange(5)), both.collate(chosen)
-    assert all(torch.equal(batch[name], twin[name]) for name in batch)
 
 
 def test_representations_are_inserted_as_tokens_are() -> None:
@@ -308,13 +256,3 @@ def test_a_zeroed_canary_has_the_representation_zero(
     h.square().sum().backward()
     weights = [p.grad for _, p in trainable_parameters(model)]
     assert all(w is None or bool(torch.isfinite(w).all()) for w in weights)
-
-
-def test_a_batch_of_zeroed_canaries_only(
-    model_folder: str, train: TokenTable, canaries: Canaries
-) -> None:
-    table = insert(train, canaries, np.zeros(COUNT, bool), "zero_out")
-    model = hide_empty(build_classifier(model_folder, "mean", 2))
-    h = model.represent(table.collate(canaries.places))
-    assert h.shape == (COUNT, 32)
-    assert not h.any()

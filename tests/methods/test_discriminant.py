@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpfp_ray.methods import moments
-from dpfp_ray.methods.parts.discriminant import (
+from dpfp_ray.methods.parts.one_release import (
     RIDGES,
     SHARE,
     ClassStatistics,

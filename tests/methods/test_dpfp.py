@@ -1,8 +1,5 @@
 """DP-FP against Algorithm 1 written out: one micro-batch, one row, one noise vector at a time."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -15,16 +12,10 @@ from dpfp_ray.methods.parts.base import Rows, make_method
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import PoissonSampler, keyed_generator
-from tests.support.tiny_runs import tiny_classifier, tiny_data, tiny_plan, tiny_world
+from tests.support.tiny_runs import tiny_classifier, tiny_data, tiny_plan
 
 SEED = 2**100 + 7
 SIGMA = 0.7
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with tiny_world(tmp_path_factory.mktemp("world")) as folder:
-        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -257,13 +248,6 @@ def test_an_empty_step_gives_zero_gradients(model_folder: str, plan: Plan) -> No
     assert len(method.gradients()) == len(trainable_parameters(model))
 
 
-def test_a_part_without_rows_adds_nothing(model_folder: str, plan: Plan, table: TokenTable) -> None:
-    method = DpFp(plan, tiny_classifier(model_folder, plan), SIGMA, SEED)
-    method.begin(0, 0)
-    assert float(method.backward(rows_of(table, np.array([], dtype=np.int64)))) == 0
-    assert not any(grad.any() for grad in method.gradients())
-
-
 def test_one_noisy_row_has_as_many_coordinates_as_the_representation(
     model_folder: str, plan: Plan
 ) -> None:
@@ -293,16 +277,6 @@ def test_clipping_is_row_by_row(C: float) -> None:
     torch.testing.assert_close(clip_rows(h, C), naive_clip(h, C))
 
 
-def test_short_rows_keep_every_bit() -> None:
-    h = torch.tensor([[0.3, 0.4], [0.1, -0.2]])
-    assert torch.equal(clip_rows(h, 1.0), h)
-
-
-def test_a_row_of_norm_c_stays() -> None:
-    h = torch.tensor([[3.0, 4.0]])
-    assert torch.equal(clip_rows(h, 5.0), h)
-
-
 def test_a_zero_row_stays_zero_and_has_a_gradient() -> None:
     h = torch.zeros(1, 3, requires_grad=True)
     clip_rows(h, 0.5).sum().backward()
@@ -323,6 +297,33 @@ def test_no_finite_row_is_longer_than_c_afterwards(size: float) -> None:
     assert float(clipped.double().norm(dim=1).max()) <= 0.1 * (1 + 1e-6)
 
 
-def test_the_registry_makes_it(model_folder: str, plan: Plan) -> None:
-    made: Any = make_method(plan, tiny_classifier(model_folder, plan), SIGMA, SEED)
-    assert (type(made), made.sigma, made.seed) == (DpFp, SIGMA, SEED)
+# Ordinary training: the gradient that any textbook loop would have.
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_the_gradient_is_that_of_the_mean_loss(
+    model_folder: str, table: TokenTable, parts: int
+) -> None:
+    plan = tiny_plan("non_private")
+    records = np.array([3, 0, 7, 12])
+    model = tiny_classifier(model_folder, plan)
+    method = make_method(plan, model, 0.0, seed=1)
+    method.begin(0, 4)
+    total = torch.zeros(())
+    for positions in np.array_split(np.arange(4), parts):
+        total += method.backward(rows_of(table, records, positions))
+    method.finish(0)
+
+    twin = tiny_classifier(model_folder, plan)
+    labels = torch.from_numpy(table.labels[records])
+    loss = functional.cross_entropy(twin(table.collate(records)), labels)
+    loss.backward()
+    assert_same(gradients(model), gradients(twin))
+    torch.testing.assert_close(total, 4 * loss.detach())
+
+
+def test_nothing_is_noised(model_folder: str) -> None:
+    plan = tiny_plan("non_private")
+    method = make_method(plan, tiny_classifier(model_folder, plan), 0.0, seed=1)
+    assert method.noise_coordinates == 0
+    assert method.max_rows == plan.max_physical_batch

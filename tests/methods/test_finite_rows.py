@@ -5,7 +5,7 @@ in a sum is the whole sum. So what is asked of every method: with bad rows in be
 what it is without them, to the bit or to rounding.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,16 +21,10 @@ from dpfp_ray.models.classifier import Classifier, bound_rows, trainable_paramet
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.training.step import take
 from tests.support.one_release import make_plan, make_table
-from tests.support.tiny_runs import tiny_classifier, tiny_data, tiny_plan, tiny_world
+from tests.support.tiny_runs import tiny_classifier, tiny_data, tiny_plan
 
 BAD = [float("nan"), float("inf"), float("-inf")]
 GOOD_ROWS, BAD_ROWS = [0, 1, 3, 4, 6], [2, 5]
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with tiny_world(tmp_path_factory.mktemp("world")) as folder:
-        yield folder
 
 
 @pytest.mark.parametrize("bad", BAD)

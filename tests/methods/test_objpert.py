@@ -1,13 +1,11 @@
 """Method `objpert` from plan to head."""
 
 import dataclasses
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dpfp_ray.cli.main import main
 from dpfp_ray.methods import objpert
 from dpfp_ray.methods.parts.one_release import Seen, bounded
 from dpfp_ray.methods.parts.perturbed_minimum import Objective, with_bias
@@ -106,13 +104,6 @@ def test_the_same_release_again_is_the_same_and_any_other_has_other_noise() -> N
     ]
     for other in others:
         assert np.abs(other - first).min() > 1e-3
-
-
-def test_calibrate_prints_lambda_and_sigma(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["calibrate", "--method", "objpert", "--records", "67349", "--epsilon", "8", "--json"])
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["lambda"] == pytest.approx(0.3373, abs=1e-4)
-    assert facts["sigma"] == pytest.approx(0.7287, abs=1e-4)
 
 
 def test_noise_for_other_classes_is_refused() -> None:

@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModel
 from dpfp_ray.methods.dpsgd import DpSgd
 from dpfp_ray.methods.parts.base import make_method
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
-from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
+from dpfp_ray.models.representations import OwnEncoder
 from dpfp_ray.models.scopes import Lora
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.system.errors import UserError
@@ -159,11 +159,7 @@ def test_rows_that_depend_on_their_padding_are_refused(
     [
         ("xlnet", "bias", "none of the weights to train has a gradient per example"),
         ("longformer", "lora", "none of the weights to train has a gradient per example"),
-        (
-            "xlnet",
-            "lora",
-            "finds no layer in this encoder; its linear layers are: layer_1",
-        ),
+        ("xlnet", "lora", "finds no layer in this encoder; its linear layers are: layer_1"),
         ("xlm", "top:1", "needs layers with weights of their own, in one list"),
     ],
 )

@@ -48,10 +48,7 @@ def less(table: RepresentationTable, person: int) -> RepresentationTable:
     rows = np.flatnonzero(table.persons != person)
     assert table.persons is not None
     return RepresentationTable(
-        table.h[rows],
-        table.labels[rows],
-        f"{table.key} less {person}",
-        persons=table.persons[rows],
+        table.h[rows], table.labels[rows], f"{table.key} less {person}", persons=table.persons[rows]
     )
 
 

@@ -1,6 +1,5 @@
 """Persons as units: a naive twin that goes person by person, and neighbours that differ in one."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,7 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.training.step import take
 from tests.methods.test_dpsgd import table
 from tests.methods.test_rgp import carriers, naive_rows
-from tests.support.tiny_models import TEXTS, build_tiny
+from tests.support.tiny_models import TEXTS
 
 SIZES = (1, 2, 5, 2, 7)  # of five persons, whose rows lie in disorder
 PERSONS = np.random.default_rng(3).permutation(np.repeat(np.arange(5), SIZES))
@@ -37,12 +36,6 @@ STEPS: dict[str, dict[str, Any]] = {
     "rgp all": {"method": "rgp", "rank": 2},
     "rgp head": {"method": "rgp", "scope": "head"},
 }
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    root = tmp_path_factory.mktemp("persons")
-    return functools.cache(lambda name: build_tiny(root / name, name))
 
 
 def person_table(folder: str, persons: np.ndarray[Any, Any] = PERSONS) -> Any:

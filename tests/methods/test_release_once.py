@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from dpfp_ray.methods import release_once
-from dpfp_ray.methods.parts.discriminant import discriminant
-from dpfp_ray.methods.parts.one_release import bounded_rows, release_id
+from dpfp_ray.methods.parts.one_release import bounded_rows, discriminant, release_id
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.privacy.accounting import keep_probability, randomise
 from dpfp_ray.privacy.calibration import noise_multiplier

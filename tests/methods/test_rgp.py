@@ -1,7 +1,6 @@
 """RGP against a twin that really splits every weight and asks autograd for one row at a time."""
 
 import copy
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,6 @@ from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import Spending
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.training.loop import evaluate
-from dpfp_ray.training.machine import SoloComm
 from dpfp_ray.training.prepare import Data
 from dpfp_ray.training.step import take
 from tests.support.tiny_models import ENCODERS, TEXTS, build_tiny
@@ -472,19 +469,6 @@ def test_a_failing_pass_leaves_no_hook_and_no_frozen_weight(zoo: Path) -> None:
     assert all(method.sums[place].any() for places in method.places for place in places)
 
 
-def test_a_second_method_on_the_model_does_not_disturb_the_first(zoo: Path) -> None:
-    rows = make_rows(zoo)
-    model = make_model(zoo)
-    method = Rgp(make_plan(clip=0.5), model, 0.7, SEED)
-    expected = one_step(Rgp(make_plan(clip=0.5), make_model(zoo), 0.7, SEED), rows)
-    method.begin(0, 6)
-    other = Rgp(make_plan(clip=0.5), model, 1.0, 0)
-    assert other.noise_coordinates == method.noise_coordinates
-    method.backward(rows)
-    method.finish(0)
-    assert all(torch.equal(expected[name], g) for name, g in gradients(method).items())
-
-
 def test_scope_head_is_dpsgd_on_the_head(zoo: Path) -> None:
     rows = make_rows(zoo)
     model = make_model(zoo, scope="head")
@@ -553,19 +537,3 @@ def test_resume_repeats_the_unbroken_run_bit_by_bit(zoo: Path, data: Data, sourc
     assert any(not torch.equal(end[name], start[name]) for name in end)
     frozen = set(end) - set(victim.state()["model"])
     assert all(torch.equal(end[name], start[name]) for name in frozen)
-
-
-def test_evaluation_keeps_nothing(zoo: Path, data: Data) -> None:
-    method = Rgp(make_plan(), make_model(zoo), 0.0, SEED)
-    one_step(method, make_rows(zoo))
-
-    def living() -> int:
-        gc.collect()
-        return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
-
-    evaluate(method.model, data.dev["dev"], SoloComm())
-    before = living()
-    for _ in range(3):
-        evaluate(method.model, data.dev["dev"], SoloComm())
-        one_step(method, make_rows(zoo))
-    assert living() <= before

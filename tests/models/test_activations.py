@@ -17,8 +17,8 @@ from dpfp_ray.methods.dpsgd import DpSgd
 from dpfp_ray.models import activations
 from dpfp_ray.models.activations import ActivationTable, with_activations
 from dpfp_ray.models.classifier import Classifier
-from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.models.pretrained import load_tokenizer
+from dpfp_ray.models.representations import OwnEncoder
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.training.machine import Comm
 from dpfp_ray.training.prepare import Data
@@ -35,7 +35,7 @@ from tests.methods.test_dpsgd import (
 )
 from tests.models.test_scopes import Own
 from tests.support.tiny_models import ENCODERS, build_tiny
-from tests.support.tiny_runs import Killed, Listener, in_threads, train_with
+from tests.support.tiny_runs import Killed, Listener, train_with
 
 FAMILIES = tuple(name for name in ENCODERS if name != "albert")  # its layers are one
 pytestmark = pytest.mark.filterwarnings("ignore:.*no gradient per example")
@@ -135,14 +135,6 @@ def test_a_resumed_run_ends_with_the_same_weights(tiny: Callable[[str], str]) ->
     resumed = trained(plan, state=listener.state())
     for one, two in zip(unbroken.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(one, two)
-
-
-@pytest.mark.slow
-def test_several_workers_read_one_cache(tiny: Callable[[str], str], cache: Path) -> None:
-    plan = plan_for(tiny("bert"))
-    one, two = in_threads(2, lambda comm: trained(plan, comm=comm))
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
-    assert len(list(cache.glob("*.bin"))) == 1
 
 
 def test_it_does_not_change_a_plans_hash_or_its_noise(tiny: Callable[[str], str]) -> None:

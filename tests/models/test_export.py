@@ -182,9 +182,3 @@ def test_other_files_are_never_replaced(model: Predictor, tmp_path: Path) -> Non
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(UserError, match="holds other files"):
         export(model, tmp_path, overwrite=True)
-
-
-def test_the_tokenizer_in_memory_stays_as_it_was(model: Predictor, tmp_path: Path) -> None:
-    before = model.tokenizer.model_max_length
-    export(model, tmp_path / "model")
-    assert model.tokenizer.model_max_length == before

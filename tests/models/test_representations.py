@@ -1,4 +1,3 @@
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,12 +9,7 @@ from dpfp_ray.data import Split
 from dpfp_ray.data.tokens import PairTable, TokenTable, tokenise, tokenise_sides
 from dpfp_ray.models import representations, row_store
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer, resolve_representation
-from dpfp_ray.models.representations import (
-    HeadClassifier,
-    RepresentationTable,
-    public_centre,
-    represent,
-)
+from dpfp_ray.models.representations import HeadClassifier, public_centre, represent
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.training.prepare import load_inputs, prepare
 from tests.support.tiny_models import ENCODERS, TEXTS, build_tiny
@@ -104,27 +98,6 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
     monkeypatch.setattr(representations, "whole_file", full)
     with pytest.warns(UserWarning, match="not cached"):
         assert represent(tokens(model), model, "mean").h.shape == (30, 32)
-
-
-def test_two_at_once_both_succeed(model: str, cache: Path) -> None:
-    found: list[RepresentationTable] = []
-    table = tokens(model)
-    threads = [
-        threading.Thread(target=lambda: found.append(represent(table, model, "mean")))
-        for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    np.testing.assert_array_equal(found[0].h, found[1].h)
-    assert [path.suffix for path in cache.iterdir()] == [".npy"]
-
-
-def test_no_rows_are_a_normal_table(model: str) -> None:
-    table = represent(tokens(model), model, "mean")
-    batch = table.collate(np.array([], dtype=np.int64))
-    assert HeadClassifier(table.width, 3, "mean")(batch).shape == (0, 3)
 
 
 @pytest.mark.slow

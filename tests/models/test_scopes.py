@@ -10,8 +10,8 @@ import torch
 from torch.nn import Embedding, Module, TransformerEncoder, TransformerEncoderLayer
 
 from dpfp_ray.models.classifier import Classifier, count_parameters, trainable_parameters
-from dpfp_ray.models.own_encoder import OwnEncoder
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
+from dpfp_ray.models.representations import OwnEncoder
 from dpfp_ray.models.scopes import Lora, initialise, weights_to_keep, woken
 from dpfp_ray.system.errors import UserError
 from tests.support.tiny_models import TEXTS, build_tiny, encode

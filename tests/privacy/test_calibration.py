@@ -311,3 +311,18 @@ def test_a_method_without_a_budget_spends_nothing_to_speak_of() -> None:
     spending = Spending(Plan(method="non_private", records=2000), 0.0)
     assert spending.spent(10) == {}
     assert spending.at_most(10) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+def test_spending_grows_with_the_steps(plan: Plan, spending: Spending, accountant: str) -> None:
+    stops = [1, 2, 10, plan.steps // 2, plan.steps - 1, plan.steps]
+    spent = [spending.spent(stop)[accountant] or 0.0 for stop in stops]
+    assert spent[0] > 0
+    assert spent == sorted(spent)
+    assert spent[-1] > 1.5 * spent[0]
+
+
+def test_two_accounts_of_one_plan_agree(plan: Plan, spending: Spending) -> None:
+    """There is no running total that a resumed run could lose."""
+    assert Spending(plan, spending.noise_multiplier).spent(50) == spending.spent(50)

@@ -24,7 +24,7 @@ from dpfp_ray.privacy.ledger_cost import (
     filters_from,
 )
 from dpfp_ray.privacy.ledger_entries import Entry, Use, entry_from_json, rounded_up, use_of
-from dpfp_ray.privacy.ledger_files import default_place
+from dpfp_ray.privacy.people import default_place
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.storage import RemoteFiles
 

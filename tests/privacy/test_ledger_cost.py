@@ -225,8 +225,7 @@ def test_a_filter_is_the_theorem_written_out() -> None:
 
 
 @pytest.mark.parametrize(
-    "filters",
-    [filters_from([TRIAL]), filters_from([PLAIN]), filters_of(total_of(3.0, 1e-5))],
+    "filters", [filters_from([TRIAL]), filters_from([PLAIN]), filters_of(total_of(3.0, 1e-5))]
 )
 def test_the_shares_of_delta_are_one_together(filters: Filters) -> None:
     assert filters.gdp_share + sum(filters.renyi_shares.values()) == pytest.approx(1)

@@ -11,8 +11,7 @@ import pytest
 from pyarrow import fs
 
 from dpfp_ray.data.texts import normal
-from dpfp_ray.privacy.ledger_files import OnceWritten
-from dpfp_ray.privacy.people import People, fingerprints
+from dpfp_ray.privacy.people import OnceWritten, People, fingerprints
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.storage import RemoteFiles
 

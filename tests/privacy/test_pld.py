@@ -278,6 +278,6 @@ def test_how_far_losses_reach_is_looked_for_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         pld, "_root_of_decreasing", lambda c, mass: looks.append(mass) or look(c, mass)
     )
-    pld._top.cache_clear()
+    pld.Release.top.cache_clear()
     pld.epsilon(1024 / SST2, 197, 0.77, 7.4e-6, scale=3.0)
     assert len(looks) == 1

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from dpfp_ray.methods.parts.discriminant import ClassStatistics
+from dpfp_ray.methods.parts.one_release import ClassStatistics
 from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.plan import Plan
 

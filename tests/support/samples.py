@@ -4,6 +4,7 @@ import copy
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ def sample(
         loss = _LOSS.get(plan.method, 0.05) * (3 / budget) ** 0.4 if private else 0.0
         accuracy = round(_CEILING.get(task, 0.8) - loss + chance.gauss(0, 0.002), 3)
     kept = answers(f"{plan.method} {seed}", accuracy, one_class)
-    scores_now = measure(kept.answers(), kept.truth(), classes=2).as_json()
+    scores_now = measure(kept.answers(), kept.truth(), classes=2)
     if one_class:
         accuracy = scores_now["accuracy"]
     details = {name: scores_now[name] for name in ("f1", "matthews", "one_class")}
@@ -95,7 +96,7 @@ def sample(
                 **details,
             },
             "history": history,
-            "predictions": [{"epoch": epochs, "dev": dict.fromkeys(splits, kept.as_json())}],
+            "predictions": [{"epoch": epochs, "dev": dict.fromkeys(splits, asdict(kept))}],
             "privacy": {
                 "guarantee": guarantee,
                 "epsilon": spent,

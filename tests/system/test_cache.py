@@ -14,9 +14,8 @@ from dpfp_ray.system import cache
 from dpfp_ray.system.cache import NoRoom, cache_dir, cached_number, probe
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.storage import LocalFiles
-from dpfp_ray.training import checkpoints
-from dpfp_ray.training.checkpoints import RESUME
-from dpfp_ray.training.run_folder import write_weights
+from dpfp_ray.training import run_folder
+from dpfp_ray.training.run_folder import RESUME, write_weights
 from tests.support.states import whole_state
 
 
@@ -129,11 +128,11 @@ def test_what_does_not_fit_is_known_beforehand(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("little_room")
 def test_a_save_without_room_leaves_the_last_state_and_nothing_else(tmp_path: Path) -> None:
     plan = Plan(method="dpfp", task="sst2").bind(records=1000, representation="mean")
-    checkpoints.save_state(tmp_path, whole_state(plan, 3), seed=1)
+    run_folder.save_state(tmp_path, whole_state(plan, 3), seed=1)
     large = {**whole_state(plan, 4), "model": {"w": torch.zeros(2 * MB)}}
     with pytest.raises(NoRoom, match=r"free \d+ MB and run the same command"):
-        checkpoints.save_state(tmp_path, large, seed=1)
-    state = checkpoints.load_state(tmp_path, plan)
+        run_folder.save_state(tmp_path, large, seed=1)
+    state = run_folder.load_state(tmp_path, plan)
     assert state is not None
     assert state["progress"]["step"] == 3
     assert {path.name for path in tmp_path.iterdir()} == {RESUME, f"{RESUME}.previous"}

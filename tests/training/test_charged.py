@@ -21,10 +21,10 @@ from dpfp_ray.system.signals import Interrupted
 from dpfp_ray.system.whole_files import without_checksum
 from dpfp_ray.training import train as train_module
 from dpfp_ray.training.charged import use_for
-from dpfp_ray.training.checkpoints import SEED
 from dpfp_ray.training.console import Silent
 from dpfp_ray.training.loop import Step
 from dpfp_ray.training.prepare import prepare
+from dpfp_ray.training.run_folder import SEED
 from dpfp_ray.training.train import train
 from tests.support.tiny_runs import write_csv
 
@@ -91,29 +91,6 @@ def test_the_entry_is_there_before_the_first_step(
 
 
 @pytest.mark.slow
-def test_another_spelling_of_the_path_is_the_same_people(head: Values, ledger: Path) -> None:
-    go(head, ledger)
-    path = Path(head["train_file"])
-    go(head, ledger, train_file=str(path.parent / ".." / path.parent.name / path.name))
-    assert len(only(ledger).used) == 2
-
-
-@pytest.mark.slow
-def test_a_copy_is_the_same_people(head: Values, ledger: Path, tmp_path: Path) -> None:
-    go(head, ledger)
-    go(head, ledger, train_file=str(shutil.copy(head["train_file"], tmp_path / "copy.csv")))
-    assert len(only(ledger).used) == 2
-
-
-@pytest.mark.slow
-def test_a_subset_is_the_same_people_and_counts_in_full(head: Values, ledger: Path) -> None:
-    go(head, ledger, max_train=60)
-    alone = only(ledger).epsilon
-    go(head, ledger)
-    assert only(ledger).epsilon > 1.2 * alone
-
-
-@pytest.mark.slow
 def test_another_text_column_of_a_file_is_the_same_people(
     head: Values, ledger: Path, tmp_path: Path
 ) -> None:
@@ -138,16 +115,6 @@ def test_records_that_were_dev_rows_are_named(head: Values, ledger: Path) -> Non
 def test_a_training_loss_that_was_shown_is_named(head: Values, ledger: Path) -> None:
     go(head, ledger, show_training_loss=True)
     assert "not covered: the training loss of dpsgd" in only(ledger).sentence()
-
-
-@pytest.mark.slow
-def test_other_people_pay_for_themselves(head: Values, ledger: Path, tmp_path: Path) -> None:
-    go(head, ledger)
-    other = tmp_path / "other.csv"
-    rows = [f"row number {n} of others,{('negative', 'positive')[n % 2]}" for n in range(120)]
-    other.write_text("\n".join(["text,label", *rows, ""]))
-    go(head, ledger, train_file=str(other))
-    assert [len(group.used) for group in Ledger(ledger).groups()] == [1, 1]
 
 
 @pytest.mark.slow
@@ -206,28 +173,6 @@ def test_a_release_that_is_read_again_costs_nothing_more(tiny_task: Values, ledg
     go(once, ledger, seed=1, ridge=0.2)
     assert len(only(ledger).used) == 2
     assert only(ledger).epsilon == pytest.approx(alone)
-
-
-@pytest.mark.slow
-def test_mixed_modes_make_one_nominal_sum(tiny_task: Values, head: Values, ledger: Path) -> None:
-    go(head, ledger)
-    proved = only(ledger)
-    go(drop(tiny_task, **ONCE), ledger)
-    go(tiny_task, ledger)
-    mixed = only(ledger)
-    assert proved.guarantee == "proved"
-    assert mixed.guarantee == "nominal"
-    assert mixed.epsilon > proved.epsilon
-    assert "dpfp paper" in mixed.unprotected
-    assert "†" in mixed.sentence()
-
-
-@pytest.mark.slow
-def test_a_run_without_privacy_leaves_no_guarantee(tiny_task: Values, ledger: Path) -> None:
-    go(drop(tiny_task, method="non_private", epsilon=None, micro_batches=None), ledger)
-    spent = only(ledger)
-    assert (spent.guarantee, spent.epsilon) == ("none", float("inf"))
-    assert "∞" in spent.sentence()
 
 
 def after(step: int, what: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
@@ -316,11 +261,7 @@ def test_a_step_that_fails_after_its_draw_is_charged(
 
 @pytest.mark.parametrize(("where", "done"), [("evaluate", 1), ("release_id", 1), (None, 0)])
 def test_one_release_is_charged_as_soon_as_it_may_have_been_made(
-    tiny_task: Values,
-    ledger: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    where: str | None,
-    done: int,
+    tiny_task: Values, ledger: Path, monkeypatch: pytest.MonkeyPatch, where: str | None, done: int
 ) -> None:
     place = f"loop.{where}" if where else "train.with_activations"
     monkeypatch.setattr(f"dpfp_ray.training.{place}", fail)
@@ -476,14 +417,6 @@ def test_a_run_that_would_pass_the_total_is_refused_before_its_first_step(
     with pytest.raises(UserError, match=r"above the total of 10 .*fit"):
         go(head, ledger, tmp_path / "run")
     assert [entry.status for entry in only(ledger).entries] == ["finished", "refused"]
-
-
-@pytest.mark.slow
-def test_a_total_is_set_once(head: Values, ledger: Path) -> None:
-    go(head, ledger, total_epsilon=50)
-    go(head, ledger, total_epsilon=50)
-    with pytest.raises(UserError, match="force"):
-        go(head, ledger, total_epsilon=60)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,17 +28,10 @@ from tests.support.tiny_runs import (
     tiny_classifier,
     tiny_data,
     tiny_plan,
-    tiny_world,
     train_with,
 )
 
 SEED = 2**100 + 7
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with tiny_world(tmp_path_factory.mktemp("world")) as folder:
-        yield folder
 
 
 def full_batch(epsilon: float, **changes: Any) -> Plan:

@@ -107,20 +107,6 @@ def folder(tiny_task: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
-def test_a_string_is_one_row(folder: Path) -> None:
-    assert len(load_model(folder).predict("a great story")) == 1
-
-
-def test_no_rows_have_no_answers(folder: Path) -> None:
-    assert load_model(folder).predict([]) == []
-
-
-def test_probabilities_sum_to_one(folder: Path) -> None:
-    answer = load_model(folder).predict(["a great story"])[0]
-    assert sum(answer.probabilities.values()) == pytest.approx(1)
-    assert answer.score == max(answer.probabilities.values())
-
-
 def test_texts_and_pairs_do_not_mix(folder: Path) -> None:
     with pytest.raises(UserError, match="all of them alike"):
         load_model(folder).predict(["one", ("two", "three")])

@@ -11,13 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpfp_ray.models.representations import HeadClassifier
-from dpfp_ray.training import loop, machine
-from dpfp_ray.training.machine import SoloComm, TorchComm, share
-from dpfp_ray.training.prepare import Data
+from dpfp_ray.training import machine
+from dpfp_ray.training.machine import TorchComm, share
 from tests.support.gloo import run_workers
-from tests.support.one_release import make_table
-from tests.support.tiny_runs import tiny_plan, train_with
 
 pytestmark = pytest.mark.slow
 
@@ -66,16 +62,6 @@ def test_a_reset_forgets_the_peak() -> None:
 
 
 @linux
-def test_a_reset_gives_back_what_small_tensors_have_used() -> None:
-    machine.reset_peak_memory(CPU)
-    calm = machine.peak_memory(CPU)
-    many = [torch.ones(1000) for _ in range(50_000)]  # 200 MB, too small to be mapped one by one
-    del many
-    machine.reset_peak_memory(CPU)
-    assert machine.peak_memory(CPU) < calm + 50 * MEGABYTE
-
-
-@linux
 def test_steps_find_the_memory_that_the_last_one_freed() -> None:
     """In a process of its own: it holds for all that comes later."""
     command = [sys.executable, "-c", FAULTS]
@@ -98,26 +84,6 @@ def test_a_reset_gives_back_what_steps_have_kept() -> None:
     assert machine.peak_memory(CPU) < high - 200 * MEGABYTE
 
 
-def test_the_fallback_is_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = machine.peak_memory(CPU)
-
-    def no_proc(*_: object) -> str:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(Path, "read_text", no_proc)
-    assert sys.platform == "darwin" or machine.peak_memory(CPU) >= 0.5 * exact
-    assert machine.peak_memory(CPU) < 2**40
-
-
-def test_a_system_without_the_reset_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> int:
-        raise PermissionError
-
-    monkeypatch.setattr(Path, "write_text", refused)
-    machine.reset_peak_memory(CPU)
-    assert machine.peak_memory(CPU) > 0
-
-
 def worker(rank: int, world_size: int) -> Any:
     return SimpleNamespace(rank=rank, world_size=world_size)
 
@@ -129,13 +95,6 @@ def test_shares_cover_all_rows_once_in_order(rows: int, world_size: int) -> None
     shares = [everyone[share(rows, worker(rank, world_size))] for rank in range(world_size)]
     assert list(chain.from_iterable(shares)) == everyone
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
-def test_one_process_has_all_rows_and_all_sums() -> None:
-    tensor = torch.arange(3.0)
-    SoloComm().sum_([tensor])
-    assert tensor.tolist() == [0, 1, 2]
-    assert share(5, SoloComm()) == slice(0, 5)
 
 
 def tensors_of(rank: int) -> list[Tensor]:
@@ -191,22 +150,3 @@ def test_sums_take_no_new_memory_each_step(monkeypatch: pytest.MonkeyPatch) -> N
         comm.sum_([torch.ones(size), torch.ones(size)])
     assert [flat.numel() for flat in sent] == [8, 6, 8]
     assert len({flat.data_ptr() for flat in sent}) == 1
-
-
-def test_a_group_of_one_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda _: pytest.fail("was sent"))
-    value = torch.ones(2)
-    TorchComm().sum_([value])
-    assert value.tolist() == [1, 1]
-
-
-def test_the_loop_keeps_freed_memory_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-    monkeypatch.setattr(loop, "keep_freed_memory", lambda: asked.append(True))
-    plan = tiny_plan("non_private", scope="head", task="sst2")
-    model = HeadClassifier(6, 2, "mean", head_seed=3)
-    data = Data(make_table(24), {"dev": make_table(10, seed=3)})
-    train_with(plan, 0.0, model, data, seed=1)
-    assert asked == [True]

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dpfp_ray.data import Task
 from dpfp_ray.methods import objpert
-from dpfp_ray.methods.parts.discriminant import discriminant
+from dpfp_ray.methods.parts.one_release import discriminant
 from dpfp_ray.methods.rgp import HEAD_SHARE
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.representations import RepresentationTable
@@ -69,10 +69,7 @@ def empty_steps(model: Classifier) -> Iterator[list[dict[str, Tensor]]]:
             found.append({n: p.grad.detach().clone() for n, p in weights if p.grad is not None})
         rows[0] = 0
 
-    handles = [
-        model.head.register_forward_pre_hook(count),
-        register_optimizer_step_pre_hook(look),
-    ]
+    handles = [model.head.register_forward_pre_hook(count), register_optimizer_step_pre_hook(look)]
     try:
         yield found
     finally:

@@ -256,24 +256,6 @@ def test_canaries_are_persons(model_folder: str, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_persons_who_were_in_score_higher_with_rgp(model_folder: str) -> None:
-    """Next to no noise. The score sums over all weights, so only a part of them stands out."""
-    # The setting was searched for: of nine tried, three had a share of 0.36 to 0.53, this is one of
-    # the others (0.55 to 0.83). So this pins that scores reach persons, and shows no power.
-    common: dict[str, Any] = {"user_column": "author", "representation": "mean", "epsilon": 400.0}
-    steps = {"method": "rgp", "batch_size": 8, "epochs": 10, "clip": 0.1}
-    plan = Plan(model=model_folder, task="sst2", **common, **steps)
-    higher = []
-    for membership in (3, 4, 5, 6):
-        task = person_task(SIZES * 4)
-        audit = set_up(plan, Settings(canaries=24), membership_seed=membership, task=task)
-        record, scores = audit_with(audit, seed=SEED)
-        assert (record["audit"]["score"], record["audit"]["unit"]) == ("alignment", "person")
-        higher.append(np.mean(scores[audit.members][:, None] > scores[~audit.members]))
-    assert np.mean(higher) > 0.6
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "verdict"), [("dpfp", "refuted"), ("rgp", "consistent")])
 def test_persons_as_canaries_refute_the_nominal_epsilon_and_not_the_proved_one(
     model_folder: str, name: str, verdict: str
@@ -302,8 +284,3 @@ def test_a_canary_has_as_many_rows_as_the_person_it_displaces(
     assert sorted(sizes) == sorted(np.unique(users, return_counts=True)[1])
     if canaries.tokens is not None:
         assert len(canaries.tokens) == 5
-
-
-def test_a_split_counts_its_persons() -> None:
-    split = Split(["a", "b", "c"], None, np.zeros(3, np.int64), users=["x", "y", "x"])
-    assert split.units == 2

@@ -11,9 +11,9 @@ import pytest
 
 from dpfp_ray import Plan, train
 from dpfp_ray.system.signals import Interrupted
-from dpfp_ray.training.checkpoints import RESUME
 from dpfp_ray.training.console import Silent
 from dpfp_ray.training.loop import Event, Step
+from dpfp_ray.training.run_folder import RESUME
 
 # Between them: tokens, representations, rows of all layers, outputs of frozen layers.
 KINDS: dict[str, dict[str, Any]] = {

@@ -71,19 +71,6 @@ def test_an_encoder_of_ones_own_is_trained(method: str, own: dict[str, Any]) -> 
     assert all(torch.equal(own["encoder"].state_dict()[name], before[name]) for name in before)
 
 
-@pytest.mark.slow
-def test_it_learns_where_nothing_is_hidden(own: dict[str, Any]) -> None:
-    run = train(quick_plan("non_private", epochs=12), data=rows(), dev=rows(40, 2), **own, **QUICK)
-    assert run.accuracy > 0.9
-
-
-def test_a_head_is_trained_on_it_frozen(own: dict[str, Any]) -> None:
-    plan = Plan(mode="moments", accountant="gdp", epsilon=8.0)
-    run = train(plan, data=rows(), **own, **QUICK)
-    assert run.record["cost"]["parameters"] == 16 * 2 + 2
-    assert run.guarantee == "proved"
-
-
 def test_an_encoder_needs_its_tokenizer(own: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="give tokenizer= too"):
         train(quick_plan(), data=rows(), encoder=own["encoder"])

@@ -61,7 +61,6 @@ class Rows:
 
     @property
     def sizes(self) -> Tensor | None:
-        """How many rows each row's example has here; None where it is always one."""
         return None if self.example is None else self.example.bincount()[self.example]
 
     def losses(self, logits: Tensor) -> Tensor:
@@ -142,7 +141,6 @@ class Method(ABC):
 
 
 def make_method(plan: Plan, model: Classifier, sigma: float, seed: int) -> Method:
-    """What trains by `plan`, with the class that its spec names."""
     assert plan.spec.steps is not None, "a method of one release does not train in steps"
     method: Method = plan.spec.steps(plan, model, sigma, seed)
     return method

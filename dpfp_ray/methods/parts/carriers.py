@@ -137,7 +137,6 @@ def gaussian(rng: np.random.Generator, rows: int, columns: int) -> Tensor:
 
 
 def encoder_linears(model: Classifier) -> dict[str, Linear]:
-    """The encoder's trainable linear layers; refused where rows cannot be told apart in them."""
     kind = getattr(model.encoder.config, "model_type", "unknown")
     linears = {
         name: module
@@ -169,13 +168,13 @@ def input_shapes(
         return lambda _, inputs, __: shapes[name].append(tuple(inputs[0].shape))
 
     handles = [module.register_forward_hook(note(name)) for name, module in modules.items()]
-    training = model.training
+    was_training = model.training
     ids = torch.arange(3, 3 + length, device=next(model.parameters()).device).repeat(rows, 1)
     try:
         model.train(not model.dropout)  # dropout would use up the global random state
         model.represent({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     finally:
-        model.train(training)
+        model.train(was_training)
         for handle in handles:
             handle.remove()
     return shapes

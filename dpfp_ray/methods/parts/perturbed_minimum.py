@@ -12,7 +12,6 @@ J changes by less than its own rounding long before ∇J is small enough. An exa
 ‖∇J‖ whenever it is short enough, so the method ends wherever it starts.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +62,9 @@ class Objective:
         """∇J(θ), and the rows' probabilities, which the Hessian is made of."""
         total = self.ridge * theta + self.b
         probabilities = np.empty((len(self.x), theta.shape[1]))
-        for part, x in self._chunks():
+        for start in range(0, len(self.x), CHUNK):
+            part = slice(start, start + CHUNK)
+            x = self.x[part].astype(np.float64)
             p = expit(x @ theta) if self.classes == 2 else softmax(x @ theta, axis=1)
             probabilities[part] = p
             total += x.T @ self.residual(p, part)
@@ -102,11 +103,6 @@ class Objective:
         weight = float(np.mean(probabilities * (1 - probabilities))) if len(probabilities) else 0.0
         return weight if self.classes == 2 else weight * self.classes / (self.classes - 1)
 
-    def _chunks(self) -> Iterator[tuple[slice, Floats]]:
-        for start in range(0, len(self.x), CHUNK):
-            part = slice(start, start + CHUNK)
-            yield part, self.x[part].astype(np.float64)
-
 
 class Preconditioner:
     """(w XᵀX + λI)⁻¹, nearly: what is wrong with a preconditioner costs steps, never accuracy.
@@ -122,7 +118,6 @@ class Preconditioner:
         self.weight = np.nan
 
     def renew(self, weight: float) -> None:
-        """For `weight`, or one like it."""
         if not self.weight / 2 <= weight <= self.weight * 2:
             matrix = weight * self.gram
             rounding = ROUNDING * float(np.trace(matrix))
