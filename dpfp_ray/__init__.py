@@ -32,14 +32,22 @@ if TYPE_CHECKING:
     from dpfp_ray.results.rows import COLUMNS as COLUMNS
     from dpfp_ray.results.store import find_results as find_results
     from dpfp_ray.results.store import load_results as load_results
+    from dpfp_ray.results.study import to_optuna as to_optuna
     from dpfp_ray.service.client import ask_service as ask_service
     from dpfp_ray.service.deploy import serve as serve
     from dpfp_ray.service.deploy import stop_serving as stop_serving
     from dpfp_ray.sweeps.compare import compare as compare
     from dpfp_ray.sweeps.compare import preview as preview
+    from dpfp_ray.sweeps.space import int_uniform as int_uniform
+    from dpfp_ray.sweeps.space import log_uniform as log_uniform
+    from dpfp_ray.sweeps.space import power_of_two as power_of_two
     from dpfp_ray.sweeps.space import read_search_space as read_search_space
+    from dpfp_ray.sweeps.space import shipped_spaces as shipped_spaces
+    from dpfp_ray.sweeps.space import uniform as uniform
     from dpfp_ray.sweeps.submit import find_job as find_job
     from dpfp_ray.sweeps.submit import submit as submit
+    from dpfp_ray.sweeps.sweep import best_plan as best_plan
+    from dpfp_ray.sweeps.sweep import preview_sweep as preview_sweep
     from dpfp_ray.sweeps.sweep import sweep as sweep
     from dpfp_ray.system.errors import UserError as UserError
     from dpfp_ray.training.load_model import load_model as load_model
@@ -51,6 +59,7 @@ _MODULES = {
     "UserError": "system.errors",
     "ask_service": "service.client",
     "audit": "auditing.audit",
+    "best_plan": "sweeps.sweep",
     "calibrate": "privacy.calibration",
     "compare": "sweeps.compare",
     "evaluate": "results.predict",
@@ -58,19 +67,26 @@ _MODULES = {
     "find_job": "sweeps.submit",
     "find_results": "results.store",
     "glossary": "reports.glossary",
+    "int_uniform": "sweeps.space",
     "ledger": "reports.ledger",
     "load_model": "training.load_model",
     "load_results": "results.store",
+    "log_uniform": "sweeps.space",
+    "power_of_two": "sweeps.space",
     "predict": "results.predict",
     "preview": "sweeps.compare",
+    "preview_sweep": "sweeps.sweep",
     "read_search_space": "sweeps.space",
     "report": "reports.page",
     "serve": "service.deploy",
+    "shipped_spaces": "sweeps.space",
     "statement": "reports.statements",
     "stop_serving": "service.deploy",
     "submit": "sweeps.submit",
     "sweep": "sweeps.sweep",
+    "to_optuna": "results.study",
     "train": "training.train",
+    "uniform": "sweeps.space",
 }
 __all__ = [*_MODULES, "__version__"]
 

@@ -58,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     audit = "also audit every row: one more run of each with N canaries (default: 1000)"
     add("--audit N", audit, type=positive, nargs="?", const=1000)
     add_select_flag(group)
+    text = "settings of a sweep's best trial, for its own method; may be repeated"
+    add("--best STORE", text, action="append", default=[], dest="best_of")
     add("--dry-run", "run nothing: print the cells and the smallest difference that they can show")
     seeds = "with --dry-run: how many seeds a difference of so many points of accuracy needs"
     add("--difference POINTS", seeds, type=float)
@@ -76,7 +78,7 @@ def command(arguments: argparse.Namespace) -> int:
         "methods": methods,
         "epsilon": parse_budgets(arguments.budgets, values.pop("epsilon", None)),
         "settings": parse_settings(arguments.settings),
-        **given(arguments, "seeds", "match", "tune", "audit"),
+        **given(arguments, "seeds", "match", "tune", "audit", "best_of"),
         **values,
     }
 

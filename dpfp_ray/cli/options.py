@@ -105,6 +105,12 @@ def add_flag(group: Any, name: str) -> None:
 def plan_values(arguments: argparse.Namespace) -> dict[str, Any]:
     """The plan fields that the user gave, in a file or as flags."""
     values = read_plan_file(arguments.plan) if getattr(arguments, "plan", None) else {}
+    if getattr(arguments, "best", None):
+        from dpfp_ray import best_plan
+
+        if values:
+            raise UserError("--best and --plan are both given; drop one")
+        values = {n: v for n, v in best_plan(arguments.best).to_dict().items() if v is not None}
     for key in values:
         if field_name(key) not in FIELDS:
             raise UserError(unknown("key", str(key), tuple(FIELDS)))

@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sort COLUMNS", "e.g. accuracy, or task,-epsilon")
     add("--columns COLUMNS", "e.g. id,accuracy,lr")
     add("--limit N", "at most N trials")
+    add("--optuna URL", "write the trials as an Optuna study, such as sqlite:///study.db")
     add("--wide", "more columns than fit a page, and all plan fields that differ")
     add = adder(parser.add_mutually_exclusive_group())
     add("--json", "print a list, one object per trial")
@@ -67,6 +68,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(arguments: argparse.Namespace) -> int:
+    if arguments.optuna is not None:
+        from dpfp_ray import to_optuna
+
+        if arguments.location is None:
+            raise UserError("--optuna needs a folder or URI with a sweep's records")
+        study = to_optuna(arguments.location, storage=arguments.optuna)
+        print(f"{len(study.trials):,} trials in {arguments.optuna}, study {study.study_name}")
+        return 0
     limit = arguments.limit
     if limit is not None and not (limit.isascii() and limit.isdigit() and int(limit) >= 1):
         raise UserError(f"limit is {limit!r}; give a whole number of 1 or more")

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    adder(parser)("--best STORE", "the best setting of a sweep; flags win over it")
     add_plan_flags(parser)
     add_seed_flags(parser)
     add_ledger_flags(parser)

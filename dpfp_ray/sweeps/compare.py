@@ -25,13 +25,16 @@ from dpfp_ray.plan.values import check_budgets, check_methods, field_name, make_
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.ledger_entries import Spent
 from dpfp_ray.privacy.sampling import keyed_generator
+from dpfp_ray.reports.best_setting import SweepOutcome
 from dpfp_ray.reports.comparison import Compared, compared
 from dpfp_ray.results.power import MAX_SEEDS, seeds_needed, smallest_difference
 from dpfp_ray.results.runs import label as label_of
+from dpfp_ray.results.runs import read_runs
 from dpfp_ray.results.statistics import LEVEL
-from dpfp_ray.results.store import Store
+from dpfp_ray.results.store import Store, load_records
 from dpfp_ray.sweeps.cluster import RayOptions, connected, settings
 from dpfp_ray.sweeps.driver import AUDIT, Runner, audit_seeds, refuse_encoder
+from dpfp_ray.sweeps.price import local_resources, price
 from dpfp_ray.sweeps.shared import hands_of
 from dpfp_ray.sweeps.space import DERIVED, PUBLIC_SEED, SPACES, read_search_space
 from dpfp_ray.sweeps.trial import InputsOnce, Trial, bind_trial, resolve_storage
@@ -47,6 +50,18 @@ if TYPE_CHECKING:
     import pandas
 
 Values = dict[str, Any]  # the plan's values for one (method, ε)
+# Fields that say which method, data and budget a setting is for.
+NOT_SETTINGS = (
+    "method",
+    "mode",
+    "scope",
+    "model",
+    "epsilon",
+    "delta",
+    "accountant",
+    "adjacency",
+    *DATA_FIELDS,
+)
 Settings = Mapping[str, Mapping[str, Any]]  # plan fields of one method or variant only
 
 
@@ -100,6 +115,7 @@ def preview(
     seeds: int = 1,
     match: str | None = None,
     settings: Settings | None = None,
+    best_of: Sequence[str | Path] = (),
     tune: int | None = None,
     audit: int | None = None,
     difference: float | None = None,
@@ -110,6 +126,10 @@ def preview(
 
     difference   also say how many seeds a difference of so many points of accuracy needs
     """
+    of_ray = RayOptions.__dataclass_fields__
+    options = RayOptions(**{name: fields.pop(name) for name in of_ray if name in fields})
+    book = open_ledger(fields.pop("ledger", None))
+    settings = with_best(settings, best_of)
     plans = [make_plan(cell) for cell in cells_of(methods, epsilon, fields, match, settings)]
     task = load_task(plans[0])
     bound = [plan.bind(records=task.train.units, representation="mean") for plan in plans]
@@ -123,7 +143,20 @@ def preview(
     lines.append(sensitivity_line(bound, seeds, rows))
     if difference is not None:
         lines.append(seeds_line(bound, rows, difference))
-    return lines
+    repeated = seeds + (tune or 0) + bool(audit)
+    found = price(plans, task, local_resources(options), book, seeds=repeated)
+    return [*lines, *found.lines]
+
+
+def with_best(settings: Settings | None, stores: Sequence[str | Path]) -> Settings:
+    """`settings`, and for the methods of these sweeps what their best trials varied."""
+    best: dict[str, Mapping[str, Any]] = {}
+    for store in stores:
+        outcome = SweepOutcome(read_runs(load_records(store)))
+        plan, name = outcome.best_plan, label_of(outcome.best_plan).replace(" ", ":")
+        tried = (field for field in outcome.varied if field not in NOT_SETTINGS)
+        best[name] = {field: plan[field] for field in tried if plan[field] is not None}
+    return {**best, **(settings or {})}
 
 
 def at_budget(plan: Plan) -> str:
@@ -382,6 +415,7 @@ def compare(
     seeds: int = 1,
     match: str | None = None,
     settings: Settings | None = None,
+    best_of: Sequence[str | Path] = (),
     tune: int | None = None,
     audit: int | bool | None = None,
     select: Select = "last",
@@ -404,6 +438,7 @@ def compare(
     epsilon   one budget or several
     match     "batch": every method gets the same batch size (default 32)
     settings  plan fields for one method only, such as {"dpfp": {"learning_rate": 1e-4}}
+    best_of   stores of sweeps: each one's method gets what its best trial varied
     tune      first try so many random settings of each method at each ε, then compare the best
     audit     also audit every row, with so many canaries (True: 1000)
     select    the epoch that every run quotes: last, or best on dev
@@ -427,7 +462,7 @@ def compare(
         plan, task = in_memory(given, data, dev=dev, **columns)
         names = [name for name in DATA_FIELDS if getattr(plan, name) is not None]
         fields |= {name: getattr(plan, name) for name in names}
-    cells = cells_of(methods, epsilon, fields, match, settings)
+    cells = cells_of(methods, epsilon, fields, match, with_best(settings, best_of))
     canaries = 1000 if audit is True else audit or 0
 
     storage = resolve_storage(str(output))
@@ -441,6 +476,17 @@ def compare(
         if (warning := power_warning(plan, audit_settings(plan, canaries))) is not None:
             say(f"warning: audit of {label_of(plan.to_dict())}: {warning}")
     store = Store(storage)
+    if not store.exists():
+        task = task or load_task(plans[0])
+        repeated = seeds + (tune or 0) + bool(canaries)
+        for line in price(
+            [make_plan(cell) for cell in cells],
+            task,
+            local_resources(options),
+            book,
+            seeds=repeated,
+        ).lines:
+            say(line)
     with Runner(Path(storage).name, storage, options, inputs_of, book) as runner:
         if tune:
             cells = tuned_cells(cells, runner, tune)

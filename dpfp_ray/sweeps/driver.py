@@ -49,7 +49,7 @@ from dpfp_ray.training.run_folder import data_mark
 
 if TYPE_CHECKING:
     from dpfp_ray.sweeps.experiment import Shared, Sweep
-    from dpfp_ray.sweeps.search import Tpe
+    from dpfp_ray.sweeps.search import OptunaSearch
 
 T = TypeVar("T")
 AUDIT = "audit"  # the group of trials that are audits
@@ -76,7 +76,7 @@ class Charges:
 
     def people(self, plan: Plan) -> str:
         """The data set of a plan, registered when it is first met."""
-        key = _data_key(plan)
+        key = data_key(plan)
         if key not in self._people:
             self._people[key] = register(self.ledger, self.inputs_of(plan))
         return self._people[key]
@@ -118,7 +118,7 @@ class Charges:
                 # Another driver may have closed this entry while we continued the trial.
                 if entry.done is None or done > entry.done:
                     self.ledger.end(entry.id, done, status_of(record))
-            elif people := self._people.get(_data_key(plan_of(record))):
+            elif people := self._people.get(data_key(plan_of(record))):
                 enter_past(self.ledger, record, people, set(entries))
         self._look()
 
@@ -158,7 +158,7 @@ def audit_seeds(name: str, sweep_seed: int) -> Mapping[str, int]:
     }
 
 
-def _data_key(plan: Plan) -> tuple[object, ...]:
+def data_key(plan: Plan) -> tuple[object, ...]:
     values = (getattr(plan, name) for name in DATA_FIELDS)
     return tuple(tuple(value) if isinstance(value, list) else value for value in values)
 
@@ -258,7 +258,12 @@ class Runner:
             self._fit(TuneConfig(scheduler=scheduler), space, len(trials), len(batch), varied)
 
     def search(
-        self, searcher: "Tpe", plans: Iterable[Plan], *, varied: list[str], scheduler: Any = None
+        self,
+        searcher: "OptunaSearch",
+        plans: Iterable[Plan],
+        *,
+        varied: list[str],
+        scheduler: Any = None,
     ) -> None:
         """Run what `searcher` proposes; `plans` have all inputs that it may ask for."""
         plans = list(plans)
@@ -270,7 +275,7 @@ class Runner:
             return
         if self.options.address.startswith("ray://"):
             raise UserError(
-                "method tpe proposes trials as others end, which does not work through Ray Client; "
+                "this method proposes trials as others end, which Ray Client does not allow; "
                 "run this on the cluster with --address auto, or use method: random"
             )
         searcher.admit = lambda trial: self.charges.begin([trial], self.seed)[0]
@@ -447,7 +452,7 @@ def check_deadlock(scheduler: Any, workers: int) -> None:
 
     if scheduler is not None and workers > 1 and not get_dashboard_url():
         raise UserError(
-            "scheduler asha with several workers needs Ray's dashboard (Ray would hang without "
+            "a scheduler with several workers needs Ray's dashboard (Ray would hang without "
             "it); install ray[default] or use scheduler: none"
         )
 

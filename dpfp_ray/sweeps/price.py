@@ -10,15 +10,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from dpfp_ray.data import Task
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_entries import Spent, use_of
-from dpfp_ray.sweeps.cluster import Resources
+from dpfp_ray.sweeps.cluster import RayOptions, Resources, plan_resources
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.forecast import rates
+from dpfp_ray.training.machine import available_cores
 from dpfp_ray.training.prepare import TaskFacts, choose_representation
 
 RAY_SECONDS = 9.0  # until the first trial begins: Ray's start and a process that imports torch
@@ -61,6 +63,13 @@ class Price:
                 f"{self.after.shown} after it (δ = {self.after.delta:.3g})"
             )
         return lines
+
+
+def local_resources(options: RayOptions) -> Resources:
+    """What this machine gives; a cluster may give more."""
+    node = {"CPU": available_cores(), "GPU": torch.cuda.device_count()}
+    asked = (options.workers, options.cpus_per_worker, options.gpus_per_worker)
+    return plan_resources([node], *asked, options.concurrency, may_grow=True)
 
 
 def minutes(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""TPE by Optuna behind Tune's interface: it proposes a trial when another one ends.
+"""Optuna's samplers behind Tune's interface: a trial is proposed when another one ends.
 
 Every proposal is a valid plan on budget before Tune gets it. The proposals are on storage; what
 came of them is in the trials' records, and nowhere else. Proposal number k is a function of k and
@@ -29,7 +29,7 @@ Proposal = dict[str, Any]  # params (Optuna's), id (the trial's; None if it was 
 logging.getLogger("optuna").setLevel(logging.ERROR)
 
 
-class Tpe(Searcher):
+class OptunaSearch(Searcher):
     """`bind` makes a trial of chosen values, or raises a UserError that `refuse` records."""
 
     def __init__(
@@ -62,8 +62,13 @@ class Tpe(Searcher):
     @property
     def left(self) -> int:
         """Trials still to run, proposed or not."""
-        new = 0 if self.exhausted else max(0, self.space.samples - len(self.proposals))
+        new = 0 if self.exhausted else max(0, self.space.samples - self.possible)
         return new + len(self.waiting)
+
+    @property
+    def possible(self) -> int:
+        """Proposals that could be run. The others cost no sample."""
+        return sum(proposal["id"] is not None for proposal in self.proposals)
 
     def scores(self, proposal: Proposal) -> list[float] | None:
         """A trial's metrics by its final record: none if it has no score; None while it is open."""
@@ -106,10 +111,10 @@ class Tpe(Searcher):
 
     def _propose(self) -> Trial | None:
         for repeat in range(REPEATS):
-            number = len(self.proposals)
-            if number >= self.space.samples:
+            if self.possible >= self.space.samples:
                 return None
-            proposal: Proposal = {"params": self._ask(number * REPEATS + repeat), "id": None}
+            seed = len(self.proposals) * REPEATS + repeat
+            proposal: Proposal = {"params": self._ask(seed), "id": None}
             try:
                 trial = self.bind(self._chosen(proposal))
             except UserError as error:
@@ -123,11 +128,17 @@ class Tpe(Searcher):
         return None
 
     def _ask(self, seed: int) -> dict[str, Any]:
-        """What TPE would try next. Trials that are still running count as poor ones, so that those
-        side by side differ; trials without a score teach nothing."""
+        """What the sampler would try next. Trials that are still running count as poor ones, so
+        that those side by side differ. What cannot run counts as the worst that was seen; trials
+        that failed teach nothing."""
         study = optuna.create_study(directions=self.directions)
+        known = [scores for p in self.proposals if (scores := self.scores(p))]
+        worst = [
+            (min if mode == "max" else max)(values)
+            for (_, mode), values in zip(self.space.metrics, zip(*known, strict=True), strict=False)
+        ]
         for proposal in self.proposals:
-            scores = self.scores(proposal)
+            scores = worst if proposal["id"] is None else self.scores(proposal)
             if scores != []:
                 study.add_trial(
                     optuna.trial.create_trial(
@@ -139,12 +150,16 @@ class Tpe(Searcher):
                 )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study.sampler = optuna.samplers.TPESampler(
-                seed=seed,
-                n_startup_trials=min(10, max(3, self.space.samples // 3)),
-                constant_liar=True,
-            )
+            study.sampler = self._sampler(seed)
         return dict(study.ask(self.distributions).params)
+
+    def _sampler(self, seed: int) -> optuna.samplers.BaseSampler:
+        first = min(10, max(3, self.space.samples // 3))  # random ones, to learn from
+        if self.space.search == "gp":
+            return optuna.samplers.GPSampler(seed=seed, n_startup_trials=first)
+        if self.space.search == "cmaes":
+            return optuna.samplers.CmaEsSampler(seed=seed, n_startup_trials=first)
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=first, constant_liar=True)
 
     def _chosen(self, proposal: Proposal) -> dict[str, Any]:
         return {p.name: p.from_optuna(proposal["params"]) for p in self.space.parameters}

@@ -1,11 +1,11 @@
 """Search spaces: YAML that says what is varied, what is fixed, and the one budget of all trials.
 
     name: my-sweep
-    method: grid | random | tpe             # how trials are chosen
-    metric: {name: accuracy, goal: maximize}  # a list of two for tpe with two objectives
-    samples: 16                             # random, tpe: how many trials
-    seeds: 1                                # repetitions of each trial (grid, random)
-    scheduler: none | asha                  # asha stops poor trials after an epoch
+    method: grid | random | qmc | tpe | gp | cmaes  # how trials are chosen
+    metric: {name: accuracy, goal: maximize}  # a list of two for tpe or gp with two objectives
+    samples: 16                             # how many trials (a grid has its own number)
+    seeds: 1                                # repetitions of each trial (grid, random, qmc)
+    scheduler: none | asha | hyperband | median  # which poor trials are stopped early
     budget: {epsilon: 3, accountant: pld}   # the same for every trial
     plan: {task: demo, method: dpfp}        # fixed fields of the plan
     parameters:                             # varied fields of the plan
@@ -19,7 +19,8 @@ parameter may also be mappings of several plan fields at once, for settings that
 
 import itertools
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from hashlib import blake2b
@@ -38,7 +39,13 @@ from dpfp_ray.system.whole_files import shipped
 PUBLIC_SEED = 0
 BUDGET_KEYS = ("epsilon", "delta", "accountant", "adjacency")
 DERIVED = "rows_per_micro_batch"
-CHOICES = {"method": ("grid", "random", "tpe"), "scheduler": ("none", "asha")}
+# What Optuna's samplers propose as other trials end; the other methods fix their list beforehand.
+SEARCHERS = ("tpe", "gp", "cmaes")
+FOR_TWO = ("tpe", "gp")  # searchers for two metrics
+CHOICES = {
+    "method": ("grid", "random", "qmc", *SEARCHERS),
+    "scheduler": ("none", "asha", "hyperband", "median"),
+}
 DEFAULTS = {"name": "", "method": "random", "samples": 16, "seeds": 1, "scheduler": "none"}
 KEYS = (*DEFAULTS, "metric", "budget", "plan", "parameters")
 DISTRIBUTIONS = ("uniform", "log_uniform", "int_uniform", "power_of_two")
@@ -79,6 +86,19 @@ class Parameter:
             return int(rng.integers(int(self.low), int(self.high) + 1))
         lowest, highest = self.powers
         return 2 ** int(rng.integers(lowest, highest + 1))
+
+    def at(self, share: float) -> Any:
+        """The value at this share, from 0 to 1, of all that it may be."""
+        if self.values:
+            return self.values[int(share * len(self.values))]
+        if self.distribution == "log_uniform":
+            return self.low * (self.high / self.low) ** share
+        if self.distribution == "uniform":
+            return self.low + share * (self.high - self.low)
+        if self.distribution == "int_uniform":
+            return int(self.low) + int(share * (self.high - self.low + 1))
+        low, high = math.log2(self.low), math.log2(self.high)
+        return 2 ** (int(low) + int(share * (high - low + 1)))
 
     def for_optuna(self) -> tuple[str, Any]:
         """The name and distribution under which Optuna knows it: an index into `values`, an
@@ -148,14 +168,27 @@ class SearchSpace:
             values["micro_batches"] = max(1, whole_number("batch_size", batch) // rows)
         return values
 
+    @property
+    def trials(self) -> int:
+        """How many it asks for; a space may turn out to have fewer that can run."""
+        points = math.prod(len(p.values) for p in self.parameters)
+        return (points if self.search == "grid" else self.samples) * self.seeds
+
     def draw(self, rng: np.random.Generator) -> dict[str, Any]:
         return {parameter.name: parameter.draw(rng) for parameter in self.parameters}
 
     def choices(self, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
-        """All grid points, or `samples` random ones."""
+        """All grid points, or `samples` random ones or ones of a Sobol sequence."""
         if self.search == "grid":
             for combination in itertools.product(*(p.values for p in self.parameters)):
                 yield dict(zip((p.name for p in self.parameters), combination, strict=True))
+        elif self.search == "qmc":
+            # Drawn in powers of two, so that a longer sequence begins with the shorter one.
+            from scipy.stats.qmc import Sobol
+
+            sequence = Sobol(len(self.parameters), scramble=True, rng=PUBLIC_SEED)
+            for shares in sequence.random_base2(math.ceil(math.log2(self.samples)))[: self.samples]:
+                yield {p.name: p.at(x) for p, x in zip(self.parameters, shares, strict=True)}
         else:
             yield from (self.draw(rng) for _ in range(self.samples))
 
@@ -186,18 +219,90 @@ def about(subject: object) -> Iterator[None]:
         raise UserError(f"{subject}: {error}") from None
 
 
+def uniform(low: float, high: float) -> dict[str, Any]:
+    """For spaces in Python: `sweep({"clip": uniform(0.5, 4)}, plan=…)`."""
+    return {"distribution": "uniform", "min": low, "max": high}
+
+
+def log_uniform(low: float, high: float) -> dict[str, Any]:
+    return {"distribution": "log_uniform", "min": low, "max": high}
+
+
+def int_uniform(low: int, high: int) -> dict[str, Any]:
+    return {"distribution": "int_uniform", "min": low, "max": high}
+
+
+def power_of_two(low: int, high: int) -> dict[str, Any]:
+    return {"distribution": "power_of_two", "min": low, "max": high}
+
+
+def space_of(parameters: Mapping[str, Any], plan: Any, **options: Any) -> SearchSpace:
+    """A space from Python: parameters as lists of values or distributions; `plan` fixes the rest.
+
+    options   name, method (tpe unless said), metric, samples, seeds, scheduler, as in a file
+    """
+    varied = {
+        name: spec if isinstance(spec, Mapping) else {"values": list(spec)}
+        for name, spec in parameters.items()
+    }
+    if isinstance(plan, Plan):  # what it leaves at its default is the method's to choose
+        plan = {n: v for n, v in plan.to_dict().items() if v != FIELDS[n].default}
+    taken = {*map(field_name, varied), *(["micro_batches"] if DERIVED in varied else [])}
+    fixed = {n: v for n, v in (plan or {}).items() if v is not None and field_name(n) not in taken}
+    content = {"method": "tpe", "plan": fixed, "parameters": varied, **options}
+    return _checked(_parse(content, {}, "sweep"))
+
+
+def find_space(name: str | Path) -> Path:
+    """A file, or the shipped space of this name, wherever the package is installed."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    shipped_path = SPACES / f"{path.stem}.yaml"
+    if shipped_path.is_file():
+        return shipped_path
+    names = tuple(sorted(p.stem for p in SPACES.glob("*.yaml")))
+    raise UserError(f"there is no file {path}; {unknown('search space', path.stem, names)}")
+
+
+@dataclass(frozen=True)
+class ShippedSpace:
+    """One line of `dpfp sweep --list`; question and cost are the file's own comments."""
+
+    name: str
+    question: str
+    costs: str
+    varied: tuple[str, ...]
+    trials: int
+
+
+def shipped_spaces() -> list[ShippedSpace]:
+    found = []
+    for path in sorted(SPACES.glob("*.yaml")):
+        comments = re.findall(r"^# ?(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        said = " ".join(" ".join(comments).split())
+        answers, _, costs = said.removeprefix("Answers: ").partition(" Costs: ")
+        space = read_search_space(path, {})
+        found.append(ShippedSpace(path.stem, answers, costs, tuple(space.varied), space.trials))
+    return found
+
+
 def read_search_space(path: str | Path, changes: dict[str, str]) -> SearchSpace:
-    """Parse and check a search space.
+    """Parse and check a search space: a file, or the name of a shipped one.
 
     `changes` are `--set key=value`: samples, seeds, scheduler, name, search (the space's `method`),
     or any field of the plan.
     """
+    path = find_space(path)
     content = read_plan_file(path)
     with about(path):
-        space = _parse(content, changes, Path(path).stem)
-        # A space of which no trial is a valid plan is wrong; one with a few bad corners is not.
-        if not space.some_plans(50):
-            make_plan(space.plan_values(next(space.choices(np.random.default_rng(0)))))
+        return _checked(_parse(content, changes, path.stem))
+
+
+def _checked(space: SearchSpace) -> SearchSpace:
+    """A space of which no trial is a valid plan is wrong; one with a few bad corners is not."""
+    if not space.some_plans(50):
+        make_plan(space.plan_values(next(space.choices(np.random.default_rng(0)))))
     return space
 
 
@@ -228,8 +333,8 @@ def _parse(content: dict[str, Any], changes: dict[str, str], stem: str) -> Searc
         raise UserError(f"name is {name!r}; give letters, digits and signs that can be printed")
     search, scheduler = str(top["method"]), str(top["scheduler"])
     metrics = _metrics(content.get("metric"))
-    if len(metrics) > 1 and (search != "tpe" or scheduler != "none"):
-        raise UserError("two metrics need method: tpe and scheduler: none")
+    if len(metrics) > 1 and (search not in FOR_TWO or scheduler != "none"):
+        raise UserError(f"two metrics need method: {' or '.join(FOR_TWO)}, and scheduler: none")
     for name_varied, parameter in parameters.items():
         if search == "grid" and not parameter.values:
             raise UserError(
@@ -240,13 +345,15 @@ def _parse(content: dict[str, Any], changes: dict[str, str], stem: str) -> Searc
         if name_varied == DERIVED and "micro_batches" in {*fixed, *parameters}:
             raise UserError(f"micro_batches is both fixed and varied: {DERIVED} stands for it")
     seeds, samples = (whole_number(key, top[key]) for key in ("seeds", "samples"))
-    points = math.prod(len(p.values) for p in parameters.values()) if search == "grid" else samples
-    if points * seeds > MOST_TRIALS:
-        raise UserError(f"these are {points * seeds:,} trials; at most {MOST_TRIALS:,} are run")
-    if search == "tpe" and seeds > 1:
-        raise UserError("seeds repeat the trials of method grid or random; tpe has none to repeat")
+    if search in SEARCHERS and seeds > 1:
+        raise UserError(
+            f"seeds repeat the trials of method grid or random; {search} has none to repeat"
+        )
     varied = tuple(parameters.values())
-    return SearchSpace(name, search, metrics, samples, seeds, scheduler, fixed, varied)
+    space = SearchSpace(name, search, metrics, samples, seeds, scheduler, fixed, varied)
+    if space.trials > MOST_TRIALS:
+        raise UserError(f"these are {space.trials:,} trials; at most {MOST_TRIALS:,} are run")
+    return space
 
 
 def _fields(

@@ -5,12 +5,14 @@ continues and repeats no finished trial.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from dpfp_ray.data import Task
+from dpfp_ray.data.tasks import load_task
 from dpfp_ray.plan.plan import INPUT_FIELDS, Plan
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
@@ -18,14 +20,25 @@ from dpfp_ray.privacy.ledger_entries import Spent
 from dpfp_ray.privacy.sampling import keyed_generator
 from dpfp_ray.privacy.selection import check_search, parse_selection
 from dpfp_ray.privacy.statement import brief
+from dpfp_ray.reports.best_setting import SweepOutcome, next_command
 from dpfp_ray.results.query import sort_rows
 from dpfp_ray.results.rows import Row, flatten
-from dpfp_ray.results.store import Store, as_frame
+from dpfp_ray.results.runs import read_runs
+from dpfp_ray.results.store import Store, as_frame, load_records
+from dpfp_ray.results.study import study_of
 from dpfp_ray.sweeps.cluster import RayOptions
-from dpfp_ray.sweeps.driver import Runner, refuse_encoder
+from dpfp_ray.sweeps.driver import Runner, data_key, refuse_encoder
+from dpfp_ray.sweeps.price import local_resources, price
 from dpfp_ray.sweeps.selection import SelectionCost, run_selection
 from dpfp_ray.sweeps.shared import hands_of
-from dpfp_ray.sweeps.space import PUBLIC_SEED, SearchSpace, read_search_space
+from dpfp_ray.sweeps.space import (
+    MOST_TRIALS,
+    PUBLIC_SEED,
+    SEARCHERS,
+    SearchSpace,
+    read_search_space,
+    space_of,
+)
 from dpfp_ray.sweeps.trial import SETTLED, InputsOnce, Trial, bind_trial, resolve_storage
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.terminal import stderr
@@ -34,6 +47,7 @@ from dpfp_ray.training.prepare import Inputs, load_inputs, possible_representati
 from dpfp_ray.training.record import Record, fitting_fields, make_record
 
 if TYPE_CHECKING:
+    import optuna
     import pandas
     from ray.tune.schedulers import TrialScheduler
 
@@ -65,6 +79,25 @@ class FinishedSweep:
         by_id = {flatten(record)["id"]: record for record in self.records}
         return by_id[self.rows[0]["id"]] if by_id else None
 
+    @cached_property
+    def outcome(self) -> SweepOutcome:
+        """The best setting, whether it is told apart from the next, and what was lost."""
+        return SweepOutcome(read_runs(self.records))
+
+    @property
+    def best_plan(self) -> Plan:
+        """The plan of the best setting: `train(sweep(…).best_plan, output=…)` keeps its model."""
+        return make_plan(best_fields(self.records))
+
+    @property
+    def next_command(self) -> str:
+        """What trains the best setting and keeps its model."""
+        return next_command(self.storage)
+
+    def to_optuna(self) -> "optuna.Study":
+        """A study of the trials, for Optuna's own plots."""
+        return study_of(self.rows, name=self.space.name)
+
     @property
     def statement(self) -> str:
         """What may be said about the best trial's privacy."""
@@ -77,9 +110,21 @@ class FinishedSweep:
         return f"<sweep {self.space.name}: {len(self.records)} trials in {self.storage}>"
 
 
+def best_plan(*places: str | Path) -> Plan:
+    """The plan of the best setting below these stores, to train it or to compare it."""
+    return make_plan(best_fields(load_records(*places)))
+
+
+def best_fields(records: Sequence[Record]) -> dict[str, Any]:
+    """Its plan's fields, without those that are unset."""
+    plan = SweepOutcome(read_runs(records)).best_plan
+    return {name: value for name, value in plan.items() if value is not None}
+
+
 def sweep(
-    space: str | Path | SearchSpace,
+    space: str | Path | Mapping[str, Any] | SearchSpace,
     *,
+    plan: Plan | Mapping[str, Any] | None = None,
     storage: str | Path | None = None,
     changes: Mapping[str, Any] | None = None,
     samples: int | None = None,
@@ -92,10 +137,12 @@ def sweep(
 ) -> FinishedSweep:
     """Run all trials of a search space, each calibrated to the same budget before it starts.
 
-    space      a YAML file (see search_spaces/), or one that was read
+    space      a YAML file, the name of a shipped one (`shipped_spaces()`), or parameters:
+               {"learning_rate": log_uniform(1e-5, 1e-3), "batch_size": [64, 256]}
+    plan       with parameters, what is fixed: a Plan or its fields
     storage    folder or URI of the results (default: runs/NAME of the space)
     changes    keys of the space to change, or plan fields to fix
-    samples    how many trials (random, tpe)
+    samples    how many trials; a larger number than last time goes on with a finished sweep
     selection  what releasing the best trial is charged as: composition (default) counts every
                trial; logarithmic:N, geometric:N, poisson:N draw their number at random, N
                expected, keep it and all trials but the best secret, and release that one
@@ -105,21 +152,11 @@ def sweep(
     Any other keyword is one of `cluster.RayOptions`.
     """
     refuse_encoder(encoder)
-    if not isinstance(space, SearchSpace):
-        given = {**(changes or {}), **({} if samples is None else {"samples": samples})}
-        # As they would stand after `--set KEY=`.
-        texts = {
-            k: ",".join(map(str, v)) if isinstance(v, list | tuple) else str(v)
-            for k, v in given.items()
-        }
-        space = read_search_space(space, texts)
-    elif changes:
-        raise UserError("changes are for a space in a file; change this one itself")
-    elif samples is not None:
-        space = replace(space, samples=samples)
+    space = settle_space(space, plan, changes, samples)
     place = resolve_storage(str(storage or f"runs/{space.name}"))
     options = RayOptions(**ray)
-    inputs_of = InputsOnce(partial(load_inputs, hands=hands_of(options)))
+    tasks = TaskOnce()
+    inputs_of = InputsOnce(lambda one: load_inputs(one, tasks(one), hands=hands_of(options)))
     book = open_ledger(ledger, total_epsilon, total_delta)
     if selection:
         chosen = parse_selection(selection)
@@ -128,24 +165,96 @@ def sweep(
             return FinishedSweep(
                 place, space, *run_selection(space, chosen, place, options, inputs_of, book)
             )
+    if not Store(place).exists():
+        for line in price_lines(space, options, book, tasks):
+            stderr.print(line, markup=False)
     with Runner(space.name, place, options, inputs_of, book) as runner:
         run_sweep(space, runner)
     Store(place).export()
     return FinishedSweep(place, space, Store(place).records(), runner.charges.spent())
 
 
+def settle_space(
+    space: str | Path | Mapping[str, Any] | SearchSpace,
+    plan: Plan | Mapping[str, Any] | None,
+    changes: Mapping[str, Any] | None,
+    samples: int | None,
+) -> SearchSpace:
+    given = {**(changes or {}), **({} if samples is None else {"samples": samples})}
+    if isinstance(space, Mapping):
+        return space_of(space, plan, **given)
+    if plan is not None:
+        raise UserError("plan= goes with parameters in Python; a file has its own (changes=)")
+    if not isinstance(space, SearchSpace):
+        # As they would stand after `--set KEY=`.
+        texts = {
+            k: ",".join(map(str, v)) if isinstance(v, list | tuple) else str(v)
+            for k, v in given.items()
+        }
+        return read_search_space(space, texts)
+    if changes:
+        raise UserError("changes are for a space in a file; change this one itself")
+    return space if samples is None else replace(space, samples=samples)
+
+
+def preview_sweep(
+    space: str | Path | Mapping[str, Any] | SearchSpace,
+    *,
+    plan: Plan | Mapping[str, Any] | None = None,
+    changes: Mapping[str, Any] | None = None,
+    samples: int | None = None,
+    ledger: str | Path | Ledger | None = None,
+    **ray: Any,
+) -> list[str]:
+    """What `sweep` with these keywords would take, in lines: nothing is run or entered."""
+    settled = settle_space(space, plan, changes, samples)
+    return price_lines(settled, RayOptions(**ray), open_ledger(ledger), TaskOnce())
+
+
+def price_lines(
+    space: SearchSpace, options: RayOptions, ledger: Ledger, tasks: "TaskOnce"
+) -> list[str]:
+    """The price of a sweep, by data set where it has several."""
+    resources = local_resources(options)
+    by_data: dict[object, list[Plan]] = {}
+    for plan in space.some_plans(MOST_TRIALS if space.search == "grid" else 200):
+        by_data.setdefault(data_key(plan), []).append(plan)
+    total, looked_at = space.trials, sum(map(len, by_data.values()))
+    lines = []
+    for plans in by_data.values():
+        task = tasks(plans[0])
+        drawn = round(total * len(plans) / looked_at) if space.search != "grid" else None
+        found = price(plans, task, resources, ledger, trials=drawn, seeds=space.seeds)
+        prefix = f"{task.name}: " if len(by_data) > 1 else ""
+        lines += [prefix + line for line in found.lines]
+    return lines
+
+
+class TaskOnce:
+    """Reads each data set once, for a price and for the trials."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[object, Task] = {}
+
+    def __call__(self, plan: Plan) -> Task:
+        key = data_key(plan)
+        if key not in self._tasks:
+            self._tasks[key] = load_task(plan)
+        return self._tasks[key]
+
+
 def run_sweep(space: SearchSpace, runner: Runner) -> None:
     """Run what is left of a sweep. Nothing is started for one that is finished, or wrong."""
-    if space.search != "tpe":
+    if space.search not in SEARCHERS:
         trials = plan_trials(space, runner)
         scheduler = make_scheduler(space, runner.storage)
         runner.run(trials, varied=space.varied, scheduler=scheduler)
         return
-    from dpfp_ray.sweeps.search import Tpe
+    from dpfp_ray.sweeps.search import OptunaSearch
 
     bind_trial(space.plan_values(first_choice(space)), runner.inputs_of)  # a wrong space fails now
     plans = input_variants(space, runner.inputs_of)
-    searcher = Tpe(
+    searcher = OptunaSearch(
         space,
         runner.storage,
         bind=lambda chosen: bind_trial(space.plan_values(chosen), runner.inputs_of),
@@ -184,7 +293,8 @@ def input_variants(space: SearchSpace, inputs_of: Callable[[Plan], Inputs]) -> l
         if parameter.grouped or parameter.name in ("method", "mode", *INPUT_FIELDS):
             if not parameter.values:
                 raise UserError(
-                    f"{parameter.name} is a distribution; with method: tpe give it {{values: …}}, "
+                    f"{parameter.name} is a distribution; with method: {space.search} give it "
+                    "{values: …}, "
                     "because what trials load is prepared before the first of them"
                 )
             points = [{**point, parameter.name: v} for point in points for v in parameter.values]
@@ -202,15 +312,21 @@ def first_choice(space: SearchSpace) -> dict[str, Any]:
 
 
 def make_scheduler(space: SearchSpace, storage: str) -> "TrialScheduler | None":
-    """ASHA, told what the trials of an interrupted sweep had reached; None for no scheduler."""
+    """A scheduler that was told what the trials of an interrupted sweep had reached; or None."""
     if space.scheduler == "none":
         return None
-    from ray.tune.schedulers import ASHAScheduler
+    from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
 
     from dpfp_ray.sweeps.experiment import trial_metrics
 
     metric, mode = space.metrics[0]
-    scheduler = ASHAScheduler(time_attr="epoch", metric=metric, mode=mode, max_t=NO_EPOCH_LIMIT)
+    told: dict[str, Any] = {"time_attr": "epoch", "metric": metric, "mode": mode}
+    scheduler: TrialScheduler
+    if space.scheduler == "median":
+        scheduler = MedianStoppingRule(**told, grace_period=1, min_samples_required=3)
+    else:  # Hyperband's brackets differ in how early a poor trial is stopped
+        brackets = 3 if space.scheduler == "hyperband" else 1
+        scheduler = ASHAScheduler(**told, max_t=NO_EPOCH_LIMIT, brackets=brackets)
     controller: Any = None
     for record in Store(storage).records():
         if record["trial"].get("status") not in SETTLED or not record.get("history"):

@@ -186,7 +186,7 @@ def test_finished_sweep_answers_at_once(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["missing.yaml"], "cannot read plan missing.yaml"),
+        (["missing.yaml"], "there is no file missing.yaml; unknown search space"),
         (["SPACE", "--set", "epsilon"], "--set epsilon: give KEY=VALUE"),
         (["SPACE", "--set", "epsilom=3"], "did you mean 'epsilon'?"),
         (["SPACE", "--samples", "0"], "samples is '0'"),

@@ -1,4 +1,4 @@
-"""TPE: what it proposes, and that a continued search is the unbroken one."""
+"""Optuna's samplers: what they propose, and that a continued search is the unbroken one."""
 
 import json
 import random
@@ -9,7 +9,7 @@ import pytest
 from ray.tune.search import Searcher
 
 from dpfp_ray.plan.values import make_plan
-from dpfp_ray.sweeps.search import Tpe
+from dpfp_ray.sweeps.search import OptunaSearch
 from dpfp_ray.sweeps.space import Parameter, SearchSpace
 from dpfp_ray.sweeps.trial import Trial
 from dpfp_ray.system.errors import UserError
@@ -26,9 +26,10 @@ def make(
     parameters: tuple[Parameter, ...] = (RATE, ROWS),
     metrics: tuple[tuple[str, str], ...] = (("accuracy", "max"),),
     refused: list[Any] | None = None,
-) -> Tpe:
+    method: str = "tpe",
+) -> OptunaSearch:
     fixed = {"method": "dpfp", "micro_batches": 1}
-    space = SearchSpace("s", "tpe", metrics, samples, 1, "none", fixed, parameters)
+    space = SearchSpace("s", method, metrics, samples, 1, "none", fixed, parameters)
 
     def bind(chosen: dict[str, Any]) -> Trial:
         plan = make_plan(space.plan_values(chosen))
@@ -37,7 +38,7 @@ def make(
         return Trial(plan.bind(records=1000, representation="mean"), 1.0)
 
     kept = [] if refused is None else refused
-    return Tpe(space, str(storage), bind, lambda *chosen: kept.append(chosen))
+    return OptunaSearch(space, str(storage), bind, lambda *chosen: kept.append(chosen))
 
 
 def score(trial: Trial) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def score(trial: Trial) -> dict[str, Any]:
     return {"status": "finished", "accuracy": accuracy, "train_seconds": 64 / trial.plan.B}
 
 
-def put(tpe: Tpe, trial: Trial, status: str = "finished") -> None:
+def put(tpe: OptunaSearch, trial: Trial, status: str = "finished") -> None:
     """The final record of a trial, as its process leaves it."""
     scores = score(trial)
     record = make_record(trial.id, accuracy=scores["accuracy"])
@@ -56,7 +57,7 @@ def put(tpe: Tpe, trial: Trial, status: str = "finished") -> None:
     tpe.store.put(record)
 
 
-def step(tpe: Tpe, name: str) -> Trial | None:
+def step(tpe: OptunaSearch, name: str) -> Trial | None:
     config = tpe.suggest(name)
     if config == Searcher.FINISHED:
         return None
@@ -64,7 +65,7 @@ def step(tpe: Tpe, name: str) -> Trial | None:
     return Trial.from_config(config["trial"])
 
 
-def run(tpe: Tpe, steps: int = 100) -> list[str]:
+def run(tpe: OptunaSearch, steps: int = 100) -> list[str]:
     ids = []
     for number in range(steps):
         trial = step(tpe, str(number))
@@ -75,18 +76,30 @@ def run(tpe: Tpe, steps: int = 100) -> list[str]:
     return ids
 
 
-def test_proposes_as_many_as_asked_each_once_and_refused_ones_count(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["tpe", "gp", "cmaes"])
+def test_proposes_as_many_as_asked_each_once_and_what_cannot_run_costs_no_sample(
+    tmp_path: Path, method: str
+) -> None:
     refused: list[Any] = []
-    tpe = make(tmp_path, samples=12, refused=refused)
+    tpe = make(tmp_path, samples=12, refused=refused, method=method)
     assert tpe.left == 12
     ids = run(tpe)
     assert refused, "cannot meet the budget"
-    assert len(ids) == len(set(ids)) == 12 - len(refused)
+    assert len(ids) == len(set(ids)) == 12
     assert tpe.left == 0
-    assert len(tpe.proposals) == 12
+    assert len(tpe.proposals) == 12 + len(refused)
     (path,) = tmp_path.glob("search-*.json")
     proposals = json.loads(without_checksum(path.read_bytes()))
     assert {key for p in proposals for key in p} == {"params", "id"}, "no secrets"
+
+
+def test_what_cannot_run_is_avoided_the_longer_the_more(tmp_path: Path) -> None:
+    """Half of this space cannot run."""
+    wide = Parameter("batch_size", values=(8, 64))
+    tpe = make(tmp_path, samples=24, parameters=(RATE, wide))
+    run(tpe)
+    lost = [proposal["id"] is None for proposal in tpe.proposals]
+    assert sum(lost[-10:]) <= sum(lost[:10])
 
 
 @pytest.mark.parametrize("after", [1, 4, 7])

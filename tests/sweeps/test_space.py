@@ -6,8 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
-from dpfp_ray.sweeps.space import Parameter, SearchSpace, read_search_space
+from dpfp_ray.sweeps.space import (
+    Parameter,
+    SearchSpace,
+    log_uniform,
+    power_of_two,
+    read_search_space,
+    shipped_spaces,
+    space_of,
+)
 from dpfp_ray.system.errors import UserError
 from tests.support.search_spaces import read
 
@@ -208,3 +217,61 @@ def test_main_table_has_28_cells() -> None:
     cells = {(p.task, p.method, p.epsilon) for p in plans}
     assert len(plans) == len(cells) == 28
     assert {p.task for p in plans} == {"mnli", "qqp", "qnli", "sst2"}
+
+
+def test_a_shipped_space_is_found_by_its_name_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_search_space("moments", {}).varied == ["ridge", "shrinkage"]
+    assert read_search_space("search_spaces/moments.yaml", {}).name == "moments"
+    with pytest.raises(UserError, match="unknown search space 'momets'; did you mean 'moments'"):
+        read_search_space("momets", {})
+
+
+def test_every_shipped_space_says_what_it_answers() -> None:
+    spaces = {space.name: space for space in shipped_spaces()}
+    assert set(spaces) == {path.stem for path in SHIPPED}
+    assert all(space.question and space.costs and space.trials for space in spaces.values())
+    assert spaces["demo"].trials == 4
+
+
+def test_a_space_from_python_is_that_of_a_file() -> None:
+    plan = Plan(task="demo", method="dpfp", scope="head", epsilon=3)
+    space = space_of(
+        {"lr": log_uniform(1e-4, 1), "B": [64, 256], "rows_per_micro_batch": power_of_two(1, 16)},
+        plan,
+        samples=5,
+    )
+    assert (space.search, space.samples) == ("tpe", 5)
+    assert space.varied == ["learning_rate", "batch_size", "micro_batches"]
+    assert space.fixed["scope"] == "head"
+    assert all(made.scope == "head" for made in space.some_plans())
+
+
+def test_a_longer_sobol_sequence_begins_with_the_shorter_one() -> None:
+    plan = {"method": "dpsgd", "epsilon": 3}
+    asked: dict[str, Any] = {"learning_rate": log_uniform(1e-5, 1e-1), "clip": [0.5, 1.0]}
+    short, long = (space_of(asked, plan, method="qmc", samples=n) for n in (8, 32))
+    rng = np.random.default_rng(0)
+    first, more = list(short.choices(rng)), list(long.choices(rng))
+    assert more[:8] == first
+    rates = sorted(choice["learning_rate"] for choice in more)
+    assert rates[0] < 1e-4 < 1e-2 < rates[-1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "low", "high"),
+    [
+        (Parameter("clip", values=(1, 2, 3)), 1, 3),
+        (Parameter("clip", distribution="uniform", low=0.5, high=1.0), 0.5, 1.0),
+        (Parameter("clip", distribution="int_uniform", low=2, high=5), 2, 5),
+        (Parameter("clip", distribution="power_of_two", low=2, high=16), 2, 16),
+        (Parameter("clip", distribution="log_uniform", low=0.01, high=1.0), 0.01, 1.0),
+    ],
+)
+def test_shares_cover_a_parameter_from_its_lowest_to_its_highest(
+    spec: Parameter, low: float, high: float
+) -> None:
+    assert spec.at(0.0) == pytest.approx(low)
+    assert spec.at(1 - 1e-12) == pytest.approx(high, rel=1e-6)
