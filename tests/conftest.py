@@ -208,3 +208,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
     root = tmp_path_factory.mktemp("tiny")
     return functools.cache(lambda name: build_tiny(root / name, name))
+
+
+@pytest.fixture(scope="module")
+def steady_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same, for tests that measure (`steady_world`)."""
+    from tests.support.tiny_runs import steady_world
+
+    with steady_world(tmp_path_factory.mktemp("world")) as folder:
+        yield folder

@@ -88,9 +88,9 @@ def make_canaries(
         owners = np.searchsorted(chosen, persons[places])
     rng = keyed_generator(PUBLIC_SEED, f"canary labels {family}", 0)
     displaced = split.take(places)
+    tokens_of = tokenise_sides if text_by_text else tokenise
     if family == "mislabelled":
         labels = (displaced.labels + rng.integers(1, classes, len(places))) % classes
-        tokens_of = tokenise_sides if text_by_text else tokenise
         mislabelled = tokens_of(replace(displaced, labels=labels), tokenizer, max_length)
         return Canaries(family, replace(mislabelled, persons=owners), places, None)
     pairs = None if split.pairs is None else [NEUTRAL] * len(places)
@@ -98,11 +98,11 @@ def make_canaries(
     tables = [tokenise(part, tokenizer, max_length) for part in (split, *task.dev.values())]
     tokens = unused_tokens(tables, tokenizer, count)
     own = tokens if owners is None else tokens[owners]
-    if not text_by_text:
-        table = mark(tokenise(neutral, tokenizer, max_length), own, tokenizer)
-        return Canaries(family, replace(table, persons=owners), places, tokens)
-    sides = tokenise_sides(neutral, tokenizer, max_length)
-    marked = replace(sides, first=mark(sides.first, own, tokenizer), persons=owners)
+    made = tokens_of(neutral, tokenizer, max_length)
+    if isinstance(made, TokenTable):
+        marked: Table = replace(mark(made, own, tokenizer), persons=owners)
+    else:
+        marked = replace(made, first=mark(made.first, own, tokenizer), persons=owners)
     return Canaries(family, marked, places, tokens)
 
 
@@ -224,7 +224,8 @@ def stack(*tables: Table) -> Table:
         for name in packed[0].columns
     }
     lengths = np.concatenate([table.lengths for table in packed])
-    return TokenTable(columns, offsets(lengths), labels, packed[0].pad_token_id)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    return TokenTable(columns, offsets, labels, packed[0].pad_token_id)
 
 
 def select(table: Table, rows: Ints) -> Table:
@@ -237,7 +238,3 @@ def select(table: Table, rows: Ints) -> Table:
         key = digest.hexdigest()
         return replace(table, h=table.h[rows], labels=labels, key=key, persons=persons)
     return cast(TokenTable, table).take(rows)
-
-
-def offsets(lengths: npt.NDArray[np.int64]) -> Ints:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])

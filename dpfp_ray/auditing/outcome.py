@@ -205,7 +205,7 @@ def _largest(refuted: Callable[[float], bool], upper: float) -> float:
 
 @dataclass(frozen=True)
 class Claim:
-    """(ε, δ) and no more; `canaries`, `guesses`, `correct` and `confidence` are as in `bounds`."""
+    """(ε, δ) and no more; `canaries`, `guesses`, `correct` and `confidence` are as above."""
 
     plan: Plan
     delta: float

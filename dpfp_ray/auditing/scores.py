@@ -292,8 +292,8 @@ class Watcher:
         for canary in range(min(SAMPLE, len(self.canaries))):
             rows = self.canaries.rows_of(canary)
             loss = functional.cross_entropy(*forward(self.model, self.canaries.table, rows))
-            each = torch.autograd.grad(loss, weights, allow_unused=True)
-            whole = sum(g.double().square().sum() for g in each if g is not None) ** 0.5
+            pieces = torch.autograd.grad(loss, weights, allow_unused=True)
+            whole = sum(g.double().square().sum() for g in pieces if g is not None) ** 0.5
             shares.append(float(norms[canary, 0]) / max(float(whole), 1e-30))
         self.share = float(np.median(shares))
 

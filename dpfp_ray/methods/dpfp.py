@@ -76,6 +76,10 @@ def clip_rows(h: Tensor, C: float) -> Tensor:
     return h * (C / norms.clamp(min=C))
 
 
+RAW_TEXT = (
+    "is computed from the raw text (the Jacobian of h is taken at x), not from the noisy "
+    "representation alone, so post-processing does not cover it"
+)
 FROZEN = (
     "The encoder is frozen, so all that is learnt comes from noisy rows and public labels, and "
     "post-processing covers it."
@@ -91,9 +95,7 @@ TEXTS_ONLY = (
 
 PART_TRAINED = Nominal(
     reasons=(
-        "A part of the encoder is trained, and its update is computed from the raw text (the "
-        "Jacobian of h is taken at x), not from the noisy representation alone, so post-processing "
-        "does not cover it.",
+        f"A part of the encoder is trained, and its update {RAW_TEXT}.",
         DRAWS_SHOW,
         TEXTS_ONLY,
     ),
@@ -127,9 +129,8 @@ SPEC = MethodSpec(
     nominal={
         "all": Nominal(
             reasons=(
-                "The encoder's update is computed from the raw text (the Jacobian of h is taken at "
-                "x), not from the noisy representation alone, so post-processing does not cover "
-                "it: a token that occurs in one record shows in the weights whatever the noise.",
+                f"The encoder's update {RAW_TEXT}: a token that occurs in one record shows in the "
+                "weights whatever the noise.",
                 DRAWS_SHOW,
                 TEXTS_ONLY,
             ),

@@ -6,9 +6,7 @@ Like representations, the files hold private data in another form: their owner a
 
 Numbers are kept as they are computed, in fp32 (in bf16 where the plan says that the encoder runs in
 it): a run with the cache is the run without it, but for the rounding that also depends on how rows
-are grouped. Half precision would take half of the disk and round by up to 2⁻¹¹.
-
-An encoder that starts in the middle: what its first layers gave before is put in their place.
+are grouped.
 """
 
 import hashlib

@@ -9,16 +9,14 @@ What differs from dp-accounting, which took seconds to minutes at the paper's n 
 see a δ below the FFT's rounding error, about 1e-16 n:
 
 * curves are evaluated as arrays, and each tail from its own side, so nothing cancels;
-* losses are tilted before they are convolved, so that rounding is relative to δ (`convolution.py`).
+* losses are tilted before they are convolved, q(l) → q(l) e^{θl} / E e^{θl}: the convolution is
+  centred at ε, rounding is relative to δ, and the FFT spans only the neighbourhood of ε.
 
 Different mechanisms together (`joint_epsilon`): sampled Gaussians of any rates and noises, plain
 Gaussians and pure ε-DP mechanisms are put on one grid of losses, each rounded up, and convolved by
 the product of their spectra. The two directions (the record became ⊥, ⊥ became the record) are
 composed each on its own; the larger ε counts. What a grid or a window leaves out is charged to δ:
 the result is an upper bound at any grid.
-
-Losses are tilted, q(l) → q(l) e^{θl} / E e^{θl}, so that the convolution is centred at ε, not at
-the mean. Rounding is then relative to δ, and the FFT spans only the neighbourhood of ε.
 """
 
 import functools

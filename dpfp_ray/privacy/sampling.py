@@ -4,13 +4,11 @@ Because nothing but the seed and the step's number enters, every worker can draw
 take its share, and a resumed run repeats exactly what an unbroken one would have done. The seed is
 the run's own (`run_seed`), so that runs which differ in anything have independent draws and noise.
 
-Gaussian noise on millions of weights: a pure function of (secret seed, step), and fast.
-
-The bits are AES-128 in counter mode under a key of the step, so who cannot break AES cannot tell
-the noise from any other. Two words of 32 bits become two independent normal numbers (Box and Muller
-1958): r = √(−2 ln u) and an angle φ give r cos φ and r sin φ. numpy computes these with the
-processor's vector instructions, which makes a number four times as cheap as one of its own normal
-generators; processors of another kind may differ in a number's last digit.
+Noise on millions of weights is such a function, too, and fast: the bits are AES-128 in counter mode
+under a key of the step, so who cannot break AES cannot tell the noise from any other. Two words of
+32 bits become two independent normal numbers (Box and Muller 1958): r = √(−2 ln u) and an angle φ
+give r cos φ and r sin φ. numpy computes these with the processor's vector instructions: a quarter
+of the cost of its own generators; processors of another kind may differ in a last digit.
 """
 
 import hashlib

@@ -1,13 +1,11 @@
 """What a result's ε means: who is protected, from what, on which assumptions, and what is not.
 
-`statement` gives the facts as JSON, one for every result; `statement_text.py` says them to people.
-What a method promises is in its spec. `guarantee` is the one word that tables show:
+`statement` gives the facts as JSON, one for every result; `render`, `brief` and `one_line` say them
+to people. What a method promises is in its spec. `guarantee` is the one word that tables show:
 
     proved    (ε, δ) as stated follows from theorems that apply to what the code does
     nominal   the number is what the method's authors' accounting says, and no guarantee
     none      nothing is promised
-
-Privacy statements for people: in full (`render`), in a few lines (`brief`), in one.
 """
 
 from collections.abc import Mapping

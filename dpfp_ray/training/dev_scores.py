@@ -4,8 +4,7 @@ One rule for every row of a table: the last epoch, when a private run's budget i
 those who ask for it, the best on dev, which flatters: a reader must be told. Formulas are
 scikit-learn's. Private training fails on small classes first, hence recall by class.
 
-A kept answer takes as many bits as the number of classes needs: SST-2's 872 dev rows are 109 bytes.
-With the right labels and a fingerprint of the rows beside the answers, two records can be compared
+With packed answers, the right labels and a fingerprint of the rows, two records can be compared
 without the data. Dev rows are public (docs/privacy.md): nothing here is about a training record.
 """
 

@@ -86,17 +86,14 @@ class Comm(Protocol):
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over all workers."""
-        ...
 
 
 class SoloComm:
     """One process: every sum is already complete."""
 
-    rank = 0
-    world_size = 1
+    rank, world_size = 0, 1
 
-    def sum_(self, tensors: Sequence[Tensor]) -> None:
-        return
+    def sum_(self, tensors: Sequence[Tensor]) -> None: ...
 
 
 class TorchComm:

@@ -67,8 +67,7 @@ def choose_representation(plan: Plan, facts: TaskFacts, own: OwnEncoder | None =
         assert plan.spec.noise_to_signal is not None
         bound = plan.bind(records=facts.records, classes=facts.classes)
         width = pretrained.width_of_layers(plan.model)
-        noise = noise_multiplier(bound)
-        if plan.spec.noise_to_signal(bound, noise, width, facts.classes) <= 1:
+        if plan.spec.noise_to_signal(bound, noise_multiplier(bound), width, facts.classes) <= 1:
             other = "layers"
     return pretrained.resolve_representation(plan.model, other)
 

@@ -40,7 +40,7 @@ from dpfp_ray.system.errors import UserError
 from dpfp_ray.training import run_folder
 from dpfp_ray.training.prepare import Data, Inputs, Prepared, load_inputs, prepare
 from dpfp_ray.training.run_folder import RESUME, save_state
-from tests.support.tiny_runs import Killed, Listener, audit_with, run_with, steady_world, tiny_split
+from tests.support.tiny_runs import Killed, Listener, audit_with, run_with, tiny_split
 
 pytestmark = pytest.mark.slow
 
@@ -287,23 +287,17 @@ def test_an_audit_is_a_function_of_its_two_seeds() -> None:
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with steady_world(tmp_path_factory.mktemp("world")) as folder:
-        yield folder
-
-
-@pytest.fixture(scope="module")
 def task() -> Task:
     dev = {"dev": tiny_split(10, seed=2)}
     return Task("tiny", ("negative", "positive"), tiny_split(400), dev)
 
 
-def tiny(model_folder: str, method: str = "dpfp", **changes: Any) -> Plan:
+def tiny(steady_folder: str, method: str = "dpfp", **changes: Any) -> Plan:
     settings: dict[str, Any] = {"batch_size": 20, "epochs": 3, "learning_rate": 1e-4}
     settings["representation"] = "mean"
     if method != "non_private":
         settings |= {"epsilon": 1.0, "delta": 1e-6}
-    return Plan(method=method, model=model_folder, **{**settings, **changes})
+    return Plan(method=method, model=steady_folder, **{**settings, **changes})
 
 
 SETTINGS = Settings(100)
@@ -315,8 +309,8 @@ def run_tiny(plan: Plan, task: Task, settings: Settings = SETTINGS, **seeds: int
     return record["audit"], scores, audit
 
 
-def test_the_paper_mode_is_refuted_by_its_word_embeddings(model_folder: str, task: Task) -> None:
-    found, scores, audit = run_tiny(tiny(model_folder), task)
+def test_the_paper_mode_is_refuted_by_its_word_embeddings(steady_folder: str, task: Task) -> None:
+    found, scores, audit = run_tiny(tiny(steady_folder), task)
     assert found["verdict"] == "refuted"
     assert (found["family"], found["score"]) == ("unused_token", "row_movement")
     assert found["correct"] == found["guesses"]
@@ -326,15 +320,15 @@ def test_the_paper_mode_is_refuted_by_its_word_embeddings(model_folder: str, tas
     assert drawn[audit.members].mean() > 0.85  # 1 − e^−3 of them came up
 
 
-def test_weight_decay_is_not_taken_for_movement(model_folder: str, task: Task) -> None:
-    plan = tiny(model_folder, weight_decay=5.0, schedule="constant")
+def test_weight_decay_is_not_taken_for_movement(steady_folder: str, task: Task) -> None:
+    plan = tiny(steady_folder, weight_decay=5.0, schedule="constant")
     _, scores, audit = run_tiny(plan, task)
     assert scores[~audit.members].max() < 1e-5
     assert np.median(scores[audit.members]) > 1e-4
 
 
-def test_noise_on_every_row_hides_who_was_in(model_folder: str, task: Task) -> None:
-    found, _, _ = run_tiny(tiny(model_folder, "dpsgd"), task)
+def test_noise_on_every_row_hides_who_was_in(steady_folder: str, task: Task) -> None:
+    found, _, _ = run_tiny(tiny(steady_folder, "dpsgd"), task)
     assert found["verdict"] == "consistent"
     assert found["score"] == "row_releases"
 
@@ -350,10 +344,10 @@ def test_noise_on_every_row_hides_who_was_in(model_folder: str, task: Task) -> N
     ],
 )
 def test_without_noise_the_scores_see_who_was_in(
-    model_folder: str, task: Task, method: str, family: str, access: str, epochs: int
+    steady_folder: str, task: Task, method: str, family: str, access: str, epochs: int
 ) -> None:
     """So that "consistent" above is the noise's doing."""
-    plan = tiny(model_folder, method, learning_rate=1e-3, epochs=epochs)
+    plan = tiny(steady_folder, method, learning_rate=1e-3, epochs=epochs)
     audit = set_up(plan, Settings(100, family, access), 5, task)
     audit.prepared.noise_multiplier = 1e-3 if plan.private else 0.0
     _, scores = audit_with(audit, seed=6)
@@ -361,17 +355,17 @@ def test_without_noise_the_scores_see_who_was_in(
     assert np.mean(mine[:, None] > theirs) > 0.6
 
 
-def test_rgp_is_scored_on_all_weights_that_it_trains(model_folder: str, task: Task) -> None:
-    found, scores, _ = run_tiny(tiny(model_folder, "rgp"), task)
+def test_rgp_is_scored_on_all_weights_that_it_trains(steady_folder: str, task: Task) -> None:
+    found, scores, _ = run_tiny(tiny(steady_folder, "rgp"), task)
     assert found["score"] == "alignment"
     assert found["verdict"] == "consistent"
     assert len(set(scores.tolist())) > 50
 
 
 def test_the_plan_is_the_one_that_is_trained_without_canaries(
-    model_folder: str, task: Task
+    steady_folder: str, task: Task
 ) -> None:
-    plan = tiny(model_folder)
+    plan = tiny(steady_folder)
     inputs = load_inputs(plan, task)
     ordinary = prepare(plan, inputs)
     ours = set_up(plan, SETTINGS, 5, task).prepared
@@ -380,8 +374,8 @@ def test_the_plan_is_the_one_that_is_trained_without_canaries(
     assert len(ours.data.train) == ordinary.plan.D
 
 
-def test_membership_does_not_depend_on_the_training_seed(model_folder: str, task: Task) -> None:
-    plan = tiny(model_folder)
+def test_membership_does_not_depend_on_the_training_seed(steady_folder: str, task: Task) -> None:
+    plan = tiny(steady_folder)
     _, scores, audit = run_tiny(plan, task)
     _, other_scores, other = run_tiny(plan, task, seed=7)
     assert np.array_equal(audit.members, other.members)
@@ -417,10 +411,10 @@ def facts(record: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", ["dpfp", "dpsgd"])
 def test_a_killed_audit_continues_and_ends_the_same(
-    model_folder: str, task: Task, tmp_path: Path, method: str
+    steady_folder: str, task: Task, tmp_path: Path, method: str
 ) -> None:
     """Also with a score that is gathered on the way."""
-    plan = tiny(model_folder, method)
+    plan = tiny(steady_folder, method)
     unbroken, broken = tmp_path / "one", tmp_path / "other"
     unbroken.mkdir()
     broken.mkdir()
@@ -439,9 +433,9 @@ def test_a_killed_audit_continues_and_ends_the_same(
 
 
 def test_both_seeds_are_on_record_for_their_owner_only(
-    model_folder: str, task: Task, tmp_path: Path
+    steady_folder: str, task: Task, tmp_path: Path
 ) -> None:
-    plan = tiny(model_folder, epochs=0.5)
+    plan = tiny(steady_folder, epochs=0.5)
     record = audit_in(tmp_path, plan, task)
     kept = json.loads((tmp_path / "audit.json").read_text())
     assert stat.S_IMODE((tmp_path / "audit.json").stat().st_mode) == 0o600
@@ -454,9 +448,9 @@ def test_both_seeds_are_on_record_for_their_owner_only(
 
 
 def test_a_finished_audit_is_not_repeated(
-    model_folder: str, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    steady_folder: str, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = tiny(model_folder, epochs=0.5)
+    plan = tiny(steady_folder, epochs=0.5)
     first = audit_in(tmp_path, plan, task)
     monkeypatch.setattr(audits, "run_events", lambda *_: pytest.fail("it was run again"))
     assert facts(audit_in(tmp_path, plan, task)) == facts(first)
@@ -466,9 +460,9 @@ def test_a_finished_audit_is_not_repeated(
     "change", [{"settings": Settings(90)}, {"seed": 1}, {"plan": {"learning_rate": 1e-5}}]
 )
 def test_another_audit_in_the_same_folder_is_refused(
-    model_folder: str, task: Task, tmp_path: Path, change: dict[str, Any]
+    steady_folder: str, task: Task, tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    plan = tiny(model_folder, epochs=0.5)
+    plan = tiny(steady_folder, epochs=0.5)
     audit_in(tmp_path, plan, task)
     other, seeds = replace(plan, **change.get("plan", {})), {"seed": change.get("seed")}
     with pytest.raises(UserError, match="another"):
@@ -476,9 +470,9 @@ def test_another_audit_in_the_same_folder_is_refused(
 
 
 def test_an_ordinary_result_is_not_taken_for_an_audit(
-    model_folder: str, task: Task, tmp_path: Path
+    steady_folder: str, task: Task, tmp_path: Path
 ) -> None:
-    plan = tiny(model_folder, epochs=0.5)
+    plan = tiny(steady_folder, epochs=0.5)
     prepared = prepare(plan, load_inputs(plan, task))
     record, _ = run_with(prepared, seed=3)
     run_folder.write_result(tmp_path, record, None, prepared.plan)

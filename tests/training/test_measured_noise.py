@@ -27,21 +27,15 @@ from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.training.loop import put_head
 from dpfp_ray.training.prepare import Data, Inputs, Prepared, Run, build_model, load_inputs, prepare
 from tests.support.one_release import make_table
-from tests.support.tiny_runs import Listener, run_with, steady_world, tiny_split
+from tests.support.tiny_runs import Listener, run_with, tiny_split
 
 SEED, CPU = 2**80 + 5, torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with steady_world(tmp_path_factory.mktemp("world")) as folder:
-        yield folder
-
-
-def prepared_run(model_folder: str, **settings: Any) -> tuple[Prepared, Classifier]:
+def prepared_run(steady_folder: str, **settings: Any) -> tuple[Prepared, Classifier]:
     """A plan of few records and one expected row a step, so that a third of its steps are empty."""
     plan = Plan(
-        model=model_folder,
+        model=steady_folder,
         task="sst2",
         **{"epsilon": 3.0, "delta": 1e-3, "representation": "mean", "epochs": 1, **settings},
     )
@@ -105,11 +99,11 @@ def degrees(plan: Plan, name: str, shape: torch.Size) -> float:
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 def test_empty_steps_of_a_run_are_the_planned_noise(
-    model_folder: str, name: str, epsilon: float
+    steady_folder: str, name: str, epsilon: float
 ) -> None:
     epochs = 8 if "head" in name else 4  # few weights: more steps for as many numbers
     prepared, model = prepared_run(
-        model_folder, batch_size=1, epsilon=epsilon, **{"epochs": epochs, **STEPS[name]}
+        steady_folder, batch_size=1, epsilon=epsilon, **{"epochs": epochs, **STEPS[name]}
     )
     with empty_steps(model) as found:
         run_with(prepared, seed=SEED, model=model)
@@ -129,11 +123,11 @@ def test_empty_steps_of_a_run_are_the_planned_noise(
 @pytest.mark.parametrize("scope", ["all", "head"])
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 def test_rows_of_a_dpfp_run_get_the_planned_noise(
-    model_folder: str, scope: str, epsilon: float
+    steady_folder: str, scope: str, epsilon: float
 ) -> None:
     """What the head is given, less the clipped representation that it was made from."""
     prepared, model = prepared_run(
-        model_folder, method="dpfp", scope=scope, batch_size=10, epsilon=epsilon, clip=0.7
+        steady_folder, method="dpfp", scope=scope, batch_size=10, epsilon=epsilon, clip=0.7
     )
     plain, h, noise = model.represent, list[Tensor](), list[Tensor]()
 

@@ -1,6 +1,5 @@
 """Whole runs whose unit is the person: D, δ, noise, resume, workers, statement, ledger, audit."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from tests.support.tiny_runs import (
     audit_with,
     in_threads,
     run_with,
-    steady_world,
     tiny_split,
     train_with,
 )
@@ -37,21 +35,15 @@ from tests.training.test_measured_noise import CPU, SEED, empty_steps
 SIZES = (1, 2, 3, 5, 1, 8, 2, 2, 1, 4, 6, 1)  # of twelve persons
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with steady_world(tmp_path_factory.mktemp("world")) as folder:
-        yield folder
-
-
 def person_task(sizes: tuple[int, ...] = SIZES) -> Task:
     users = [f"author {i}" for i, size in enumerate(sizes) for _ in range(size)]
     split = replace(tiny_split(len(users)), users=users)
     return Task("tiny", ("no", "yes"), split, {"dev": tiny_split(10, seed=2)})
 
 
-def prepared_run(model_folder: str, task: Task | None = None, **settings: Any) -> Prepared:
+def prepared_run(steady_folder: str, task: Task | None = None, **settings: Any) -> Prepared:
     common: dict[str, Any] = {"epsilon": 3.0, "representation": "mean", "user_column": "author"}
-    plan = Plan(model=model_folder, task="sst2", **{**common, **settings})
+    plan = Plan(model=steady_folder, task="sst2", **{**common, **settings})
     return prepare(plan, load_inputs(plan, task or person_task()))
 
 
@@ -76,8 +68,8 @@ RUNS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_every_method_runs_on_persons(model_folder: str, name: str) -> None:
-    prepared = prepared_run(model_folder, **RUNS[name])
+def test_every_method_runs_on_persons(steady_folder: str, name: str) -> None:
+    prepared = prepared_run(steady_folder, **RUNS[name])
     assert len(SIZES) == prepared.plan.D
     assert len(prepared.data.train) == sum(SIZES)
     record, _ = run_with(prepared, seed=SEED)
@@ -98,19 +90,19 @@ def test_every_method_runs_on_persons(model_folder: str, name: str) -> None:
         assert entry["deployment"]["privacy_loss"]["privacy_unit"] == "user-level"
 
 
-def test_sampling_rate_and_noise_are_those_of_so_many_persons(model_folder: str) -> None:
-    prepared = prepared_run(model_folder, **RUNS["ghost"])
-    by_records = Plan(model=model_folder, task="sst2", representation="mean", **RUNS["ghost"]).bind(
-        records=len(SIZES)
-    )
+def test_sampling_rate_and_noise_are_those_of_so_many_persons(steady_folder: str) -> None:
+    prepared = prepared_run(steady_folder, **RUNS["ghost"])
+    by_records = Plan(
+        model=steady_folder, task="sst2", representation="mean", **RUNS["ghost"]
+    ).bind(records=len(SIZES))
     assert prepared.plan.p == 3 / len(SIZES)
     assert prepared.noise_multiplier == noise_multiplier(by_records)
 
 
 @pytest.mark.slow
-def test_steps_without_a_person_are_the_planned_noise(model_folder: str) -> None:
+def test_steps_without_a_person_are_the_planned_noise(steady_folder: str) -> None:
     prepared = prepared_run(
-        model_folder, method="dpsgd", batch_size=1, epochs=10, delta=1e-3, scope="head"
+        steady_folder, method="dpsgd", batch_size=1, epochs=10, delta=1e-3, scope="head"
     )
     model = build_model(prepared, SEED, CPU)
     with empty_steps(model) as found:
@@ -128,9 +120,9 @@ def weights(model: Classifier) -> list[torch.Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ghost", "dpfp"])
 def test_a_resumed_run_and_two_workers_end_with_the_same_weights(
-    model_folder: str, name: str
+    steady_folder: str, name: str
 ) -> None:
-    prepared = prepared_run(model_folder, **RUNS[name])
+    prepared = prepared_run(steady_folder, **RUNS[name])
 
     def trained(comm: Any = None, state: Any = None, kill: int | None = None) -> Any:
         model, listener = build_model(prepared, SEED, CPU), Listener(kill)
@@ -149,8 +141,8 @@ def test_a_resumed_run_and_two_workers_end_with_the_same_weights(
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
-def test_whose_rows_they_are_is_part_of_what_the_noise_is_keyed_by(model_folder: str) -> None:
-    train_table = prepared_run(model_folder, **RUNS["ghost"]).data.train
+def test_whose_rows_they_are_is_part_of_what_the_noise_is_keyed_by(steady_folder: str) -> None:
+    train_table = prepared_run(steady_folder, **RUNS["ghost"]).data.train
     persons = train_table.persons
     assert persons is not None
     other = replace(train_table, persons=persons[::-1].copy())  # type: ignore[type-var]
@@ -166,13 +158,13 @@ def enter(ledger: Ledger, prepared: Prepared, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_sum_says_whom_it_holds_for(model_folder: str, tmp_path: Path) -> None:
+def test_the_sum_says_whom_it_holds_for(steady_folder: str, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger")
-    enter(ledger, prepared_run(model_folder, **RUNS["ghost"]), "persons")
+    enter(ledger, prepared_run(steady_folder, **RUNS["ghost"]), "persons")
     (spent,) = ledger.groups()
     assert spent.holds_for == "one person"
     assert spent.to_json()["entries"][0]["unit"] == "person"
-    records = prepared_run(model_folder, **{**RUNS["ghost"], "user_column": None, "epochs": 3})
+    records = prepared_run(steady_folder, **{**RUNS["ghost"], "user_column": None, "epochs": 3})
     enter(ledger, records, "records")
     (mixed,) = ledger.groups()
     assert "one person with 1 record in each of the 1 uses that protect records" in mixed.sentence()
@@ -193,10 +185,10 @@ def test_sets_that_share_a_person_are_one_group(tmp_path: Path) -> None:
     assert one.id in ledger.register(texts(("a third text", "Ann"), ("more", "carl"))).overlaps
 
 
-def test_an_entry_from_before_units_is_of_records(model_folder: str) -> None:
+def test_an_entry_from_before_units_is_of_records(steady_folder: str) -> None:
     from dpfp_ray.privacy.ledger_entries import Entry, entry_from_json, opening_to_json
 
-    prepared = prepared_run(model_folder, **RUNS["ghost"])
+    prepared = prepared_run(steady_folder, **RUNS["ghost"])
     use = use_of(prepared.plan, prepared.noise_multiplier, people="x", run="r")
     opening = opening_to_json(Entry("r-1", "now", "me", use))
     assert entry_from_json(opening, []).use.unit == "person"
@@ -223,10 +215,10 @@ def test_a_group_of_records_costs_no_less_than_it_can() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ghost", "rgp", "dpfp", "moments", "release_once", "objpert"])
-def test_canaries_are_persons(model_folder: str, name: str) -> None:
+def test_canaries_are_persons(steady_folder: str, name: str) -> None:
     settings = {key: value for key, value in RUNS[name].items() if key != "epochs"}
     common: dict[str, Any] = {"user_column": "author", "representation": "mean", "epsilon": 400.0}
-    plan = Plan(model=model_folder, task="sst2", **{**common, **settings})
+    plan = Plan(model=steady_folder, task="sst2", **{**common, **settings})
     task = person_task(SIZES * 4)
     audit = set_up(plan, Settings(canaries=20), membership_seed=3, task=task)
     assert len(audit.canaries) == 20
@@ -258,11 +250,11 @@ def test_canaries_are_persons(model_folder: str, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "verdict"), [("dpfp", "refuted"), ("rgp", "consistent")])
 def test_persons_as_canaries_refute_the_nominal_epsilon_and_not_the_proved_one(
-    model_folder: str, name: str, verdict: str
+    steady_folder: str, name: str, verdict: str
 ) -> None:
     settings = {**RUNS[name], "epochs": 8, "epsilon": 0.2, "delta": 1e-6}
     common: dict[str, Any] = {"user_column": "author", "representation": "mean"}
-    plan = Plan(model=model_folder, task="sst2", **{**common, **settings})
+    plan = Plan(model=steady_folder, task="sst2", **{**common, **settings})
     audit = set_up(plan, Settings(canaries=24), membership_seed=3, task=person_task(SIZES * 4))
     record, _ = audit_with(audit, seed=SEED)
     found = record["audit"]
@@ -272,13 +264,13 @@ def test_persons_as_canaries_refute_the_nominal_epsilon_and_not_the_proved_one(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_canary_has_as_many_rows_as_the_person_it_displaces(
-    model_folder: str, family: str
+    steady_folder: str, family: str
 ) -> None:
     from dpfp_ray.auditing.canaries import make_canaries
     from dpfp_ray.models.pretrained import load_tokenizer
 
     task = person_task()
-    canaries = make_canaries(family, 5, task, load_tokenizer(model_folder), 32)
+    canaries = make_canaries(family, 5, task, load_tokenizer(steady_folder), 32)
     sizes = [len(canaries.rows_of(canary)) for canary in range(5)]
     users = np.array(task.train.users)[canaries.places]
     assert sorted(sizes) == sorted(np.unique(users, return_counts=True)[1])
