@@ -31,7 +31,6 @@ from dp_accounting import NeighboringRelation
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.privacy.ledger_cost import RdpCurve
 from dpfp_ray.privacy.ledger_entries import Use
 from dpfp_ray.privacy.sampling import derived_seed, keyed_generator
 from dpfp_ray.privacy.selection import Selection, draw_trials, selection_curve, selection_epsilon
@@ -62,30 +61,25 @@ Bind = Callable[[dict[str, Any]], Trial]
 
 @dataclass(frozen=True)
 class SelectionCost:
-    """What a selection costs as a whole, in the trials' own adjacency.
-
-    `ledger_part` is the same in a ledger's adjacency (zero-out); see `use`.
-    """
+    """What a selection costs as a whole, in the trials' own adjacency; `entry` says the same in a
+    ledger's (zero-out), without people and run."""
 
     selection: str
     task: str
-    methods: str
-    adjacency: str
-    labels_protected: bool
-    unit: str
-    records: int
     epsilon: float
-    delta: float
-    nominal: bool
-    ledger_part: RdpCurve
+    entry: Use
     accountant: str = "rdp"
 
+    @property
+    def nominal(self) -> bool:
+        return self.entry.guarantee == "nominal"
+
     def sentence(self) -> str:
-        mark = "†" if self.nominal else ""
         return (
             f"the best of a random number of trials on {self.task} ({self.selection}, "
-            f"{self.adjacency}), all others and their number secret: "
-            f"ε = {self.epsilon:.3g}{mark} ({self.accountant}), δ = {self.delta:.3g}"
+            f"{self.entry.adjacency}), all others and their number secret: "
+            f"ε = {self.epsilon:.3g}{'†' * self.nominal} ({self.accountant}), "
+            f"δ = {self.entry.delta:.3g}"
         )
 
     def lines(self) -> list[str]:
@@ -93,33 +87,21 @@ class SelectionCost:
 
     def statement(self) -> dict[str, Any]:
         """For the winner's statement, under `tuning`."""
-        names = ("selection", "task", "adjacency", "epsilon", "delta", "accountant", "nominal")
-        return {name: getattr(self, name) for name in names} | {"text": self.sentence()}
+        entry = self.entry
+        facts: dict[str, Any] = {"selection": self.selection, "task": self.task}
+        facts |= {"adjacency": entry.adjacency, "epsilon": self.epsilon, "delta": entry.delta}
+        facts |= {"accountant": self.accountant, "nominal": self.nominal}
+        return {**facts, "text": self.sentence()}
 
     def use(self, *, key: str, people: str, run: str, loss_shown: bool = False) -> Use:
         """The selection as *one* entry of a ledger, to be begun before its first trial.
 
         Its trials must have no entries of their own: these would add up to composition, and count
-        K. It has one step, and is charged in full however many trials were run. `key` is
-        `selection_key`; `run` must be equal for equal seeds (`Ledger.mark` of the secret seed)
-        on equal data.
+        K. It has one step, and is charged in full however many trials were run. `key` names what is
+        selected from, and how; `run` must be equal for equal seeds (`Ledger.mark` of the secret
+        seed) on equal data.
         """
-        return Use(
-            purpose="trial",
-            plan_hash=key,
-            method=f"{self.methods}, {self.selection}",
-            people=people,
-            records=self.records,
-            steps=1,
-            parts=(self.ledger_part,),
-            adjacency=self.adjacency,
-            labels_protected=self.labels_protected,
-            guarantee="nominal" if self.nominal else "proved",
-            delta=self.delta,
-            run=run,
-            loss_shown=loss_shown,
-            unit=self.unit,
-        )
+        return replace(self.entry, plan_hash=key, people=people, run=run, loss_shown=loss_shown)
 
 
 def selection_cost(space: SearchSpace, chosen: Selection, bind: Bind) -> SelectionCost:
@@ -139,18 +121,26 @@ def selection_cost(space: SearchSpace, chosen: Selection, bind: Bind) -> Selecti
         accounting.dp_event(replace(mechanism, adjacency="zero_out")) for mechanism in mechanisms
     ]
     delta = min(plan.delta for plan in plans if plan.delta is not None)
-    return SelectionCost(
-        selection=str(chosen),
-        task=", ".join(dict.fromkeys(plan.task for plan in plans)),
-        methods=", ".join(dict.fromkeys(plan.spec.title for plan in plans)),
+    titles = ", ".join(dict.fromkeys(plan.spec.title for plan in plans))
+    nominal = any(plan.spec.guarantee == "nominal" for plan in plans)
+    entry = Use(
+        purpose="trial",
+        plan_hash="",
+        method=f"{titles}, {chosen}",
+        people="",
+        records=max(plan.D for plan in plans),
+        steps=1,
+        parts=(selection_curve(zeroed, chosen),),
         adjacency=str(plans[0].adjacency),
         labels_protected=all(plan.spec.labels_protected for plan in plans),
-        unit="person" if all(plan.unit == "person" for plan in plans) else "record",
-        records=max(plan.D for plan in plans),
-        epsilon=selection_epsilon(events, chosen, delta, relation),
+        guarantee="nominal" if nominal else "proved",
         delta=delta,
-        nominal=any(plan.spec.guarantee == "nominal" for plan in plans),
-        ledger_part=selection_curve(zeroed, chosen),
+        run="",
+        unit="person" if all(plan.unit == "person" for plan in plans) else "record",
+    )
+    tasks = ", ".join(dict.fromkeys(plan.task for plan in plans))
+    return SelectionCost(
+        str(chosen), tasks, selection_epsilon(events, chosen, delta, relation), entry
     )
 
 
@@ -360,7 +350,7 @@ def shown(record: Record, chosen: Selection, charge: SelectionCost, entry: str =
     public: dict[str, Any] = {
         **record,
         "trial": {**trial, "selection": str(chosen)},
-        "selection": {"kind": str(chosen), "part": asdict(charge.ledger_part)},
+        "selection": {"kind": str(chosen), "part": asdict(charge.entry.parts[0])},
         "cost": {name: record["cost"].get(name) for name in COST_FACTS if name in record["cost"]},
         "history": [{**epoch, "train_seconds": None} for epoch in record["history"]],
     }

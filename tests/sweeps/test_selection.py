@@ -249,13 +249,13 @@ def test_the_worst_mechanism_that_could_be_drawn_is_charged_for_wherever_it_stan
         for values in (order, [3])
     )
     assert both.epsilon == pytest.approx(alone.epsilon)
-    assert both.ledger_part == alone.ledger_part
+    assert both.entry.parts == alone.entry.parts
 
 
 @pytest.mark.slow
 def test_a_selection_holds_at_the_smallest_delta_of_its_trials(tmp_path: Path) -> None:
     deltas = {"delta": {"values": [1e-4, 1e-6, 1e-5]}}
-    assert charge_of(tmp_path, parameters=deltas, method="dpsgd").delta == 1e-6
+    assert charge_of(tmp_path, parameters=deltas, method="dpsgd").entry.delta == 1e-6
 
 
 @pytest.mark.slow
