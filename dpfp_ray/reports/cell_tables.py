@@ -1,5 +1,6 @@
 """Tables of cells and runs: the overview that answers first, and the details behind it."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
@@ -51,11 +52,15 @@ def epsilon_entry(cell: Cell) -> Entry:
 
 def overview(cells: Sequence[Cell], contests: Sequence[Contest]) -> Table:
     """The first table of a comparison: what each method scored, what its ε is, and its standing."""
-    places = {
-        name: entry
-        for name, entry in list(WHO.items())[:2]
-        if len({entry(cell).text for cell in cells}) > 1
-    }
+    where = Counter(cell.key[:2] for cell in cells)
+    # Few cells of another task or model say so beside the method; many places get columns.
+    (usual, _), *others = where.most_common() or [(("", ""), 0)]
+    places = {name: WHO[name] for name in ("Model", "Task")} if len(others) > 1 else {}
+
+    def name(cell: Cell) -> Entry:
+        parts = [p for p, mine in zip(cell.key[:2], usual, strict=True) if p != mine]
+        return text(cell.title + (f" on {', '.join(parts)}" if parts and not places else ""))
+
     standings = {id(cell): standing_of(cell, contests) for cell in cells}
     accountants = {cell.key.accountant for cell in cells if cell.private}
     notes = [words for name, words in STANDINGS.items() if name in standings.values()]
@@ -68,7 +73,7 @@ def overview(cells: Sequence[Cell], contests: Sequence[Contest]) -> Table:
     majority = next((cell.majority for cell in cells if cell.majority is not None), None)
     columns: dict[str, CellEntry] = {
         **places,
-        "Method": WHO["Method"],
+        "Method": name,
         "ε": epsilon_entry,
         **({"By": lambda c: text(c.key.accountant)} if len(accountants) > 1 else {}),
         "Accuracy (%)": accuracy_entry,
@@ -77,7 +82,7 @@ def overview(cells: Sequence[Cell], contests: Sequence[Contest]) -> Table:
         "Audit": audit_entry,
     }
     foot = []
-    if majority is not None and not places:
+    if majority is not None and not others:
         line = {"Method": text("majority class"), "Accuracy (%)": percent(majority)}
         foot = [Row([line.get(name, Entry(MISSING)) for name in columns], "spent")]
     ordered = sorted(
@@ -117,7 +122,8 @@ def against_plain(cell: Cell, contests: Sequence[Contest]) -> Entry:
     few = min(len(cell.runs), len(contest.plain.runs)) < FEWEST_SEEDS
     if pair is None or few:
         return gap
-    return Entry(f"{gap.text} [{interval_text(pair.simultaneous, signed=True)}]", gap.value)
+    low, high = (f"{100 * end:+.1f}".replace("-", "−") for end in pair.simultaneous)
+    return Entry(f"{gap.text} [{low}, {high}]", gap.value)
 
 
 def audit_entry(cell: Cell) -> Entry:

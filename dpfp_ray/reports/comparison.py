@@ -158,13 +158,14 @@ class Compared:
 
     @property
     def privacy_lines(self) -> list[str]:
-        """One line for each (method, ε): its statement in short."""
-        lines = {}
+        """One line for each method: its statement in short, at its smallest ε."""
+        lines: dict[str, str] = {}
         for run in sorted(self.runs, key=lambda run: order(run.key)):
-            if run.record["statement"] and not run.record["audit"]:
+            facts = run.record["statement"]
+            if facts and not run.record["audit"]:
                 budget = "" if run.key.epsilon is None else f" at ε = {run.key.epsilon:g}"
-                lines[f"{run.title}{budget}"] = one_line(run.record["statement"])
-        return [f"{name}: {line}" for name, line in lines.items()]
+                lines.setdefault(run.title, f"{run.title}{budget}: {one_line(facts)}")
+        return list(lines.values())
 
     def show(self, *, wide: bool = False) -> None:
         """The headline, the overview, and each method's privacy in a line; `wide` adds the rest."""

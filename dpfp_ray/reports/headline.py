@@ -12,6 +12,7 @@ from dpfp_ray.results.contests import Contest, Outcome
 from dpfp_ray.results.runs import Run
 
 MOST_SENTENCES = 4  # comparisons that are told one by one; more are counted
+PLACE = "{place}"
 MORE_SEEDS = "run with --seeds 5"
 OUTCOMES: dict[Outcome, str] = {
     "tie": "ties",
@@ -35,18 +36,22 @@ def headline(contests: Sequence[Contest], refuted: Sequence[Run]) -> str:
         leads += [f"{more} more comparisons"] if more > 0 else []
         return f"Too few seeds to tell methods apart ({MORE_SEEDS}). Highest: {joined(leads)}."
     if len(compared) <= MOST_SENTENCES:
-        return " ".join(sentence(contest, refuted) for contest in compared)
+        # What holds at several ε is said once.
+        templates: dict[str, list[Contest]] = {}
+        for contest in compared:
+            templates.setdefault(sentence(contest, refuted), []).append(contest)
+        return " ".join(text.replace(PLACE, places(same)) for text, same in templates.items())
     return counts(compared, refuted)
 
 
 def sentence(contest: Contest, refuted: Sequence[Run]) -> str:
-    first, at = contest.ranked[0], place(contest)
-    lead = f"{at[0].upper()}{at[1:]}, {measured(first)} has the highest accuracy"
+    """What came out, with PLACE for the task and the ε."""
+    lead = f"{measured(contest.ranked[0])} has the highest accuracy {PLACE}"
     if contest.winner is not None:
-        return f"{contest.winner.title} is best {at}{worth([contest.winner], refuted)}."
+        return f"{contest.winner.title} is best {PLACE}{worth([contest.winner], refuted)}."
     if contest.outcome == "tie":
         names = joined([cell.title for cell in contest.leaders])
-        return f"{names} tie {at}: these seeds and dev rows do not tell them apart."
+        return f"{names} tie {PLACE}: these seeds and dev rows do not tell them apart."
     reason = {
         "few seeds": f"too few seeds to tell methods apart; {MORE_SEEDS}",
         "one class": "every model answers one class, whatever the row",
@@ -80,6 +85,16 @@ def counts(contests: Sequence[Contest], refuted: Sequence[Run]) -> str:
 
 def place(contest: Contest) -> str:
     return f"on {contest.task}" + (f" at {contest.budget}" if contest.budget else "")
+
+
+def places(contests: Sequence[Contest]) -> str:
+    """Such as: on demo at ε = 1, 3 and 8 (PLD)."""
+    first = contests[0]
+    same = {(c.task, c.budget.accountant if c.budget else None) for c in contests}
+    if len(same) > 1 or first.budget is None:
+        return joined([place(contest) for contest in contests])
+    epsilons = joined([f"{c.budget.epsilon:g}" for c in contests if c.budget])
+    return place(first).replace(f"ε = {first.budget.epsilon:g}", f"ε = {epsilons}")
 
 
 def measured(cell: Cell) -> str:

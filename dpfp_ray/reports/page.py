@@ -153,7 +153,7 @@ def make_report(
     runs = read_runs(records, select)
     cells = cells_of(runs)
     report = report_of(runs, cells, command, title, select, paid)
-    return replace(report, figures=[*more_figures, *draw_figures(report, runs, cells)])
+    return replace(report, figures=[*draw_figures(report, runs, cells), *more_figures])
 
 
 def report_of(

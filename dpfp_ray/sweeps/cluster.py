@@ -10,14 +10,14 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpfp_ray.sweeps.submit import advice, ray_token, refused
-from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.errors import UserError, unknown
 from dpfp_ray.system.signals import Interrupted, handling
 from dpfp_ray.system.storage import one_line
 from dpfp_ray.system.terminal import JOB
@@ -48,6 +48,14 @@ class RayOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "address", self.address or default_address())
         object.__setattr__(self, "save_every", save_seconds(self.save_every))
+
+
+def ray_options(keywords: Mapping[str, Any]) -> RayOptions:
+    valid = tuple(RayOptions.__dataclass_fields__)
+    for name in keywords:
+        if name not in valid:
+            raise UserError(unknown("keyword", name, valid))
+    return RayOptions(**keywords)
 
 
 @dataclass(frozen=True)

@@ -58,10 +58,12 @@ class Price:
             lines.append(f"{count} of {self.looked_at} settings cannot run: {reason}")
         if self.after is not None:
             now = "nothing" if self.before is None else f"ε = {self.before.shown}"
-            lines.append(
+            line = (
                 f"privacy: the ledger says {now} for these records now, and ε = "
                 f"{self.after.shown} after it (δ = {self.after.delta:.3g})"
             )
+            bare = self.after.guarantee == "none"
+            lines.append(line + "; runs without privacy promise nothing" * bare)
         return lines
 
 

@@ -239,7 +239,7 @@ def power_of_two(low: int, high: int) -> dict[str, Any]:
 def space_of(parameters: Mapping[str, Any], plan: Any, **options: Any) -> SearchSpace:
     """A space from Python: parameters as lists of values or distributions; `plan` fixes the rest.
 
-    options   name, method (tpe unless said), metric, samples, seeds, scheduler, as in a file
+    options   name, search (tpe unless said), metric, samples, seeds, scheduler, as in a file
     """
     varied = {
         name: spec if isinstance(spec, Mapping) else {"values": list(spec)}
@@ -249,7 +249,8 @@ def space_of(parameters: Mapping[str, Any], plan: Any, **options: Any) -> Search
         plan = {n: v for n, v in plan.to_dict().items() if v != FIELDS[n].default}
     taken = {*map(field_name, varied), *(["micro_batches"] if DERIVED in varied else [])}
     fixed = {n: v for n, v in (plan or {}).items() if v is not None and field_name(n) not in taken}
-    content = {"method": "tpe", "plan": fixed, "parameters": varied, **options}
+    options["method"] = options.pop("search", "tpe")
+    content = {"plan": fixed, "parameters": varied, **options}
     return _checked(_parse(content, {}, "sweep"))
 
 

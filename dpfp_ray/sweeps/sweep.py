@@ -26,7 +26,7 @@ from dpfp_ray.results.rows import Row, flatten
 from dpfp_ray.results.runs import read_runs
 from dpfp_ray.results.store import Store, as_frame, load_records
 from dpfp_ray.results.study import study_of
-from dpfp_ray.sweeps.cluster import RayOptions
+from dpfp_ray.sweeps.cluster import RayOptions, ray_options
 from dpfp_ray.sweeps.driver import Runner, data_key, refuse_encoder
 from dpfp_ray.sweeps.price import local_resources, price
 from dpfp_ray.sweeps.selection import SelectionCost, run_selection
@@ -127,6 +127,7 @@ def sweep(
     plan: Plan | Mapping[str, Any] | None = None,
     storage: str | Path | None = None,
     changes: Mapping[str, Any] | None = None,
+    search: str | None = None,
     samples: int | None = None,
     selection: str | None = None,
     encoder: None = None,
@@ -142,6 +143,7 @@ def sweep(
     plan       with parameters, what is fixed: a Plan or its fields
     storage    folder or URI of the results (default: runs/NAME of the space)
     changes    keys of the space to change, or plan fields to fix
+    search     how trials are chosen: grid, random, qmc, tpe, gp or cmaes
     samples    how many trials; a larger number than last time goes on with a finished sweep
     selection  what releasing the best trial is charged as: composition (default) counts every
                trial; logarithmic:N, geometric:N, poisson:N draw their number at random, N
@@ -152,9 +154,9 @@ def sweep(
     Any other keyword is one of `cluster.RayOptions`.
     """
     refuse_encoder(encoder)
-    space = settle_space(space, plan, changes, samples)
+    space = settle_space(space, plan, changes, search, samples)
     place = resolve_storage(str(storage or f"runs/{space.name}"))
-    options = RayOptions(**ray)
+    options = ray_options(ray)
     tasks = TaskOnce()
     inputs_of = InputsOnce(lambda one: load_inputs(one, tasks(one), hands=hands_of(options)))
     book = open_ledger(ledger, total_epsilon, total_delta)
@@ -178,9 +180,11 @@ def settle_space(
     space: str | Path | Mapping[str, Any] | SearchSpace,
     plan: Plan | Mapping[str, Any] | None,
     changes: Mapping[str, Any] | None,
+    search: str | None,
     samples: int | None,
 ) -> SearchSpace:
-    given = {**(changes or {}), **({} if samples is None else {"samples": samples})}
+    asked = {"search": search, "samples": samples}
+    given = {**(changes or {}), **{name: v for name, v in asked.items() if v is not None}}
     if isinstance(space, Mapping):
         return space_of(space, plan, **given)
     if plan is not None:
@@ -194,7 +198,7 @@ def settle_space(
         return read_search_space(space, texts)
     if changes:
         raise UserError("changes are for a space in a file; change this one itself")
-    return space if samples is None else replace(space, samples=samples)
+    return replace(space, **given)
 
 
 def preview_sweep(
@@ -202,13 +206,14 @@ def preview_sweep(
     *,
     plan: Plan | Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
+    search: str | None = None,
     samples: int | None = None,
     ledger: str | Path | Ledger | None = None,
     **ray: Any,
 ) -> list[str]:
     """What `sweep` with these keywords would take, in lines: nothing is run or entered."""
-    settled = settle_space(space, plan, changes, samples)
-    return price_lines(settled, RayOptions(**ray), open_ledger(ledger), TaskOnce())
+    settled = settle_space(space, plan, changes, search, samples)
+    return price_lines(settled, ray_options(ray), open_ledger(ledger), TaskOnce())
 
 
 def price_lines(

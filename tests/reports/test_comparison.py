@@ -87,6 +87,16 @@ def test_the_overview_has_six_columns_and_marks_what_is_nominal(few: Compared) -
     assert entries(few, "Non-DP")["ε"] == MISSING
 
 
+def test_a_few_cells_of_another_task_say_so_beside_the_method() -> None:
+    records: Any = [
+        *(record(method, 0.7, epsilon=3) for method in ("dpfp", "dpsgd", "rgp")),
+        record("dpfp", 0.6, epsilon=3, task="sst2"),
+    ]
+    made = Compared(records)
+    assert entries(made, "DP-FP† on SST-2")["Accuracy (%)"] == "60.00"
+    assert len(made.overview.columns) == 6
+
+
 def test_variants_of_a_method_have_rows_of_their_own() -> None:
     records: Any = [
         record("dpfp", 0.7, epsilon=3),

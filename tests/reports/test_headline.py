@@ -42,6 +42,12 @@ def test_few_seeds_name_no_winner_but_what_was_measured_leads(seeds: int) -> Non
     assert "Highest: DP-FP† with 95." in sentence
 
 
+def test_what_holds_at_several_budgets_is_said_once() -> None:
+    sentence = said(list(comparison(budgets=(1.0, 8.0), seeds=5)))
+    assert sentence.count("DP-FP† is best") == 1
+    assert "at ε = 1 and 8 (PLD)" in sentence
+
+
 def test_many_comparisons_are_counted() -> None:
     records = list(comparison(budgets=(1.0, 2.0, 3.0, 5.0, 8.0), seeds=1))
     assert said(records).endswith("and 1 more comparisons.")

@@ -252,7 +252,7 @@ def test_a_space_from_python_is_that_of_a_file() -> None:
 def test_a_longer_sobol_sequence_begins_with_the_shorter_one() -> None:
     plan = {"method": "dpsgd", "epsilon": 3}
     asked: dict[str, Any] = {"learning_rate": log_uniform(1e-5, 1e-1), "clip": [0.5, 1.0]}
-    short, long = (space_of(asked, plan, method="qmc", samples=n) for n in (8, 32))
+    short, long = (space_of(asked, plan, search="qmc", samples=n) for n in (8, 32))
     rng = np.random.default_rng(0)
     first, more = list(short.choices(rng)), list(long.choices(rng))
     assert more[:8] == first
