@@ -12,14 +12,8 @@ NICE ?=
 
 .PHONY: demo study bench check quick-tests test all-tests test-all nightly lint install clean
 
-demo: install  ## a sweep, a comparison at equal ε with audits, and a report, on real reviews
-	$(BIN)/dpfp sweep search_spaces/demo.yaml --storage $(DEMO)/sweep --ledger $(DEMO)/ledger
-	$(BIN)/dpfp compare --task demo --max-train 600 --max-dev 400 --epsilon 3 --delta 1e-5 \
-	  --methods non_private,dpfp,dpfp:release_once,dpfp:moments,dpsgd:head --audit 350 \
-	  --set non_private.lr=2e-4 --set non_private.epochs=2 --set dpfp.lr=2e-4 --set dpfp.epochs=2 \
-	  --output $(DEMO)/compare --ledger $(DEMO)/ledger
-	$(BIN)/dpfp report $(DEMO) --output $(DEMO)/report --ledger $(DEMO)/ledger
-	$(BIN)/dpfp ledger show --ledger $(DEMO)/ledger
+demo: install  ## a sweep, six methods at equal ε, an audit and a report, on real reviews
+	$(BIN)/dpfp demo --output $(DEMO)
 
 study: install  ## benchmarks/study: hours or days on 2 cores; stopped, it goes on where it was
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/study/run.py --workers 2 --threads 1

@@ -13,8 +13,27 @@ from cells import HERE
 from tables import DOCUMENTS, filled, study_tables
 
 from dpfp_ray import UserError, report
+from dpfp_ray.reports.epsilon_figures import epsilon_figures
+from dpfp_ray.results.cells import cells_of
+from dpfp_ray.results.runs import read_runs
+from dpfp_ray.results.store import load_records
 
 TITLE = "A study of DP-FP and its rivals"
+# README's picture: six methods on all of SST-2 with MiniLM at ε = 3.
+PICTURE = HERE.parents[1] / "docs/images/sst2.png"
+SHOWN = (*("non_private", "dpfp", "dpfp moments", "objpert head", "dpsgd lora automatic", "rgp"),)
+
+
+def draw_picture(records: Path) -> None:
+    runs = [
+        run
+        for run in read_runs(load_records(records))
+        if run.row["task"] == "sst2" and run.model == "minilm" and run.row["max_train"] is None
+        if run.row["epsilon"] in (None, 3.0) and run.row["accountant"] in (None, "pld")
+        if run.method in SHOWN
+    ]
+    command = "python benchmarks/study/write_report.py"
+    PICTURE.write_bytes(next(epsilon_figures(cells_of(runs), command)).png)
 
 
 def main() -> int:
@@ -31,6 +50,8 @@ def main() -> int:
     # Figures carry the command that makes them: for every reader, not for this machine.
     records, output = (os.path.relpath(path) for path in (arguments.records, arguments.output))
     made = report(records, output=output, title=TITLE, ledger=ledger)
+    if arguments.records == HERE / "records":
+        draw_picture(arguments.records)
     tables = study_tables(arguments.records, arguments.output)
     for document in arguments.documents:
         text = document.read_text(encoding="utf-8")

@@ -140,7 +140,11 @@ def show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    if not (sys.argv[1:] if argv is None else argv):
+        parser.print_help()
+        return 0
+    arguments = parser.parse_args(argv)
     warnings.showwarning = show_warning
     try:
         with stopped_by_signals():

@@ -106,10 +106,16 @@ def test_help_shows_what_most_people_need_and_help_all_the_rest(
     assert short.count("\n  --") < 0.6 * whole.count("\n  --")
 
 
+def test_without_a_verb_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "a sweep, a comparison, an audit and a report" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        ([], "VERB"),
         (["fly"], "invalid choice: 'fly'"),
         ([*CALIBRATE, "--epsilom", "3"], "unrecognized arguments: --epsilom 3 (see dpfp calibrate"),
         (["calibrate"], "--records"),
