@@ -1,8 +1,9 @@
 """The record of a run: every key typed, checked when it is read, written as JSON.
 
 `result.json` of a run and `records/ID.json` of a trial have this shape. `read_record` refuses what
-does not fit, so that no reader has to look for nonsense. A trial that failed or was refused has
-only the sections that it got to; the others are there, empty. There is no secret in a record.
+does not fit, so that no reader has to look for nonsense; it gives keys in their types' order, which
+is the order that runs write them in. A trial that failed or was refused has only the sections that
+it got to; the others are there, empty. There is no secret in a record.
 """
 
 import hashlib
@@ -28,13 +29,13 @@ class Scores(TypedDict, total=False):
     mean over classes; `recall` has None for a class without dev rows."""
 
     accuracy: float
-    loss: float | None
     f1: float | None
     matthews: float | None
     recall: list[float | None]
     one_class: bool
     majority_accuracy: float | None
     calibration_error: float | None
+    loss: float | None
 
 
 class EpochFacts(TypedDict):

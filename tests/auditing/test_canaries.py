@@ -81,6 +81,14 @@ def test_mislabelled_canaries_are_displaced_records_of_another_class(
         assert 0 <= canaries.table.labels[number] < 2
 
 
+def test_a_mislabelled_canary_may_be_of_every_wrong_class(
+    train: TokenTable, tokenizer: Any
+) -> None:
+    canaries = make_canaries("mislabelled", 30, task_of(tiny_split(RECORDS), 5), tokenizer, 32)
+    assert set(canaries.table.labels.tolist()) == {0, 1, 2, 3, 4}
+    assert not np.any(canaries.table.labels == train.labels[canaries.places])
+
+
 def test_an_unused_token_is_in_one_canary_and_in_no_record(
     train: TokenTable, tokenizer: Any
 ) -> None:
@@ -94,9 +102,8 @@ def test_an_unused_token_is_in_one_canary_and_in_no_record(
         others = {*canaries.tokens.tolist()} - {token}
         assert not others & set(row(canaries.table, number))
     assert canaries.table.columns["input_ids"].dtype == train.columns["input_ids"].dtype
-    assert {len(row(canaries.table, number)) for number in range(COUNT)} == {
-        len(row(canaries.table, 0))
-    }
+    rows, own = [row(canaries.table, number) for number in range(COUNT)], canaries.tokens.tolist()
+    assert len({tuple(i for i in ids if i not in own) for ids in rows}) == 1  # else the same
 
 
 def test_after_unused_entries_come_words_that_no_record_has(
@@ -244,6 +251,10 @@ def test_a_zeroed_canary_has_the_representation_zero(
     model_folder: str, train: TokenTable, canaries: Canaries, representation: str
 ) -> None:
     table = insert(train, canaries, np.zeros(COUNT, bool), "zero_out")
+    alone = hide_empty(build_classifier(model_folder, representation, 2))
+    nothing = alone.represent(table.collate(canaries.places))  # a batch of nobody else
+    assert nothing.shape == (COUNT, 32)
+    assert not nothing.any()
     rows = np.concatenate([canaries.places[:2], np.arange(6)])
     out = np.isin(rows, canaries.places)
     plain = build_classifier(model_folder, representation, 2)

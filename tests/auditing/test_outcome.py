@@ -22,13 +22,17 @@ from dpfp_ray.auditing.outcome import (
     count_correct,
     guess_grid,
     keep,
+    least_probability,
     one_run_epsilon,
     one_run_gdp,
     read_begun,
     refutes_curve,
     warning_of,
 )
+from dpfp_ray.auditing.scores import by_canary, centred
+from dpfp_ray.models.representations import RepresentationTable
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.accounting import gdp_epsilon
 from dpfp_ray.system.errors import UserError
 
 
@@ -55,6 +59,33 @@ def test_guesses_are_the_extremes_and_the_middle_is_left_alone() -> None:
     for guesses, correct in count_correct(scores, members, rng, in_only=False):
         low, high = order[: guesses // 2], order[400 - guesses // 2 :]
         assert correct == sum(not members[i] for i in low) + sum(members[i] for i in high)
+
+
+def test_ties_are_split_without_regard_to_membership() -> None:
+    """Members stand first here: whoever broke ties by place would guess them all."""
+    members = np.arange(200) < 100
+    for in_only in (False, True):
+        shares = []
+        for seed in range(50):
+            rng = np.random.default_rng(seed)
+            guesses, correct = count_correct(np.zeros(200), members, rng, in_only)[-1]
+            shares.append(correct / guesses)
+        assert np.mean(shares) == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.parametrize("m", [2, 7, 20, 1000, 10_001])
+def test_as_many_are_guessed_as_there_are_canaries_at_most(m: int) -> None:
+    assert all(1 <= guesses <= m for guesses in guess_grid(m))
+
+
+def test_scores_are_less_what_a_class_has_in_common_and_a_persons_are_their_mean() -> None:
+    labels = np.array([0, 0, 0, 1, 1, 1])
+    found = centred(np.array([1.0, 2.0, 4.0, 11.0, 13.0, 12.0]), labels)
+    assert found.tolist() == [-1.0, 0.0, 2.0, -1.0, 1.0, 0.0]
+    rows = RepresentationTable(np.zeros((6, 1), np.float32), labels, "rows")
+    assert by_canary(found, rows) is found
+    persons = replace(rows, persons=np.array([0, 1, 1, 2, 2, 2]))
+    assert by_canary(found, persons).tolist() == [-1.0, 1.0, 0.0]
 
 
 def test_nan_scores_are_refused(nominal: Plan) -> None:
@@ -221,6 +252,25 @@ def test_no_better_than_chance_gives_zero(v: int) -> None:
     assert one_run_epsilon(100, 100, v, 1e-5) == 0.0
 
 
+def test_the_bound_itself_is_refuted_and_a_little_more_is_not() -> None:
+    bound = one_run_epsilon(100_000, 100_000, 61_000, DELTA)
+    assert audit_bounds._p_value(100_000, 100_000, 61_000, DELTA, bound) < 0.05
+    assert audit_bounds._p_value(100_000, 100_000, 61_000, DELTA, bound + 1e-5) >= 0.05
+
+
+def test_bounds_rise_with_right_guesses_and_fall_with_delta_and_confidence() -> None:
+    right = [one_run_epsilon(500, 200, v, 1e-5) for v in range(201)]
+    assert right == sorted(right)
+    assert right[-1] > right[150] > 0.0
+    deltas = [one_run_epsilon(500, 200, 170, d) for d in (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 0.1)]
+    assert deltas == sorted(deltas, reverse=True)
+    assert deltas[0] > deltas[-1] == 0.0
+    assert one_run_epsilon(500, 200, 170, 1e-5, 0.99) < one_run_epsilon(500, 200, 170, 1e-5, 0.95)
+    mus = [one_run_gdp(300, 100, v, 1e-5).mu for v in range(101)]
+    assert mus == sorted(mus)
+    assert mus[50] == 0.0 < mus[-1]
+
+
 # --- f-DP ---------------------------------------------------------------------------------------
 
 
@@ -291,6 +341,19 @@ def test_a_true_gaussian_mechanism_is_seldom_refuted(mu: float, r: int) -> None:
         v = int(np.sum(~coins[order[: r // 2]]) + np.sum(coins[order[m - r // 2 :]]))
         refuted += bound(v) > mu
     assert refuted <= stats.binom.ppf(0.999, runs, 0.05)
+
+
+@pytest.mark.parametrize(("m", "r", "v"), [(1000, 1000, 690), (1000, 100, 91), (2000, 500, 490)])
+def test_gdp_epsilon_is_that_of_mu_and_above_the_general_one(m: int, r: int, v: int) -> None:
+    bound = one_run_gdp(m, r, v, 1e-5)
+    assert bound.epsilon == gdp_epsilon(bound.mu, 1e-5) > 1.2 * one_run_epsilon(m, r, v, 1e-5)
+
+
+def test_a_curve_of_one_point_is_what_its_epsilon_and_delta_allow() -> None:
+    points = ((1.0, 0.1),)
+    assert least_probability(points, 0.05) == 0.0
+    assert least_probability(points, 0.6) == pytest.approx(0.5 * np.exp(-1))
+    assert least_probability(points, 0.99) == pytest.approx(0.9 - np.e * 0.01)
 
 
 def test_pure_dp_curve_gives_nearly_the_binomial_bound() -> None:

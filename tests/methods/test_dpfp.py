@@ -277,6 +277,15 @@ def test_clipping_is_row_by_row(C: float) -> None:
     torch.testing.assert_close(clip_rows(h, C), naive_clip(h, C))
 
 
+@pytest.mark.parametrize(
+    ("rows", "C"),
+    [([[0.3, 0.4], [0.1, -0.2]], 1.0), ([[3.0, 4.0]], 5.0)],
+    ids=["short", "of norm C"],
+)
+def test_rows_no_longer_than_C_keep_every_bit(rows: list[list[float]], C: float) -> None:
+    assert torch.equal(clip_rows(torch.tensor(rows), C), torch.tensor(rows))
+
+
 def test_a_zero_row_stays_zero_and_has_a_gradient() -> None:
     h = torch.zeros(1, 3, requires_grad=True)
     clip_rows(h, 0.5).sum().backward()

@@ -28,13 +28,14 @@ from pathlib import Path
 import psutil
 
 SHARED = Path("/srv")  # where hosts see the shared folder
-# Python runs it before anything else. libfaketime would change Ray's own programs too, which then
-# do not join; and under it `time.sleep` fails.
+# Python runs it before anything else; it is for our commands and Ray's workers. libfaketime would
+# change Ray's own programs too, which then do not join; and under it `time.sleep` fails.
 LATE_CLOCK = """
-import time
-now, now_ns = time.time, time.time_ns
-time.time = lambda: now() + 3600
-time.time_ns = lambda: now_ns() + 3600 * 10**9
+import sys, time
+if {"dpfp_ray.cli", "default_worker.py"} & {word.rpartition("/")[2] for word in sys.orig_argv}:
+    now, now_ns = time.time, time.time_ns
+    time.time = lambda: now() + 3600
+    time.time_ns = lambda: now_ns() + 3600 * 10**9
 """
 TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 # What a host does first; `$1` is the shared folder, `$2` its name, `$3` the size of /tmp.
@@ -229,7 +230,7 @@ class Switch(threading.Thread):
 
 
 def an_hour_ahead(shared: Path) -> dict[str, str]:
-    """Variables under which a host's Python programs have a wall clock that is an hour off."""
+    """Variables under which a host's commands and trials have a wall clock that is an hour off."""
     folder = shared / "late-clock"
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(LATE_CLOCK)

@@ -2,7 +2,7 @@
 power fail. Every sweep ends with the records and the ledger of one that nothing disturbed.
 
 Run by `pytest -m nightly`. Records hold every loss to its last bit, so weights that differ show in
-them. Clocks that are off are those of drivers, not of Ray's own programs.
+them. Clocks that are off are those of drivers and of trials, not of Ray's own programs.
 """
 
 import shutil
@@ -43,14 +43,21 @@ class Cluster:
         for host in self.hosts:
             self.join(host)
 
-    def join(self, host: Host) -> None:
+    def join(self, host: Host, **environment: str) -> None:
         to = ["--head", f"--port={PORT}", f"--system-config={HEALTH}", "--include-dashboard=false"]
         if host is not self.hosts[0]:
             wait_for(self.listens, "Ray's head")
             to = [f"--address={self.address}"]
         to += ["--num-cpus=1", f"--node-ip-address={host.address}", "--block"]
         to += ["--object-store-memory=100000000", "--disable-usage-stats"]
-        self.nodes[host] = host.start(sys.executable, "-m", "ray.scripts.scripts", "start", *to)
+        command = ("-m", "ray.scripts.scripts", "start", *to)
+        self.nodes[host] = host.python(*command, **environment)
+
+    def join_again(self, host: Host, **environment: str) -> None:
+        host.end(self.nodes[host])
+        self.wait_for_nodes(2)
+        self.join(host, **environment)
+        self.wait_for_nodes(3)
 
     @property
     def address(self) -> str:
@@ -215,6 +222,18 @@ def test_a_driver_whose_clock_is_an_hour_ahead_takes_no_lease_from_a_living_one(
     assert "host1" in said.splitlines()[-1]
     ends_well(first)
     assert cluster.results("clocks") == undisturbed
+
+
+def test_trials_on_a_host_whose_clock_is_an_hour_ahead(cluster: Cluster, undisturbed: Any) -> None:
+    head, _, late = cluster.hosts
+    cluster.join_again(late, **an_hour_ahead(cluster.shared))
+    try:
+        assert cluster.whole_sweep("late") == undisturbed
+    finally:
+        cluster.join_again(late)
+    facts = [record["trial"] for record in records(cluster.shared / "late" / "runs").values()]
+    began = {fact["node"].partition("/")[0]: fact["started_at"] for fact in facts}
+    assert began[late.address] - began[head.address] > 1800, began
 
 
 def test_a_full_disk_on_one_host(cluster: Cluster, undisturbed: Any) -> None:

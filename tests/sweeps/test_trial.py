@@ -182,6 +182,7 @@ def test_id_follows_from_plan_repetition_and_group() -> None:
     tuning = Trial(trial.plan, 0.5, group="tune")
     assert len({trial.id, again.id, tuning.id, make(learning_rate=1e-3).id}) == 4
     assert make().id == trial.id
+    assert make(epochs=3).id == make(epochs=3.0).id
 
 
 def test_seeds_differ_between_trials_and_sweeps() -> None:

@@ -168,6 +168,14 @@ def test_the_bit_identity_tests_can_fail(
     assert not torch.equal(found, run(model_folder, PLANS["dpfp"], noise=0.6)[1]["head.weight"])
 
 
+@pytest.mark.parametrize("kill_after", [3, 6, 17])
+def test_a_checkpoint_says_what_was_spent(model_folder: str, kill_after: int) -> None:
+    plan = PLANS["dpfp"]
+    state = killed(model_folder, plan, kill_after).state()
+    assert state["epsilon"] == Spending(plan, 0.5).spent(kill_after)
+    assert (state["noise_multiplier"], state["plan_hash"]) == (0.5, plan.hash)
+
+
 def test_a_checkpoint_holds_no_seed(model_folder: str) -> None:
     """Who stores it decides whether the seed goes with it."""
     victim = killed(model_folder, PLANS["dpfp"], 3)

@@ -26,6 +26,7 @@ from dpfp_ray.system.lease import PREFIX, Claim
 from dpfp_ray.system.whole_files import without_checksum
 from dpfp_ray.training.dev_scores import DevPredictions
 from dpfp_ray.training.prepare import Prepared, prepare
+from dpfp_ray.training.record import read_record
 from dpfp_ray.training.run_folder import RESULT, RESUME, WEIGHTS, load_state, save_state
 from dpfp_ray.training.run_folder import SEED as SEED_FILE
 from tests.support.tiny_runs import Killed, Listener, run_with, tiny_world, write_csv
@@ -245,8 +246,12 @@ def result_in(folder: Path) -> Any:
     return strict((folder / RESULT).read_text())
 
 
-def test_what_is_printed_is_what_is_written(finished: Values, tmp_path: Path) -> None:
+def test_what_is_printed_is_what_is_written_and_what_is_read(
+    finished: Values, tmp_path: Path
+) -> None:
+    """To the letter, keys in their order: nothing is another record for having been read."""
     assert result_in(tmp_path) == finished
+    assert json.dumps(read_record((tmp_path / RESULT).read_bytes())) == json.dumps(finished)
 
 
 def test_what_a_process_killed_after_its_result_left_is_removed(
