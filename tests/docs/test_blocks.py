@@ -36,8 +36,6 @@ def test_every_command_of_the_readme_works_as_written(tmp_path: Path) -> None:
 def test_the_python_of_the_readme_runs_on_a_frame(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_session: None
 ) -> None:
-    import pandas
-
     monkeypatch.chdir(tmp_path)
     texts, labels = demo_rows()
     rows = {
@@ -45,6 +43,5 @@ def test_the_python_of_the_readme_runs_on_a_frame(
         "stars": ["good" if one else "bad" for one in labels[:600]],
     }
     (code,) = blocks("python")
-    names = {"frame": pandas.DataFrame(rows)}
-    exec(code, names)
+    exec(code, {"frame": frame})
     assert (tmp_path / "runs/mine-report/index.html").exists()
