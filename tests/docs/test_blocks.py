@@ -1,4 +1,4 @@
-"""What README says to type is typed: every command, in order, in one empty folder, and its Python."""
+"""What README says to type is typed: every command, in order, in an empty folder; its Python."""
 
 import os
 import re
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas
 import pytest
 
 from dpfp_ray.data.demo import demo_rows
@@ -38,10 +39,7 @@ def test_the_python_of_the_readme_runs_on_a_frame(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     texts, labels = demo_rows()
-    rows = {
-        "review": list(texts[:600]),
-        "stars": ["good" if one else "bad" for one in labels[:600]],
-    }
+    stars = ["good" if label else "bad" for label in labels[:600]]
     (code,) = blocks("python")
-    exec(code, {"frame": frame})
+    exec(code, {"frame": pandas.DataFrame({"review": list(texts[:600]), "stars": stars})})
     assert (tmp_path / "runs/mine-report/index.html").exists()
