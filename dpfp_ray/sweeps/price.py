@@ -22,6 +22,7 @@ from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.forecast import rates
 from dpfp_ray.training.machine import available_cores
 from dpfp_ray.training.prepare import TaskFacts, choose_representation
+from dpfp_ray.training.train import NOMINAL
 
 RAY_SECONDS = 9.0  # until the first trial begins: Ray's start and a process that imports torch
 TRIAL_SECONDS = 0.35  # of each trial, on top of its training: building, recording, handing over
@@ -43,6 +44,7 @@ class Price:
     disk: float  # bytes while it runs
     before: Spent | None
     after: Spent | None
+    task: str = ""
 
     @property
     def lines(self) -> list[str]:
@@ -64,6 +66,7 @@ class Price:
             )
             bare = self.after.guarantee == "none"
             lines.append(line + "; runs without privacy promise nothing" * bare)
+            lines += [NOMINAL] if self.after.shown.endswith("†") else []
         return lines
 
 
@@ -138,6 +141,7 @@ def price(
         slots * state + count * RECORD_BYTES,
         before,
         after,
+        task.name,
     )
 
 

@@ -28,7 +28,7 @@ from dpfp_ray.results.store import Store, as_frame, load_records
 from dpfp_ray.results.study import study_of
 from dpfp_ray.sweeps.cluster import RayOptions, ray_options
 from dpfp_ray.sweeps.driver import Runner, data_key, refuse_encoder
-from dpfp_ray.sweeps.price import local_resources, price
+from dpfp_ray.sweeps.price import Price, local_resources, price
 from dpfp_ray.sweeps.selection import SelectionCost, run_selection
 from dpfp_ray.sweeps.shared import hands_of
 from dpfp_ray.sweeps.space import (
@@ -216,23 +216,32 @@ def preview_sweep(
     return price_lines(settled, ray_options(ray), open_ledger(ledger), TaskOnce())
 
 
-def price_lines(
+def price_of(
     space: SearchSpace, options: RayOptions, ledger: Ledger, tasks: "TaskOnce"
-) -> list[str]:
-    """The price of a sweep, by data set where it has several."""
+) -> list[Price]:
+    """The price of a sweep, one for each of its data sets."""
     resources = local_resources(options)
     by_data: dict[object, list[Plan]] = {}
     for plan in space.some_plans(MOST_TRIALS if space.search == "grid" else 200):
         by_data.setdefault(data_key(plan), []).append(plan)
-    total, looked_at = space.trials, sum(map(len, by_data.values()))
-    lines = []
+    looked_at = sum(map(len, by_data.values()))
+    prices = []
     for plans in by_data.values():
-        task = tasks(plans[0])
-        drawn = round(total * len(plans) / looked_at) if space.search != "grid" else None
-        found = price(plans, task, resources, ledger, trials=drawn, seeds=space.seeds)
-        prefix = f"{task.name}: " if len(by_data) > 1 else ""
-        lines += [prefix + line for line in found.lines]
-    return lines
+        drawn = None if space.search == "grid" else round(space.trials * len(plans) / looked_at)
+        asked = (tasks(plans[0]), resources, ledger)
+        prices.append(price(plans, *asked, trials=drawn, seeds=space.seeds))
+    return prices
+
+
+def price_lines(
+    space: SearchSpace, options: RayOptions, ledger: Ledger, tasks: "TaskOnce"
+) -> list[str]:
+    prices = price_of(space, options, ledger, tasks)
+    return [
+        (f"{each.task}: " if len(prices) > 1 else "") + line
+        for each in prices
+        for line in each.lines
+    ]
 
 
 class TaskOnce:

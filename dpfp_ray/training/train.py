@@ -119,6 +119,12 @@ def result_record(run: Run, progress: Progress, model: Classifier) -> Record:
     )
 
 
+NOMINAL = (
+    "† the ε of this method is nominal: its accounting assumes what does not hold for it, so it is "
+    "no guarantee (dpfp glossary nominal)"
+)
+
+
 @dataclass(frozen=True, repr=False)
 class TrainedRun:
     """A finished run. `record` holds all facts, as in result.json; there is no secret in it.
@@ -233,6 +239,8 @@ def train(
     prepared = prepare(plan, load_inputs(plan, task, own))
     display.say(from_data(plan, prepared.plan))
     plan = prepared.plan
+    if plan.spec.guarantee == "nominal":
+        display.say(NOMINAL)
 
     with nullcontext() if folder is None else run_folder.held(folder, overwrite):
         state = begun = None
