@@ -272,7 +272,7 @@ def dp_accounting_sigma(interval: float) -> float:
 @contextmanager
 def empty_cache() -> Iterator[None]:
     """Neither on disk nor in memory is anything known of an earlier calibration."""
-    pld._top.cache_clear()
+    pld.Release.top.cache_clear()
     kept = os.environ.get("DPFP_CACHE")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["DPFP_CACHE"] = folder

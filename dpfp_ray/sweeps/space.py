@@ -2,7 +2,7 @@
 
     name: my-sweep
     method: grid | random | qmc | tpe | gp | cmaes  # how trials are chosen
-    metric: {name: accuracy, goal: maximize}  # a list of two for tpe or gp with two objectives
+    metric: {name: accuracy, goal: maximize}  # a list for several, by tpe or gp
     samples: 16                             # how many trials (a grid has its own number)
     seeds: 1                                # repetitions of each trial (grid, random, qmc)
     scheduler: none | asha | hyperband | median  # which poor trials are stopped early
@@ -41,7 +41,7 @@ BUDGET_KEYS = ("epsilon", "delta", "accountant", "adjacency")
 DERIVED = "rows_per_micro_batch"
 # What Optuna's samplers propose as other trials end; the other methods fix their list beforehand.
 SEARCHERS = ("tpe", "gp", "cmaes")
-FOR_TWO = ("tpe", "gp")  # searchers for two metrics
+FOR_SEVERAL = ("tpe", "gp")  # searchers for several metrics
 CHOICES = {
     "method": ("grid", "random", "qmc", *SEARCHERS),
     "scheduler": ("none", "asha", "hyperband", "median"),
@@ -334,8 +334,10 @@ def _parse(content: dict[str, Any], changes: dict[str, str], stem: str) -> Searc
         raise UserError(f"name is {name!r}; give letters, digits and signs that can be printed")
     search, scheduler = str(top["method"]), str(top["scheduler"])
     metrics = _metrics(content.get("metric"))
-    if len(metrics) > 1 and (search not in FOR_TWO or scheduler != "none"):
-        raise UserError(f"two metrics need method: {' or '.join(FOR_TWO)}, and scheduler: none")
+    if len(metrics) > 1 and (search not in FOR_SEVERAL or scheduler != "none"):
+        raise UserError(
+            f"several metrics need method: {' or '.join(FOR_SEVERAL)}, and scheduler: none"
+        )
     for name_varied, parameter in parameters.items():
         if search == "grid" and not parameter.values:
             raise UserError(
@@ -447,8 +449,8 @@ def _metrics(given: Any) -> tuple[tuple[str, str], ...]:
         if goal not in ("maximize", "minimize"):
             raise UserError(unknown("goal", goal, ("maximize", "minimize")))
         if name in metrics:
-            raise UserError(f"metric {name} is given twice; give one metric, or two")
+            raise UserError(f"metric {name} is given twice")
         metrics[name] = goal[:3]
-    if not 1 <= len(metrics) <= 2:
-        raise UserError("give one metric, or two")
+    if not metrics:
+        raise UserError(f"give one metric or several of {', '.join(METRICS)}")
     return tuple(metrics.items())
