@@ -52,8 +52,8 @@ def facts(verb: str, *values: str) -> dict[str, str]:
 
 def test_a_job_is_described_by_what_it_runs() -> None:
     swept = describe(["sweep", DEMO, "--storage", "/shared/runs", "--set", "epsilon=1"])
-    assert swept.name == "sweep demo-sweep"
-    assert swept.facts == facts("sweep", "demo-sweep", "demo", "dpfp", "1")
+    assert swept.name == "sweep demo"
+    assert swept.facts == facts("sweep", "demo", "demo", "dpfp", "1")
     words = ["compare", "--task", "sst2", "--methods", "dpfp,rgp", "--epsilon", "3,8"]
     compared = describe([*words, "--output", "s3://bucket/night"])
     assert compared.name == "compare sst2"
