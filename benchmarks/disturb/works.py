@@ -23,6 +23,7 @@ TIMES = {
     "eval_seconds",
     "seconds",
     "started_at",
+    "reported_at",
     "examples_per_second",
     "peak_memory_bytes",
     "node",

@@ -371,6 +371,7 @@ class Runner:
 
         sweep, name = self._sweep, uuid4().hex[:12]
         assert sweep is not None
+        sweep = replace(sweep, planned=0 if self.sealed else total)
         alone = sweep.workers == 1
         check_deadlock(tune_config.scheduler, sweep.workers)
         resources = {"CPU": float(sweep.cpus_per_worker), "GPU": sweep.gpus_per_worker}
@@ -389,7 +390,12 @@ class Runner:
         if not self.sealed:
             before = Store(self.storage).records()
             counts = TrialCounts(self.name, total, before, spent=lambda: self.charges.shown)
-            shown = LiveTable(self.name, total, total - left, varied)
+            taken = [
+                record["trial"].get("seconds") or 0.0
+                for record in before
+                if record["trial"].get("status") == "finished"
+            ]
+            shown = LiveTable(self.name, total, total - left, varied, filter(None, taken))
             callbacks += [shown, counts, *self._trackers]
         tuner = ray.tune.Tuner(
             trainable,
