@@ -21,7 +21,7 @@ from typing import Any
 from dpfp_ray.privacy.people import default_place
 from dpfp_ray.results.store import Store
 from dpfp_ray.service import SERVICE, digest_of
-from dpfp_ray.sweeps.cluster import connected, default_address, settings
+from dpfp_ray.sweeps.cluster import cluster_address, connected, default_address, settings
 from dpfp_ray.sweeps.submit import LOOPBACK, read_token
 from dpfp_ray.sweeps.trial import resolve_storage
 from dpfp_ray.system.errors import UserError
@@ -211,11 +211,14 @@ def serve(
 
 
 def stop_serving(address: str | None = None) -> bool:
-    """End the service on the cluster; False if it was not running."""
+    """End the service on the cluster, and say on which; False if it was not running."""
     where = address or default_address()
     check_cluster("--stop", where)
     with settings(), connected(where):
-        return remove()
+        found, cluster = remove(), f"the Ray cluster at {cluster_address()}"
+        said = f"stopped on {cluster}" if found else f"was not running on {cluster}"
+        stderr.print(f"{SERVICE} {said}", markup=False)
+        return found
 
 
 def check_cluster(flag: str, address: str) -> None:
