@@ -24,6 +24,8 @@ TIMES = {
     "seconds",
     "started_at",
     "reported_at",
+    "batch",
+    "planned",
     "examples_per_second",
     "peak_memory_bytes",
     "node",

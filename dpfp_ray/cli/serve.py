@@ -69,6 +69,8 @@ def show(place: "Place", *, token: bool) -> None:
     stdout.print(f"{place.url}/", markup=False)
     sys.stdout.flush()  # whoever started us in the background waits for this line
     lines = [f"API: {place.url}/openapi.json" + (" (with the token)" if token else "")]
+    if place.from_elsewhere:
+        lines.insert(0, f"From other machines: {place.from_elsewhere}/")
     if place.dashboard:  # its Serve page has the route alone, without host and port
         lines += [f"Ray dashboard: {place.dashboard} lists dpfp-results at {place.url}/"]
     for line in lines:

@@ -48,6 +48,15 @@ class Place:
         return f"http://{host}:{self.port}{self.prefix.rstrip('/')}"
 
     @property
+    def from_elsewhere(self) -> str | None:
+        """The URL for other machines of a service that listens on all of this one's addresses."""
+        import ray
+
+        if self.host not in ("0.0.0.0", "::"):
+            return None
+        return Place(ray.util.get_node_ip_address(), self.port, self.prefix).url
+
+    @property
     def dashboard(self) -> str | None:
         """The Serve page of the connected Ray's dashboard, if it has one."""
         from ray._private.worker import get_dashboard_url
@@ -87,6 +96,13 @@ def deploy(storage: str, place: Place, digest: str | None, ledger: str | None = 
     http = client.http_config
     real = Place(str(http.host or place.host), int(http.port), place.prefix)
     check_exposure(real.host, digest)
+    if (real.host, real.port) != (place.host, place.port):
+        stderr.print(
+            f"Ray Serve on this cluster listens at {real.host}:{real.port} already and "
+            f"keeps to it; for {place.host}:{place.port} run: serve shutdown -y (it ends all that "
+            "Serve serves)",
+            markup=False,
+        )
     try:
         serve.run(
             application(storage, digest, ledger),

@@ -64,12 +64,11 @@ class Snapshot:
 
     def seconds_left(self, now: float) -> float | None:
         """Until every sweep that runs has ended; None if that is not known."""
-        lists: dict[object, list[Run]] = {}  # a comparison runs its settings, then its cells
+        batches: dict[str, list[Run]] = {}
         for run in self.runs:
-            trial = run.record["trial"]
-            lists.setdefault((trial.get("sweep"), trial.get("group")), []).append(run)
+            batches.setdefault(run.record["trial"].get("batch", ""), []).append(run)
         ends = []
-        for runs in lists.values():
+        for runs in batches.values():
             running = [run for run in runs if run.row["status"] == "running"]
             if running:
                 planned = max(run.record["trial"].get("planned", 0) for run in running)

@@ -387,7 +387,8 @@ class Runner:
 
         sweep, name = self._sweep, uuid4().hex[:12]
         assert sweep is not None
-        sweep = replace(sweep, planned=0 if self.sealed else total)
+        if not self.sealed:
+            sweep = replace(sweep, batch=name, planned=left)
         alone = sweep.workers == 1
         check_deadlock(tune_config.scheduler, sweep.workers)
         resources = {"CPU": float(sweep.cpus_per_worker), "GPU": sweep.gpus_per_worker}

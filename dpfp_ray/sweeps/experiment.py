@@ -54,7 +54,8 @@ class Sweep:
     seed_known: bool = False  # with the seed one knows the noise; results say so
     show_training_loss: bool = False
     sealed: bool = False  # nothing of its trials is shown
-    planned: int = 0  # trials of the list that runs now, if that may be told
+    batch: str = ""  # Tune's experiment, and how many trials it will run, if that may be told
+    planned: int = 0
 
 
 Shared = dict[tuple[object, ...], "ray.ObjectRef[Inputs]"]
@@ -130,7 +131,8 @@ def run_worker(
         seconds = facts["seconds"] + time.monotonic() - began
         trial_section: Any = {**trial_facts, "status": status, "seconds": seconds}
         if not sweep.sealed:  # for the time left on the service's page
-            trial_section |= {"planned": sweep.planned, "reported_at": time.time()}
+            trial_section |= {"batch": sweep.batch, "planned": sweep.planned}
+            trial_section["reported_at"] = time.time()
         record["trial"] = trial_section
         Store(sweep.storage).put(record)
         gauges.report(record)

@@ -103,6 +103,7 @@ class TrialFacts(TypedDict, total=False):
     pid: int | None
     started_at: float
     reported_at: float
+    batch: str
     planned: int
     seconds: float
     steps_drawn: int | None

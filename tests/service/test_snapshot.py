@@ -96,11 +96,11 @@ def test_the_version_changes_when_a_record_comes_changes_or_goes(tmp_path: Path)
 def test_the_time_left_counts_down_and_counts_trials_that_have_not_begun(tmp_path: Path) -> None:
     store = Store(tmp_path)
     ended, running = sample("a"), sample("b", status="running")
-    ended["trial"]["seconds"] = 400.0
-    running["trial"] |= {"seconds": 100.0, "planned": 4, "reported_at": 1_000.0}
+    ended["trial"] |= {"seconds": 400.0, "batch": "x", "planned": 4}
+    running["trial"] |= {"seconds": 100.0, "reported_at": 1_000.0, "batch": "x", "planned": 4}
     running["plan"]["epochs"] = 4.0
     running["history"] = running["history"][:1]
-    for record in (ended, running):
+    for record in (ended, running, sample("of another store, with the same name")):
         store.put(record)
     now = LiveRecords(str(tmp_path)).now()
     assert now.seconds_left(1_000.0) == 300 + 2 * 400
