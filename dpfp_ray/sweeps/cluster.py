@@ -357,7 +357,7 @@ def running_service() -> str | None:
         return None
     with suppress(Exception):  # nobody serves, or not yet: a link must not cost a sweep
         controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-        details = ray.get(controller.get_serve_instance_details.remote(), timeout=PAGE_SECONDS)
+        details: Any = ray.get(controller.get_serve_instance_details.remote(), timeout=PAGE_SECONDS)
         return service_url(details, cluster_address().rpartition(":")[0])
     return None
 
