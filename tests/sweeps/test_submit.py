@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfp_ray.sweeps import submit
+from dpfp_ray.sweeps import cluster, submit
 from dpfp_ray.sweeps.cluster import results_page
 from dpfp_ray.sweeps.submit import entrypoint, page_of, service_url, stage, submission_id
 from dpfp_ray.system.errors import UserError
@@ -108,4 +108,12 @@ def test_a_job_that_has_nothing_to_run_knows_its_page_from_its_metadata(
     monkeypatch.setenv(JOB, '{"runtime_env": null, "metadata": null}')
     line = results_page("mine", "s3://bucket/runs?secret_key=abc")
     assert "dpfp serve --storage s3://bucket/runs" in line
+    assert line.endswith("--address auto --detach")
     assert "abc" not in line
+
+
+def test_a_sweep_on_a_joined_cluster_names_its_page_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(JOB, raising=False)
+    monkeypatch.setattr(cluster, "running_service", lambda: "http://head:9000")
+    page = "http://head:9000/?where=sweep+%3D%3D+%27mine%27"
+    assert results_page("mine", "/runs") == f"results page: {page}"
