@@ -51,11 +51,9 @@ def command(arguments: argparse.Namespace) -> int:
         raise UserError("give --storage, the folder or URI whose results to show, such as runs")
 
     from dpfp_ray import serve, stop_serving
-    from dpfp_ray.system.terminal import stderr
 
     if arguments.stop:
-        found = stop_serving(arguments.address)
-        stderr.print("stopped" if found else "dpfp-results was not running")
+        stop_serving(arguments.address)
         return 0
     names = ("ledger", "host", "port", "route_prefix", "address", "token_file", "detach")
     with serve(arguments.storage, **given(arguments, *names)) as place:
@@ -71,6 +69,9 @@ def show(place: "Place", *, token: bool) -> None:
     stdout.print(f"{place.url}/", markup=False)
     sys.stdout.flush()  # whoever started us in the background waits for this line
     lines = [f"API: {place.url}/openapi.json" + (" (with the token)" if token else "")]
-    lines += [f"Ray dashboard: {place.dashboard}"] if place.dashboard else []
+    if place.from_elsewhere:
+        lines.insert(0, f"From other machines: {place.from_elsewhere}/")
+    if place.dashboard:  # its Serve page has the route alone, without host and port
+        lines += [f"Ray dashboard: {place.dashboard} lists dpfp-results at {place.url}/"]
     for line in lines:
         stderr.print(line, markup=False)

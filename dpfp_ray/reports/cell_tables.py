@@ -1,5 +1,6 @@
 """Tables of cells and runs: the overview that answers first, and the details behind it."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import mean, stdev
@@ -491,8 +492,13 @@ def runs_table(runs: Sequence[Run], *, progress: bool = False) -> Table:
         "Error": column("error"),
     }
     if progress:  # what people who watch trials look for comes first
-        columns |= {"Done": done_entry, "ε spent": spent_entry}
-        first = ("Run", "Status", "Method", "ε", "Accuracy (%)", "Done", "ε spent")
+        now = time.time()
+        columns |= {
+            "Done": done_entry,
+            "Time left": lambda run: left_entry(run, now),
+            "ε spent": spent_entry,
+        }
+        first = ("Run", "Status", "Method", "ε", "Accuracy (%)", "Done", "Time left", "ε spent")
         columns = {name: columns[name] for name in dict.fromkeys((*first, *columns))}
     notes = MARKS[:1] if any(run.nominal for run in runs) else ()
 
@@ -506,6 +512,11 @@ def done_entry(run: Run) -> Entry:
     history, epochs = run.record["history"], run.row["epochs"]
     epoch = history[-1]["epoch"] if history else None
     return number(min(1.0, epoch / epochs) if epoch and epochs else None, ".0%")
+
+
+def left_entry(run: Run, now: float) -> Entry:
+    left = run.seconds_left(now)
+    return duration(left) if left else Entry(MISSING)
 
 
 def spent_entry(run: Run) -> Entry:

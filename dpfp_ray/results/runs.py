@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dpfp_ray.plan.method_spec import FIRST_MODE, METHODS, all_specs, is_private, labels
 from dpfp_ray.results.rows import SPLIT, flatten
 from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.terminal import whole_seconds
 from dpfp_ray.training import LEAST_SECONDS
 from dpfp_ray.training.dev_scores import DevPredictions, quote
 from dpfp_ray.training.record import Record, Select
@@ -206,6 +207,23 @@ class Run:
         """Examples a second, if the training was long enough to tell."""
         seconds, rate = self.row["train_seconds"], self.row["examples_per_second"]
         return rate if finite(rate) and (seconds or 0.0) >= LEAST_SECONDS else None
+
+    @property
+    def whole_seconds(self) -> float | None:
+        """What its epochs so far say that it will have taken, if it has not ended."""
+        trial, history = self.record["trial"], self.record["history"]
+        if self.row["status"] != "running":
+            return trial.get("seconds")
+        epoch = history[-1]["epoch"] if history else None
+        return whole_seconds(trial.get("seconds"), epoch, self.row["epochs"])
+
+    def seconds_left(self, now: float) -> float | None:
+        """Of a trial that runs; `now` as time.time() says it."""
+        trial, whole = self.record["trial"], self.whole_seconds
+        if self.row["status"] != "running" or whole is None:
+            return None
+        since = max(0.0, now - trial["reported_at"]) if "reported_at" in trial else 0.0
+        return max(0.0, whole - trial["seconds"] - since)
 
     @property
     def splits(self) -> dict[str, float]:

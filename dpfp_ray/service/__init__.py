@@ -5,7 +5,7 @@ Only `deploy.py` knows Ray. The rest is an ASGI application that any server can 
 
 import hashlib
 
-SERVICE = "dpfp-results"
+from dpfp_ray.sweeps.submit import SERVICE as SERVICE
 
 
 def digest_of(token: str) -> str:

@@ -33,9 +33,11 @@ from dpfp_ray.service.snapshot import LiveRecords, LiveReport, Snapshot
 from dpfp_ray.sweeps.submit import LOOPBACK
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.storage import public
+from dpfp_ray.system.terminal import time_left
 from dpfp_ray.system.whole_files import to_json
 
 PAGE, LARGEST, FILTERS = 100, 1000, 8  # rows of an answer; reports that are kept
+TICK_SECONDS = 10  # after which the page shows another time left of the trials that run
 FOLDER = Path(__file__).parent
 STATIC = {"page.css": TEMPLATES, "page.js": TEMPLATES, "live.css": FOLDER, "live.js": FOLDER}
 # A picture that is opened by itself may style itself and run nothing.
@@ -105,11 +107,14 @@ def build_app(storage: str, digest: str | None = None, ledger: str | None = None
             compile_where(where, snapshot.columns)
         live = report_for(where or None)
         live.renew(snapshot)
+        now = time.time()
+        ticks = f"-{now // TICK_SECONDS:.0f}" if snapshot.running else ""
         news = {
-            "version": f"{snapshot.version}-{live.number}",
+            "version": f"{snapshot.version}-{live.number}{ticks}",
             "status": snapshot.status,
             "trials": len(snapshot.runs),
             "running": snapshot.running,
+            "time_left": time_left(snapshot.seconds_left(now)),
             "looked_at": records.looked_at,
         }
         return snapshot, live, news
@@ -131,8 +136,9 @@ def build_app(storage: str, digest: str | None = None, ledger: str | None = None
 
     @app.get("/api/version", summary="Has anything changed?")
     def version(question: Annotated[Filter, Query()]) -> Response:
-        """`version` changes whenever a record or the report does; `status` is "loading" until
-        storage was looked at once, then "ready"; `looked_at` is when that was done last."""
+        """`version` changes whenever a record or the report does, and every ten seconds while
+        trials run; `status` is "loading" until storage was looked at once, then "ready";
+        `looked_at` is when that was done last; `time_left` is of the sweeps that run."""
         return json_response(look(question.where)[2])
 
     @app.get("/api/results", summary="Trials as flat rows")

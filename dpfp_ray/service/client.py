@@ -3,13 +3,23 @@
 import re
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 import requests
 
 from dpfp_ray.results.rows import COLUMNS, SPLIT, Row
 from dpfp_ray.results.store import FoundRows
 from dpfp_ray.service import SERVICE
-from dpfp_ray.sweeps.submit import LOOPBACK, check_http, header, host_of, ray_token, read_token
+from dpfp_ray.sweeps.submit import (
+    LOOPBACK,
+    SERVE_DETAILS,
+    check_http,
+    header,
+    host_of,
+    ray_token,
+    read_token,
+    service_url,
+)
 from dpfp_ray.system.errors import UserError
 
 TIMEOUT = 30.0
@@ -80,29 +90,27 @@ def _is_service(address: str) -> bool:
 
 def _from_dashboard(address: str) -> str:
     """Where the Serve REST API of a dashboard says that the service listens."""
-    answer = get(f"{address}/api/serve/applications/", ray_token(address, None))
+    answer = get(f"{address}{SERVE_DETAILS}", ray_token(address, None))
     if answer.status_code in (401, 403):
         raise UserError(f"Ray at {address} wants its token; set RAY_AUTH_TOKEN")
     try:
         details = answer.json()
-        application = details["applications"].get(SERVICE)
-        options = details.get("http_options") or {}
+        details["applications"].get(SERVICE)
+        service = service_url(details, host_of(address))
     except (ValueError, KeyError, AttributeError):
         raise UserError(f"{address} is neither dpfp serve nor a Ray dashboard") from None
-    if application is None or application.get("status") != "RUNNING":
+    if service is None:
         raise UserError(
             f"{SERVICE} does not run on the cluster of {address}; start it there with: "
             "dpfp serve --address auto --storage PATH_OR_URI --detach"
         )
-    head, host = host_of(address), str(options.get("host") or "127.0.0.1")
-    port, prefix = options.get("port", 8000), (application.get("route_prefix") or "/").rstrip("/")
-    if host in LOOPBACK and head not in LOOPBACK:
+    head, parts = host_of(address), urlsplit(service)
+    if parts.hostname in LOOPBACK and head not in LOOPBACK:
         raise UserError(
             f"{SERVICE} listens on the loopback of {head} only; forward it with: "
-            f"ssh -L {port}:127.0.0.1:{port} {head}, then --address http://127.0.0.1:{port}{prefix}"
+            f"ssh -L {parts.port}:127.0.0.1:{parts.port} {head}, then --address "
+            f"http://127.0.0.1:{parts.port}{parts.path}"
         )
-    name = head if host in ("0.0.0.0", "::", *LOOPBACK) else host
-    service = f"http://{f'[{name}]' if ':' in name else name}:{port}{prefix}"
     if not _is_service(service):
         raise UserError(f"{address} says that {SERVICE} is at {service}, which does not answer")
     return service

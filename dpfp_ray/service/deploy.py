@@ -21,7 +21,7 @@ from typing import Any
 from dpfp_ray.privacy.people import default_place
 from dpfp_ray.results.store import Store
 from dpfp_ray.service import SERVICE, digest_of
-from dpfp_ray.sweeps.cluster import connected, default_address, settings
+from dpfp_ray.sweeps.cluster import cluster_address, connected, default_address, settings
 from dpfp_ray.sweeps.submit import LOOPBACK, read_token
 from dpfp_ray.sweeps.trial import resolve_storage
 from dpfp_ray.system.errors import UserError
@@ -46,6 +46,15 @@ class Place:
         host = "127.0.0.1" if self.host in ("0.0.0.0", "") else self.host
         host = f"[{host}]" if ":" in host else host
         return f"http://{host}:{self.port}{self.prefix.rstrip('/')}"
+
+    @property
+    def from_elsewhere(self) -> str | None:
+        """The URL for other machines of a service that listens on all of this one's addresses."""
+        import ray
+
+        if self.host not in ("0.0.0.0", "::"):
+            return None
+        return Place(ray.util.get_node_ip_address(), self.port, self.prefix).url
 
     @property
     def dashboard(self) -> str | None:
@@ -87,6 +96,13 @@ def deploy(storage: str, place: Place, digest: str | None, ledger: str | None = 
     http = client.http_config
     real = Place(str(http.host or place.host), int(http.port), place.prefix)
     check_exposure(real.host, digest)
+    if (real.host, real.port) != (place.host, place.port):
+        stderr.print(
+            f"Ray Serve on this cluster listens at {real.host}:{real.port} already and "
+            f"keeps to it; for {place.host}:{place.port} run: serve shutdown -y (it ends all that "
+            "Serve serves)",
+            markup=False,
+        )
     try:
         serve.run(
             application(storage, digest, ledger),
@@ -211,11 +227,14 @@ def serve(
 
 
 def stop_serving(address: str | None = None) -> bool:
-    """End the service on the cluster; False if it was not running."""
+    """End the service on the cluster, and say on which; False if it was not running."""
     where = address or default_address()
     check_cluster("--stop", where)
     with settings(), connected(where):
-        return remove()
+        found, cluster = remove(), f"the Ray cluster at {cluster_address()}"
+        said = f"stopped on {cluster}" if found else f"was not running on {cluster}"
+        stderr.print(f"{SERVICE} {said}", markup=False)
+        return found
 
 
 def check_cluster(flag: str, address: str) -> None:

@@ -67,7 +67,7 @@ async function update() {
     if (page.ok) replaceParts(await page.text());
   }
   const at = now.looked_at ? new Date(now.looked_at).toLocaleTimeString() : "never";
-  const what = now.status === "loading" ? "reading the records" : `live, ${now.running} running`;
+  const what = now.status === "loading" ? "reading the records" : ["live", `${now.running} running`, now.time_left].filter(Boolean).join(", ");
   showConnection("on", `${what}; storage looked at ${at}`);
 }
 

@@ -1,6 +1,7 @@
 """What is on storage now: the records, and the reports made of them beside the requests."""
 
 import logging
+import statistics
 import threading
 import time
 import warnings
@@ -21,6 +22,7 @@ from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.runs import Run, read_runs
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.storage import Found
+from dpfp_ray.system.terminal import queue_seconds
 from dpfp_ray.training.record import Record
 
 # Object stores give times in whole seconds: a file this young may change and keep its time.
@@ -59,6 +61,24 @@ class Snapshot:
     @cached_property
     def running(self) -> int:
         return sum(run.row["status"] == "running" for run in self.runs)
+
+    def seconds_left(self, now: float) -> float | None:
+        """Until every sweep that runs has ended; None if that is not known."""
+        batches: dict[str, list[Run]] = {}
+        for run in self.runs:
+            batches.setdefault(run.record["trial"].get("batch", ""), []).append(run)
+        ends = []
+        for runs in batches.values():
+            running = [run for run in runs if run.row["status"] == "running"]
+            if running:
+                planned = max(run.record["trial"].get("planned", 0) for run in running)
+                wholes = [run.whole_seconds for run in runs if run.row["status"] != "failed"]
+                known = [seconds for seconds in wholes if seconds]
+                each = statistics.fmean(known) if known else None
+                lefts = [run.seconds_left(now) for run in running]
+                ends.append(queue_seconds(lefts, max(0, planned - len(runs)), each))
+        known_ends = [seconds for seconds in ends if seconds is not None]
+        return max(known_ends) if known_ends and len(known_ends) == len(ends) else None
 
     def choose(self, where: str | None, sort: str | None = None) -> list[Run]:
         """The runs that `where` matches, in the order of `sort`."""

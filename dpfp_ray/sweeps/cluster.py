@@ -16,10 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfp_ray.sweeps.submit import advice, ray_token, refused
+from dpfp_ray.sweeps.submit import (
+    PAGE_FACT,
+    advice,
+    page_of,
+    ray_token,
+    refused,
+    service_url,
+)
 from dpfp_ray.system.errors import UserError, unknown
 from dpfp_ray.system.signals import Interrupted, handling
-from dpfp_ray.system.storage import one_line
+from dpfp_ray.system.storage import one_line, public
 from dpfp_ray.system.terminal import JOB
 from dpfp_ray.training.run_folder import save_seconds
 
@@ -141,7 +148,7 @@ SETTINGS = {
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",  # trials raise it to their own share of the cores
 }
-NOISY_LOGGERS = ("ray.tune", "ray.train", "ray.air", "ray._private.worker", "ray.data")
+NOISY_LOGGERS = ("ray.tune", "ray.train", "ray.air", "ray._private.worker", "ray.data", "ray.serve")
 
 
 @contextmanager
@@ -335,8 +342,46 @@ def default_address() -> str:
 
 def job_variables() -> dict[str, str]:
     """The environment that a Ray job was submitted with."""
-    facts = json.loads(os.environ.get(JOB) or "{}")
-    return dict((facts.get("runtime_env") or {}).get("env_vars") or {})
+    return dict((job_facts().get("runtime_env") or {}).get("env_vars") or {})
+
+
+def job_facts() -> dict[str, Any]:
+    """What Ray tells a job of itself."""
+    return dict(json.loads(os.environ.get(JOB) or "{}"))
+
+
+def cluster_address() -> str:
+    """HOST:PORT of the connected cluster's control service, for --address."""
+    import ray
+
+    return str(ray.get_runtime_context().gcs_address) if ray.is_initialized() else "auto"
+
+
+def running_service() -> str | None:
+    """Where `dpfp serve` listens on the connected cluster; None if it does not run there."""
+    import ray
+
+    if not ray.is_initialized():
+        return None
+    with suppress(Exception):  # nobody serves, or not yet: a link must not cost a sweep
+        controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+        details: Any = ray.get(controller.get_serve_instance_details.remote(), timeout=PAGE_SECONDS)
+        return service_url(details, cluster_address().rpartition(":")[0])
+    return None
+
+
+def results_page(sweep: str, storage: str) -> str:
+    """A line for a log: the page of a sweep on the connected cluster. Inside a job that has none:
+    how to get one; elsewhere nothing."""
+    known = (job_facts().get("metadata") or {}).get(PAGE_FACT)
+    if page := page_of(running_service(), sweep) or known:
+        return f"results page: {page}"
+    if JOB not in os.environ:
+        return ""
+    return (
+        f"no results page: dpfp serve does not run on this cluster; start it there with: dpfp "
+        f"serve --storage {public(storage)} --address {cluster_address()} --detach"
+    )
 
 
 def check_listening(address: str | None) -> None:
@@ -353,6 +398,7 @@ def check_listening(address: str | None) -> None:
         raise UserError(advice(address, given=token is not None))
 
 
+PAGE_SECONDS = 10.0  # for an answer about the results service
 LOOK_SECONDS = 0.5
 # How long the main thread may take to leave Ray's calls; those that hang are left by force.
 GRACE_SECONDS = 6.0

@@ -25,7 +25,14 @@ from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_entries import Spent, Use
 from dpfp_ray.privacy.sampling import derived_seed
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.cluster import RayOptions, Resources, connected, plan_resources, settings
+from dpfp_ray.sweeps.cluster import (
+    RayOptions,
+    Resources,
+    connected,
+    plan_resources,
+    results_page,
+    settings,
+)
 from dpfp_ray.sweeps.trial import (
     RETRIES,
     SECRET,
@@ -210,6 +217,8 @@ class Runner:
             with ignoring_signals():
                 # Before and after Ray ends: a job that is stopped has seconds until it is killed,
                 # and a trial may still write that it runs.
+                if kind is None:
+                    self._say_page()
                 interrupted = self._sweep is not None and isinstance(error, KeyboardInterrupt)
                 if interrupted:
                     mark_interrupted(self.storage)
@@ -222,6 +231,12 @@ class Runner:
             secret = f" Until the selection ends, {self.storage} is secret." if self.sealed else ""
             text = f"stopped; what is finished is in {self.storage}. The same command continues."
             raise Interrupted(text + secret, signal_of(error)) from None
+
+    def _say_page(self) -> None:
+        """Where a browser shows this sweep, on a cluster that goes on without us."""
+        joined = self.options.address != "local" and not self.sealed
+        if joined and (line := results_page(self.name, self.storage)):
+            stderr.print(line, markup=False)
 
     @property
     def seed(self) -> int:
@@ -338,6 +353,7 @@ class Runner:
             show_training_loss=options.show_training_loss,
             sealed=self.sealed,
         )
+        self._say_page()  # to watch it, and again at the end
 
     def check_storage(self) -> None:
         """A UserError if a machine of the connected cluster does not see the store."""
@@ -371,6 +387,8 @@ class Runner:
 
         sweep, name = self._sweep, uuid4().hex[:12]
         assert sweep is not None
+        if not self.sealed:
+            sweep = replace(sweep, batch=name, planned=left)
         alone = sweep.workers == 1
         check_deadlock(tune_config.scheduler, sweep.workers)
         resources = {"CPU": float(sweep.cpus_per_worker), "GPU": sweep.gpus_per_worker}
@@ -389,7 +407,12 @@ class Runner:
         if not self.sealed:
             before = Store(self.storage).records()
             counts = TrialCounts(self.name, total, before, spent=lambda: self.charges.shown)
-            shown = LiveTable(self.name, total, total - left, varied)
+            taken = [
+                record["trial"].get("seconds") or 0.0
+                for record in before
+                if record["trial"].get("status") == "finished"
+            ]
+            shown = LiveTable(self.name, total, total - left, varied, filter(None, taken))
             callbacks += [shown, counts, *self._trackers]
         tuner = ray.tune.Tuner(
             trainable,

@@ -54,6 +54,8 @@ class Sweep:
     seed_known: bool = False  # with the seed one knows the noise; results say so
     show_training_loss: bool = False
     sealed: bool = False  # nothing of its trials is shown
+    batch: str = ""  # Tune's experiment, and how many trials it will run, if that may be told
+    planned: int = 0
 
 
 Shared = dict[tuple[object, ...], "ray.ObjectRef[Inputs]"]
@@ -128,6 +130,9 @@ def run_worker(
             return report({})
         seconds = facts["seconds"] + time.monotonic() - began
         trial_section: Any = {**trial_facts, "status": status, "seconds": seconds}
+        if not sweep.sealed:  # for the time left on the service's page
+            trial_section |= {"batch": sweep.batch, "planned": sweep.planned}
+            trial_section["reported_at"] = time.time()
         record["trial"] = trial_section
         Store(sweep.storage).put(record)
         gauges.report(record)
@@ -198,6 +203,7 @@ def trial_metrics(record: Record) -> dict[str, Any]:
         **metrics,
         "accuracy": record["metrics"]["accuracy"],
         "epoch": last["epoch"],
+        "seconds": trial.get("seconds"),
         "step": last["step"],
         "epsilon": 0.0 if spent is None else spent,
         "nominal": record["privacy"].get("guarantee") == "nominal",

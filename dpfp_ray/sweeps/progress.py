@@ -29,8 +29,10 @@ import ray
 from ray.tune import Callback
 from ray.tune.logger import LoggerCallback, TBXLoggerCallback
 from ray.util.metrics import Gauge
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from dpfp_ray.plan.method_spec import FIRST_MODE, modes_of
 from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
@@ -40,19 +42,39 @@ from dpfp_ray.results.store import file_name
 from dpfp_ray.sweeps.trial import SETTLED, Trial, has_restarts_left, last_error
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.storage import one_line
-from dpfp_ray.system.terminal import LINE_EVERY_SECONDS, clock, stderr
+from dpfp_ray.system.terminal import (
+    LINE_EVERY_SECONDS,
+    clock,
+    print_prose,
+    queue_seconds,
+    stderr,
+    that_fit,
+    time_left,
+    whole_seconds,
+)
 from dpfp_ray.training.loop import State
 
 SHOWN = 12  # rows of the live table
+LOGGED = 4  # running trials that a log's line a minute is followed by
+WIDEST = 24  # characters of a setting in the live table; a path may have any number
 TABLE_SECONDS = 0.5  # between two drawings of it
 
 
 class LiveTable(Callback):
     """Follows Tune's events on a terminal; elsewhere it prints a line for each trial that ends, and
-    one a minute. `done` of the `total` trials were finished before."""
+    one a minute. `done` of the `total` trials were finished before, in `seconds` each."""
 
-    def __init__(self, title: str, total: int, done: int, varied: list[str]) -> None:
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        done: int,
+        varied: list[str],
+        seconds: Iterable[float] = (),
+    ) -> None:
         self.title, self.total, self.done, self.varied = title, total, done, varied
+        self.seconds = list(seconds)
+        self.heard_at: dict[int, float] = {}  # when a trial (its id()) started or last reported
         self.started = self.shown_at = time.monotonic()
         self.trials: list[Any] = []
         self.live: Live | None = None
@@ -60,7 +82,7 @@ class LiveTable(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Through Ray Client the table is pickled to where Tune runs; a terminal cannot follow."""
-        return {**self.__dict__, "live": None, "trials": []}
+        return {**self.__dict__, "live": None, "trials": [], "heard_at": {}}
 
     def __enter__(self) -> "LiveTable":
         if self.done:
@@ -83,18 +105,23 @@ class LiveTable(Callback):
             self.live.update(self.table(), refresh=True)
         elif self.live is None and now - self.shown_at > LINE_EVERY_SECONDS:
             self.shown_at = now
-            stderr.print(self._summary(), markup=False)
+            _say(self._summary())
+            for line in self._running_lines():
+                _say(line)
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.heard_at[id(trial)] = time.monotonic()
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
+        self.heard_at[id(trial)] = time.monotonic()
         if result.get("warning"):
             self._say_once(f"warning: {result['warning']}")
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.done += 1
-        line = self._line(trial, _outcome(trial))
-        stderr.print(f"[{self.done}/{self.total}]  {line}", markup=False)
+        _say(f"[{self.done}/{self.total}]  {self._line(trial, _outcome(trial))}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         tell = self.on_trial_recover if has_restarts_left(trial) else self.on_trial_complete
@@ -110,7 +137,7 @@ class LiveTable(Callback):
     def _say_once(self, line: str) -> None:
         if line not in self.said:
             self.said.add(line)
-            stderr.print(line, markup=False)
+            _say(line)
 
     def _summary(self) -> str:
         """One line: how many are done, how good the best is, how long it takes."""
@@ -122,40 +149,125 @@ class LiveTable(Callback):
             f"{running} running" if running or ended else "workers start",
             f"best {_result(best)['accuracy']:.4f}" if best else "",
             f"{clock(elapsed)} gone",
-            f"about {clock(elapsed / ended * (self.total - self.done))} left" if ended else "",
+            time_left(self.seconds_left()),
         ]
         return ", ".join(filter(None, parts))
+
+    def _running_lines(self) -> list[str]:
+        """The first few running trials of which it is known when they end, for a log."""
+        running = [trial for trial in self.trials if trial.status == "RUNNING"]
+        ends = [(trial, time_left(self._trial_seconds_left(trial))) for trial in running]
+        return [
+            "    " + "  ".join(filter(None, [self._line(trial, f"epoch {_epochs(trial)}"), end]))
+            for trial, end in ends
+            if end and _epochs(trial)
+        ][:LOGGED]
+
+    def seconds_left(self) -> float | None:
+        """Of the sweep: until its running trials have ended, and those that wait for a place."""
+        running = [trial for trial in self.trials if trial.status == "RUNNING"]
+        waiting = max(0, self.total - self.done - len(running))
+        each = self._typical_seconds()
+        return queue_seconds([self._trial_seconds_left(t, each) for t in running], waiting, each)
+
+    def _trial_seconds_left(self, trial: Any, typical: float | None = None) -> float | None:
+        """From its epochs so far; before the first one ends, from the other trials."""
+        whole, share = _whole_seconds(trial), _share(trial)
+        if whole is None:
+            whole, share = self._typical_seconds() if typical is None else typical, 0.0
+        if whole is None:
+            return None
+        now = time.monotonic()
+        return max(0.0, whole * (1 - share) - (now - self.heard_at.get(id(trial), now)))
+
+    def _typical_seconds(self) -> float | None:
+        """The mean over trials that ended, and over those that run as they will have taken."""
+        wholes = list(self.seconds)
+        for trial in self.trials:
+            result = _result(trial)
+            if not trial.is_finished():
+                wholes.append(_whole_seconds(trial) or 0.0)
+            elif status_of(trial) in ("finished", "stopped"):
+                wholes.append(result.get("seconds") or 0.0)
+        wholes = [seconds for seconds in wholes if seconds]
+        return sum(wholes) / len(wholes) if wholes else None
 
     def _best(self) -> Any:
         scored = [t for t in self.trials if "accuracy" in _result(t)]
         return max(scored, key=lambda t: _result(t)["accuracy"], default=None)
 
-    def table(self) -> Table:
-        """Trials that run, then the best and others that have ended."""
-        columns = (*self.varied, "state", "epoch", "accuracy", "ε spent")
-        table = Table(*columns, title=self.title, caption=self._summary())
+    def table(self) -> Group:
+        """Trials that run, then the best and others that have ended; columns that fit the terminal,
+        and no cell with a second line."""
         begun = [t for t in self.trials if t.status == "RUNNING" or t.is_finished()]
         begun.sort(key=lambda t: (t.is_finished(), -_result(t).get("accuracy", -1.0)))
         best = self._best()
         if best in begun[SHOWN:]:
             begun[SHOWN - 1] = best
-        for trial in begun[:SHOWN]:
-            result, state = _result(trial), status_of(trial)
-            settings = _settings(trial, self.varied)
-            table.add_row(
-                *(_short(settings.get(name)) for name in self.varied),
-                "starts" if state == "running" and "status" not in result else state,
-                str(result.get("epoch", "")),
-                f"{result['accuracy']:.4f}" if "accuracy" in result else "",
-                _spent(result),
-                style="bold" if trial is best else "",
-            )
-        return table
+        shown = begun[:SHOWN]
+        rows = [self._cells(trial) for trial in shown]
+        optional = (*self.varied, "epoch", "ε spent")
+        names = (*self.varied, "state", "epoch", "accuracy", "ε spent", "time left")
+        columns = {name: [row[name] for row in rows] for name in names}
+        kept = that_fit(columns, optional, gap=3, width=stderr.width - 4)  # 4: the outer lines
+        table = Table()
+        for name in kept:
+            table.add_column(name, no_wrap=True)
+        for trial, row in zip(shown, rows, strict=True):
+            table.add_row(*(row[name] for name in kept), style="bold" if trial is best else "")
+        lines = (
+            Text(line, no_wrap=True, overflow="ellipsis") for line in (self.title, self._summary())
+        )
+        title, summary = lines
+        return Group(title, table, summary)
+
+    def _cells(self, trial: Any) -> dict[str, str]:
+        result, state = _result(trial), status_of(trial)
+        settings = _settings(trial, self.varied)
+        runs = trial.status == "RUNNING"
+        left = self._trial_seconds_left(trial) if runs else None
+        return {
+            **{name: _clipped(_short(settings.get(name))) for name in self.varied},
+            "state": "starts" if state == "running" and "status" not in result else state,
+            "epoch": _epochs(trial),
+            "accuracy": f"{result['accuracy']:.4f}" if "accuracy" in result else "",
+            "ε spent": _spent(result),
+            "time left": clock(left) if left and left >= 1 else "",
+        }
 
 
 def _result(trial: Any) -> dict[str, Any]:
     """What a trial has reported last."""
     return trial.last_result or {}
+
+
+def _say(line: str) -> None:
+    print_prose(line, stderr)
+
+
+def _planned_epochs(trial: Any) -> float:
+    return float(trial.config["trial"]["plan"].get("epochs") or 0.0)
+
+
+def _share(trial: Any) -> float:
+    """Of its planned epochs, those that a trial has reported."""
+    planned = _planned_epochs(trial)
+    return min(1.0, _result(trial).get("epoch", 0) / planned) if planned else 0.0
+
+
+def _epochs(trial: Any) -> str:
+    """`2 of 3`"""
+    epoch, planned = _result(trial).get("epoch"), _planned_epochs(trial)
+    return "" if not epoch else f"{epoch} of {math.ceil(planned)}" if planned else str(epoch)
+
+
+def _whole_seconds(trial: Any) -> float | None:
+    result = _result(trial)
+    return whole_seconds(result.get("seconds"), result.get("epoch"), _planned_epochs(trial))
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
 
 
 def _settings(trial: Any, varied: list[str]) -> dict[str, Any]:

@@ -18,11 +18,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 from uuid import uuid4
 
 from dpfp_ray.data.readers import files_of
@@ -31,6 +31,9 @@ from dpfp_ray.system.storage import one_line, public
 from dpfp_ray.system.terminal import stderr
 
 DEFAULT = "http://127.0.0.1:8265"
+SERVICE = "dpfp-results"  # the application that `dpfp serve` starts on Ray Serve
+SERVE_DETAILS = "/api/serve/applications/"
+PAGE_FACT = "results_page"  # of a job's metadata
 LARGEST = 100 * 2**20  # bytes in all; Ray keeps them in its head's memory
 OUTSIDE = "outside"  # for files above the present folder
 TIMEOUT = 30.0  # seconds for one answer
@@ -86,6 +89,13 @@ class Cluster:
 
     def info(self, identity: str) -> Any:
         return self.retry(lambda: self.client.get_job_info(identity))
+
+    def results_page(self, sweep: str | None = None) -> str | None:
+        """Where `dpfp serve` shows a sweep on this cluster; None if it does not run there."""
+        with suppress(UserError, Unreachable, ValueError), translated(self.address):
+            answer = self.client._do_request("GET", SERVE_DETAILS)
+            return page_of(service_url(answer.json(), host_of(self.address)), sweep)
+        return None
 
     def follow(self, identity: str, write: Callable[[str], None]) -> Any:
         """Show the log to its end; the job's last state."""
@@ -252,8 +262,12 @@ def submit(
                 runtime_env["working_dir"] = scratch
                 _say(f"sent along: {', '.join(sent)}")
         metadata = {**(facts or {}), "job_name": name}
+        if page := cluster.results_page(metadata.get("sweep")):  # Ray takes none later
+            metadata[PAGE_FACT] = page
         cluster.submit(identity, entrypoint(words), metadata=metadata, runtime_env=runtime_env)
     _say(f"job {identity} is submitted; see {cluster.address}/#/jobs/{identity}")
+    if page:
+        _say(f"results page: {page}")
     return Job(identity, cluster)
 
 
@@ -399,8 +413,31 @@ def advice(address: str, *, given: bool) -> str:
     wrong = "is not the right one" if given else "is needed"
     return (
         f"a token {wrong} for Ray at {address}: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or "
-        f"RAY_AUTH_TOKEN_PATH) to the cluster's; its head has it in ~/.ray/auth_token"
+        f"RAY_AUTH_TOKEN_PATH) to the cluster's; on its head, `ray get-auth-token` prints it"
     )
+
+
+def service_url(details: Mapping[str, Any], head: str) -> str | None:
+    """Where the results service listens, by what Ray Serve says of itself; None if it does not run.
+
+    `head` is the name by which the head is known to whoever will open it.
+    """
+    application = (details.get("applications") or {}).get(SERVICE)
+    if not application or application.get("status") != "RUNNING":
+        return None
+    options = details.get("http_options") or {}
+    host, port = str(options.get("host") or "127.0.0.1"), options.get("port", 8000)
+    host = head if host in ("0.0.0.0", "::") else host
+    name = f"[{host}]" if ":" in host else host
+    return f"http://{name}:{port}{(application.get('route_prefix') or '/').rstrip('/')}"
+
+
+def page_of(service: str | None, sweep: str | None) -> str | None:
+    """The page of one sweep, or of all that the service shows."""
+    if service is None:
+        return None
+    question = f"?{urlencode({'where': f'sweep == {sweep!r}'})}" if sweep else ""
+    return f"{service}/{question}"
 
 
 def host_of(address: str) -> str:

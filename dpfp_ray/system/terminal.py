@@ -4,7 +4,7 @@ Who waits sees a bar where stderr is a terminal, else a line a minute: nobody sh
 a program that was started an hour ago, in a job or behind a pipe, is still at work.
 """
 
-import functools
+import heapq
 import os
 import re
 import signal
@@ -37,12 +37,13 @@ stdout = PipeConsole(soft_wrap=True, highlight=False)
 stderr = PipeConsole(stderr=True, soft_wrap=True, highlight=False)
 
 
-def print_prose(text: str) -> None:
-    """Sentences on stdout: broken between words on a terminal, whole lines for programs."""
-    if stdout.is_terminal:
-        fill = functools.partial(textwrap.fill, width=stdout.width, subsequent_indent="    ")
-        text = "\n".join(map(fill, text.split("\n")))
-    stdout.print(text, markup=False)
+def print_prose(text: str, console: Console = stdout) -> None:
+    """Sentences: broken between words on a terminal, whole lines for programs."""
+    if console.is_terminal:
+        whole = {"break_long_words": False, "break_on_hyphens": False}  # 1e-05 has a hyphen
+        layout: Any = {"width": console.width, "subsequent_indent": "    ", **whole}
+        text = "\n".join(textwrap.fill(line, **layout) for line in text.split("\n"))
+    console.print(text, markup=False)
 
 
 class _KeptSpaces:
@@ -148,6 +149,34 @@ class Minute:
     def say(self, text: str) -> None:
         self.said = time.monotonic()
         stderr.print(f"{text}, {clock(self.said - self.began)} gone", markup=False)
+
+
+def time_left(seconds: float | None) -> str:
+    """`time left 3:20`; nothing where it is not known, or where an estimate is used up."""
+    return "" if seconds is None or seconds < 1 else f"time left {clock(seconds)}"
+
+
+def whole_seconds(seconds: float | None, epoch: float | None, epochs: float | None) -> float | None:
+    """What a run will have taken: its first `epoch` of `epochs` took `seconds`."""
+    return seconds * max(1.0, epochs / epoch) if seconds and epoch and epochs else None
+
+
+def queue_seconds(
+    running: Sequence[float | None], waiting: int, each: float | None
+) -> float | None:
+    """Seconds until a queue is empty; None if they are not known.
+
+    `running` are the seconds that the current ones still need. Each of the `waiting` ones takes
+    `each` seconds and starts when another one ends.
+    """
+    places = [each if left is None else left for left in running] or [0.0]
+    known = [left for left in places if left is not None]
+    if len(known) < len(places) or (waiting and each is None):
+        return None
+    heapq.heapify(known)
+    for _ in range(waiting):
+        heapq.heapreplace(known, known[0] + (each or 0.0))
+    return max(known)
 
 
 def clock(seconds: float) -> str:

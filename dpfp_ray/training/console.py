@@ -15,18 +15,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from dpfp_ray.privacy.calibration import Spending
 from dpfp_ray.privacy.statement import guarantee
 from dpfp_ray.system.errors import UserError, unknown
 from dpfp_ray.system.signals import Interrupted, handling
-from dpfp_ray.system.terminal import LINE_EVERY_SECONDS, stderr
+from dpfp_ray.system.terminal import LINE_EVERY_SECONDS, print_prose, stderr, time_left
 from dpfp_ray.training.loop import Epoch, Event, Step
 from dpfp_ray.training.prepare import Run
 from dpfp_ray.training.run_folder import Saver, save_state
 
 REFRESH_SECONDS = 0.5
+BAR_COLUMNS = 16
 
 
 class Silent:
@@ -36,6 +37,7 @@ class Silent:
         self.epsilon_name = "nominal ε" if guarantee(run.plan) == "nominal" else "ε"
         self.dev_scores: dict[str, float] = {}
         self.shown_at = time.monotonic()
+        self.first: tuple[int, float] | None = None  # a step of this process, and when it was done
 
     def __enter__(self) -> Self:
         return self
@@ -54,12 +56,14 @@ class Lines(Silent):
 
     @staticmethod
     def say(message: str) -> None:
-        stderr.print(message, markup=False)
+        print_prose(message, stderr)
 
     every_seconds = LINE_EVERY_SECONDS
 
     def show(self, event: Event) -> None:
         late = time.monotonic() - self.shown_at > self.every_seconds
+        if isinstance(event, Step) and self.first is None:
+            self.first = event.done, time.monotonic()
         if isinstance(event, Step) and (late or self.is_due(event)):
             self.shown_at = time.monotonic()
             self.show_step(event)
@@ -72,7 +76,15 @@ class Lines(Silent):
 
     def show_step(self, event: Step) -> None:
         place = f"step {event.done:,} of {self.plan.steps:,}"
-        self.say(f"{self.label}  {place}  {self.facts(event)}")
+        facts = [self.label, place, self.time_left(event.done), *self.facts(event)]
+        self.say("  ".join(filter(None, facts)))
+
+    def time_left(self, done: int) -> str:
+        """At the pace of this process, evaluations included; empty at its first step."""
+        if self.first is None or done <= self.first[0]:
+            return ""
+        pace = (time.monotonic() - self.first[1]) / (done - self.first[0])
+        return time_left(pace * (self.plan.steps - done))
 
     def show_epoch(self, event: Epoch) -> None:
         record = event.record
@@ -86,33 +98,37 @@ class Lines(Silent):
         spent, budget = record["epsilon"].get(self.plan.accountant), ""
         if spent is not None:
             budget = f"  {self.epsilon_name} spent {spent:.3f} of {self.plan.epsilon:g}"
-        stderr.print(f"{self.label}  epoch {record['epoch']}  {loss}{accuracies}{budget}")
+        left = self.time_left(record["step"]) if self.says_time_left else ""
+        left = f"  {left}" if left else ""
+        self.say(f"{self.label}  epoch {record['epoch']}  {loss}{accuracies}{budget}{left}")
 
-    def facts(self, event: Step) -> str:
+    says_time_left = True
+
+    def facts(self, event: Step) -> list[str]:
         """The training loss, if it may be shown; the last scores on dev; ε so far."""
         scores = {"loss": event.loss(), **self.dev_scores}
         facts = [f"{name} {value:.3f}" for name, value in scores.items() if value is not None]
         spent = self.spending.at_most(event.done)
         if spent is not None:
             facts.append(f"{self.epsilon_name} ≤ {spent:.2f}")
-        return "  ".join(facts)
+        return facts
 
 
 class Bar(Lines):
     """A progress bar, and a line after every epoch."""
 
     every_seconds = REFRESH_SECONDS
+    says_time_left = False  # the bar has it
 
     def __enter__(self) -> Self:
         self.bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
-            TimeRemainingColumn(compact=True),
+            BarColumn(bar_width=BAR_COLUMNS),
+            TextColumn("{task.fields[facts]}", markup=False),
             console=stderr,
         )
-        self.task = self.bar.add_task(self.label, total=self.plan.steps, facts="")
+        facts = self.that_fit([self.place(0)])
+        self.task = self.bar.add_task(self.label, total=self.plan.steps, facts=facts)
         self.bar.start()
         return self
 
@@ -123,7 +139,22 @@ class Bar(Lines):
         return event.done == self.plan.steps
 
     def show_step(self, event: Step) -> None:
-        self.bar.update(self.task, completed=event.done, facts=self.facts(event))
+        facts = [self.place(event.done), self.time_left(event.done), *self.facts(event)]
+        self.bar.update(self.task, completed=event.done, facts=self.that_fit(facts))
+
+    def place(self, done: int) -> str:
+        return f"{done}/{self.plan.steps}"
+
+    def that_fit(self, facts: list[str]) -> str:
+        """The facts from the first to the last for which the line has room."""
+        room = stderr.width - len(self.label) - BAR_COLUMNS - 2
+        kept = ""
+        for fact in filter(None, facts):
+            longer = f"{kept}  {fact}" if kept else fact
+            if len(longer) > room:
+                break
+            kept = longer
+        return kept
 
 
 DISPLAYS: dict[str, type[Silent]] = {"terminal": Bar, "notebook": Lines, "silent": Silent}

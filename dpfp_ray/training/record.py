@@ -103,6 +103,9 @@ class TrialFacts(TypedDict, total=False):
     node: str | None
     pid: int | None
     started_at: float
+    reported_at: float
+    batch: str
+    planned: int
     seconds: float
     steps_drawn: int | None
     ledger_entry: str | None

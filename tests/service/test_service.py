@@ -56,6 +56,20 @@ def test_it_listens_on_this_machine_only(url: str, few: Path) -> None:
         requests.get(elsewhere, timeout=120)
     with pytest.raises(UserError, match="set a token first"):
         deploy.deploy(str(few), deploy.Place("0.0.0.0", free_port()), None)
+    assert deploy.Place().from_elsewhere is None
+    assert deploy.Place("0.0.0.0").from_elsewhere == (
+        f"http://{ray.util.get_node_ip_address()}:8000"
+    )
+
+
+def test_another_port_than_that_of_a_serve_that_runs_is_not_passed_over_in_silence(
+    url: str, few: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = free_port()
+    assert deploy.deploy(str(few), deploy.Place(port=other), None).url == url
+    said = capsys.readouterr().err
+    assert f"listens at {url.removeprefix('http://')} already" in said
+    assert f"for 127.0.0.1:{other} run: serve shutdown -y" in said
 
 
 def test_dpfp_results_asks_it(url: str, few: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,6 +93,28 @@ def test_the_version_changes_when_a_record_comes_changes_or_goes(tmp_path: Path)
     assert list(live.now().runs) == [], "storage was looked at less than a second ago"
 
 
+def test_the_time_left_counts_down_and_counts_trials_that_have_not_begun(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    ended, running = sample("a"), sample("b", status="running")
+    ended["trial"] |= {"seconds": 400.0, "batch": "x", "planned": 4}
+    running["trial"] |= {"seconds": 100.0, "reported_at": 1_000.0, "batch": "x", "planned": 4}
+    running["plan"]["epochs"] = 4.0
+    running["history"] = running["history"][:1]
+    for record in (ended, running, sample("of another store, with the same name")):
+        store.put(record)
+    now = LiveRecords(str(tmp_path)).now()
+    assert now.seconds_left(1_000.0) == 300 + 2 * 400
+    assert now.seconds_left(1_060.0) == 240 + 2 * 400
+    with serving(build_app(str(tmp_path))) as address:
+        news = requests.get(f"{address}/api/version", timeout=120).json()
+        page = requests.get(address, timeout=120).text
+    assert news["time_left"] == "time left 13:20"  # its own estimate ran out long ago
+    assert "1 running, time left 13:20; storage" in page
+    assert "Time left" in page
+    store.put(running | {"trial": {**running["trial"], "status": "finished"}})
+    assert LiveRecords(str(tmp_path)).now().seconds_left(1_000.0) is None
+
+
 def test_no_request_waits_for_a_long_look(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,7 +70,7 @@ def test_table_shows_running_trials_and_the_best() -> None:
     Console(file=stream, width=120).print(shown.table())
     text = stream.getvalue()
     assert "2 of 4 done, 2 running, best 0.7500" in text
-    assert "left" in text
+    assert "left" not in text.replace("time left ┃", ""), "nothing is known of any trial's time"
     lines = [line for line in text.splitlines() if "│" in line]
     assert ["running" in lines[0], "starts" in lines[1], "0.7500" in lines[2]] == [True] * 3
     assert len(lines) == 4, "pending trials are only counted"
@@ -82,10 +82,75 @@ def test_without_a_terminal_a_line_a_minute_says_how_it_stands(
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: False)
     monkeypatch.setattr(progress, "LINE_EVERY_SECONDS", 0.0)
     trials = [TuneTrial(1e-3), TuneTrial(2e-3, "TERMINATED", accuracy=0.8)]
-    with LiveTable("mine", 5, 0, []) as shown:
+    with LiveTable("mine", 5, 0, ["learning_rate"]) as shown:
         shown.on_step_end(1, trials)
-    (line,) = output.getvalue().splitlines()
-    assert line.startswith("0 of 5 done, 1 running, best 0.8000, 0:00 gone, about 0:0")
+        trials[0].last_result = {"epoch": 2, "seconds": 100.0, "status": "running"}
+        trials[0].config["trial"]["plan"]["epochs"] = 4
+        shown.on_step_end(2, trials)
+    assert output.getvalue().splitlines() == [
+        "0 of 5 done, 1 running, best 0.8000, 0:00 gone",
+        # 100 s for its other half, then four trials of 200 s.
+        "0 of 5 done, 1 running, best 0.8000, 0:00 gone, time left 15:00",
+        "    learning_rate 0.001  epoch 2 of 4  time left 1:40",
+    ]
+
+
+def in_epoch(epoch: int, seconds: float, status: str = "RUNNING") -> TuneTrial:
+    said = {"status": "finished" if status == "TERMINATED" else "running", "accuracy": 0.5}
+    trial = TuneTrial(1e-3, status, epoch=epoch, seconds=seconds, **said)
+    trial.config["trial"]["plan"]["epochs"] = 4
+    return trial
+
+
+def test_time_left_is_that_of_the_trials_that_run_and_of_those_that_wait() -> None:
+    shown = table(total=3, done=0)
+    shown.trials = [in_epoch(1, 30.0), TuneTrial(2e-3), TuneTrial(3e-3, "PENDING")]
+    # 90 s of 120 are left of the first; the second has said nothing, and counts as another such.
+    assert shown.seconds_left() == pytest.approx(90 + 120)
+    shown.heard_at[id(shown.trials[0])] = progress.time.monotonic() - 60
+    assert shown.seconds_left() == pytest.approx(30 + 120, abs=1)
+    shown.trials, shown.done = [in_epoch(4, 100.0, "TERMINATED"), TuneTrial(2e-3)], 1
+    assert shown.seconds_left() == pytest.approx(200)
+
+
+def test_a_sweep_that_goes_on_knows_how_long_its_trials_took() -> None:
+    shown = LiveTable("title", 4, 2, [], seconds=[50.0, 70.0])
+    shown.trials = [TuneTrial(1e-3)]
+    assert shown.seconds_left() == pytest.approx(120)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_row_of_the_table_is_broken(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, highlight=False)
+    monkeypatch.setattr(progress, "stderr", console)
+    varied = ["method", "model", "learning_rate", "batch_size", "micro_batches", "epsilon"]
+    shown = LiveTable("a-sweep-with-a-very-long-name-" * 5, 400, 0, varied)
+    shown.trials = [in_epoch(1, 3000.0), in_epoch(4, 9000.0, "TERMINATED")]
+    for trial in shown.trials:
+        trial.config["trial"]["plan"]["model"] = "/shared/models/all-MiniLM-L6-v2-of-mine"
+    console.print(shown.table())
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 8, "title, heading, a line for each of two trials, summary"
+    assert max(map(len, lines)) <= width
+    assert "time left ┃" in lines[2]
+    assert " 2:30:00 " in lines[4]
+    assert ("learning_rate" in lines[2]) == (width == 120)
+    assert "0.5000" in lines[4]
+    assert "time left" in lines[-1]
+
+
+def test_a_long_line_on_a_terminal_breaks_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=80, force_terminal=True, highlight=False)
+    monkeypatch.setattr(progress, "stderr", console)
+    shown, trial = table(), TuneTrial(1e-5, error="a reason that goes on and on " * 5)
+    trial.last_result["status"] = "failed"
+    shown.on_trial_complete(0, [trial], trial)
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    words = " ".join(lines).split()
+    assert words == f"[1/4] learning_rate 1e-05 failed: {trial.last_result['error']}".split()
 
 
 def test_a_warning_is_shown_once_and_a_restart_with_its_reason(output: io.StringIO) -> None:

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from dpfp_ray.sweeps import submit
-from dpfp_ray.sweeps.submit import entrypoint, stage, submission_id
+from dpfp_ray.sweeps import cluster, submit
+from dpfp_ray.sweeps.cluster import results_page
+from dpfp_ray.sweeps.submit import entrypoint, page_of, service_url, stage, submission_id
 from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.terminal import JOB
 
 
 @pytest.fixture
@@ -75,3 +77,43 @@ def test_a_submission_id_is_safe_and_never_the_same(name: str) -> None:
     assert first != second
     assert set(first) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
     assert len(first) < 80
+
+
+@pytest.mark.parametrize(
+    ("host", "prefix", "url"),
+    [
+        ("127.0.0.1", "/", "http://127.0.0.1:9000"),
+        ("0.0.0.0", "/results", "http://head:9000/results"),
+        ("::1", "/", "http://[::1]:9000"),
+    ],
+)
+def test_the_service_is_named_with_host_and_port(host: str, prefix: str, url: str) -> None:
+    options = {"http_options": {"host": host, "port": 9000}}
+    running = {"dpfp-results": {"status": "RUNNING", "route_prefix": prefix}}
+    assert service_url({**options, "applications": running}, "head") == url
+    assert page_of(url, None) == f"{url}/"
+    assert page_of(url, "a b") == f"{url}/?where=sweep+%3D%3D+%27a+b%27"
+    failed = {"dpfp-results": {"status": "DEPLOY_FAILED", "route_prefix": prefix}}
+    assert service_url({**options, "applications": failed}, "head") is None
+    assert service_url({}, "head") is None
+
+
+def test_a_job_that_has_nothing_to_run_knows_its_page_from_its_metadata(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(JOB, raising=False)
+    assert results_page("mine", "/runs") == ""
+    monkeypatch.setenv(JOB, '{"metadata": {"results_page": "http://head:8000/"}}')
+    assert results_page("mine", "/runs") == "results page: http://head:8000/"
+    monkeypatch.setenv(JOB, '{"runtime_env": null, "metadata": null}')
+    line = results_page("mine", "s3://bucket/runs?secret_key=abc")
+    assert "dpfp serve --storage s3://bucket/runs" in line
+    assert line.endswith("--address auto --detach")
+    assert "abc" not in line
+
+
+def test_a_sweep_on_a_joined_cluster_names_its_page_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(JOB, raising=False)
+    monkeypatch.setattr(cluster, "running_service", lambda: "http://head:9000")
+    page = "http://head:9000/?where=sweep+%3D%3D+%27mine%27"
+    assert results_page("mine", "/runs") == f"results page: {page}"

@@ -87,7 +87,49 @@ def test_a_sweep_runs_as_a_job_and_its_table_is_in_the_jobs_log(
         assert f"{row['accuracy']:.4f}" in log
     assert "8†" in log
     assert "† nominal ε" in log
+    said = "no results page: dpfp serve does not run on this cluster; start it there with:"
+    (line,) = [line for line in out.splitlines() if line.startswith(said)][-1:]
+    words = line.removeprefix(said).split()
+    assert words[:5] == ["dpfp", "serve", "--storage", str(storage), "--address"]
+    assert words[5].rpartition(":")[2] == head.address.rpartition(":")[2]
+    assert words[6:] == ["--detach"]
     assert TOKEN not in out + err
+
+
+def run_serve(head: Head, *flags: str) -> "subprocess.CompletedProcess[str]":
+    serve = [sys.executable, "-m", "dpfp_ray.cli", "serve", "--address", head.address]
+    environment = {**head.environment, "DPFP_TOKEN": ""}
+    command = [*serve, *flags]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+
+
+def test_a_job_says_in_log_and_metadata_which_page_shows_its_sweep_and_that_page_opens(
+    head: Head, tiny_task: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    varied = {"learning_rate": {"values": [1e-3]}}
+    space = write_space(tmp_path / "s.yaml", tiny_task, method="grid", parameters=varied)
+    storage = tmp_path / "runs"
+    (port,) = free_ports(1)
+    served = run_serve(head, "--storage", str(storage), "--port", str(port), "--detach")
+    assert served.stdout == f"http://127.0.0.1:{port}/\n", served.stderr[-2000:]
+    assert f"lists dpfp-results at http://127.0.0.1:{port}/" in served.stderr
+    before = set(known_jobs(head))
+    command = ("sweep", str(space), "--storage", str(storage), "--cpus-per-worker", "1")
+    assert submit(head, "--", *command) == 0
+    out, err = capsys.readouterr()
+    (identity,) = set(known_jobs(head)) - before
+    page = known_jobs(head)[identity]["metadata"]["results_page"]
+    assert page == f"http://127.0.0.1:{port}/?where=sweep+%3D%3D+%27tiny%27"
+    assert f"results page: {page}" in err
+    assert f"results page: {page}" in out
+    shown = requests.get(page, timeout=120)
+    assert shown.status_code == 200
+    (row, *_) = Store(storage).rows()
+    assert row["id"] in shown.text
+    for words in ("stopped on", "was not running on"):
+        stopped = run_serve(head, "--stop")
+        assert f"dpfp-results {words} the Ray cluster at " in stopped.stderr
+        assert stopped.stderr.endswith(f":{head.address.rpartition(':')[2]}\n")
 
 
 def test_the_jobs_own_exit_code_is_ours(

@@ -10,7 +10,16 @@ from rich.table import Table
 
 from dpfp_ray.system import terminal
 from dpfp_ray.system.signals import Interrupted, ignoring_signals, signal_of, stopped_by_signals
-from dpfp_ray.system.terminal import JOB, clock, counted, print_table, that_fit, waiting
+from dpfp_ray.system.terminal import (
+    JOB,
+    clock,
+    counted,
+    print_table,
+    queue_seconds,
+    that_fit,
+    time_left,
+    waiting,
+)
 
 
 def columns() -> Table:
@@ -97,6 +106,27 @@ def test_a_failure_ends_the_reminders() -> None:
 @pytest.mark.parametrize(("seconds", "shown"), [(5, "0:05"), (65, "1:05"), (3_725, "1:02:05")])
 def test_times_are_short(seconds: float, shown: str) -> None:
     assert clock(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "each", "left"),
+    [
+        ([10.0, 30.0], 0, None, 30.0),
+        ([10.0, 30.0], 3, 20.0, 50.0),  # ends at 10 → 30 → 50, and 30 → 50
+        ([10.0, None], 0, 20.0, 20.0),
+        ([10.0, None], 0, None, None),
+        ([10.0], 1, None, None),
+        ([], 2, 5.0, 10.0),
+    ],
+)
+def test_a_queue_ends_when_its_last_place_does(
+    running: list[float | None], waiting: int, each: float | None, left: float | None
+) -> None:
+    assert queue_seconds(running, waiting, each) == left
+
+
+def test_time_left_has_its_label_or_is_not_there() -> None:
+    assert [time_left(seconds) for seconds in (200, 0.5, None)] == ["time left 3:20", "", ""]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,5 +1,7 @@
 """`train` with what a notebook holds in memory: data, an encoder, a tokenizer."""
 
+import io
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from transformers import AutoModel
 
@@ -16,9 +19,9 @@ from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.signals import Interrupted
 from dpfp_ray.system.whole_files import ChecksumWriter, check_file
 from dpfp_ray.training import console
-from dpfp_ray.training.console import Keeper, Lines, Silent
+from dpfp_ray.training.console import Bar, Keeper, Lines, Silent
 from dpfp_ray.training.load_model import load_model
-from dpfp_ray.training.loop import Epoch, Event
+from dpfp_ray.training.loop import Epoch, Event, Step
 from dpfp_ray.training.prepare import Inputs, Prepared, Run, load_inputs, prepare
 from dpfp_ray.training.train import train
 from tests.support.tiny_runs import Killed, Listener, run_with, tiny_split
@@ -240,6 +243,48 @@ def test_the_first_ctrl_c_is_answered_at_once(
     with keeper(Lines, tmp_path).on_signals():
         signal.raise_signal(signal.SIGINT)
         assert "stopping: this step ends, then the run is saved" in capsys.readouterr().err
+
+
+def shown_steps(display: type[Lines], seconds: float, done: int) -> Any:
+    """A display that has seen steps 1 and `done` of a run, `seconds` apart."""
+    plan = quick_plan().bind(records=800, representation="mean")  # 200 steps
+    inputs: Inputs = None  # type: ignore[assignment]
+    shown = display(Run(Prepared(plan, inputs, 1.0), 1), "dpfp ε 8, a label")
+    shown.dev_scores = {"dev loss": 0.5, "acc": 0.75}
+    shown.every_seconds = 0.0
+    with shown:
+        for number in (1, done):
+            shown.show(Step(number, lambda: 0.4, dict))
+            assert shown.first is not None
+            shown.first = (1, shown.first[1] - seconds / 2)
+        return shown
+
+
+def test_a_log_has_the_time_left_from_the_second_step_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = shown_steps(Lines, 20.0, 21)
+    first, second = capsys.readouterr().err.splitlines()
+    assert "time left" not in first
+    assert "step 21 of 200  time left 1:29  loss 0.400" in second  # 10 s for 20 steps, 179 to go
+    assert shown.time_left(200) == ""
+
+
+@pytest.mark.parametrize(("width", "last"), [(80, "loss 0.400"), (120, "nominal ε ≤ 0.05")])
+def test_a_bar_shows_the_facts_that_fit_the_first_of_them_the_time_left(
+    width: int, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    terminal = Console(file=stream, width=width, force_terminal=True, color_system=None)
+    monkeypatch.setattr(console, "stderr", terminal)
+    shown = shown_steps(Bar, 20.0, 21)
+    (task,) = shown.bar.tasks
+    facts = task.fields["facts"]
+    assert facts.startswith("21/200  time left 1:29  loss 0.400")
+    assert last in facts
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()).replace("\r", "\n").split("\n")
+    assert max(map(len, lines)) <= width
+    assert "…" not in stream.getvalue()
 
 
 def test_ctrl_c_while_a_run_is_saved_waits_for_the_save(
