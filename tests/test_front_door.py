@@ -108,6 +108,7 @@ def test_without_a_terminal_and_in_a_notebook_progress_is_lines_on_stderr(
     assert out == ""
     assert [line.split()[:3] for line in err.splitlines()] == [
         ["from", "the", "data:"],
+        ["†", "the", "ε"],  # a nominal method says so before it trains
         ["dpfp", "epoch", "1"],
         ["dpfp", "epoch", "2"],
     ]

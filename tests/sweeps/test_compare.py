@@ -274,4 +274,4 @@ def test_nothing_is_run_without_a_place_for_results(capsys: pytest.CaptureFixtur
 def test_preview_of_one_method_says_that_nothing_is_compared(tiny_task: dict[str, Any]) -> None:
     shared = {k: v for k, v in tiny_task.items() if k not in ("method", "epsilon")}
     lines = preview(methods="dpfp", epsilon=8, seeds=5, **shared)
-    assert lines[-1] == "one method at each ε: nothing is compared"
+    assert "one method at each ε: nothing is compared" in lines
