@@ -82,6 +82,9 @@ def overview(cells: Sequence[Cell], contests: Sequence[Contest]) -> Table:
         "Standing": lambda cell: text(standings[id(cell)]),
         "Audit": audit_entry,
     }
+    for title in ("Against non-private", "Standing", "Audit"):
+        if all(columns[title](cell).missing for cell in cells):
+            del columns[title]
     foot = []
     if majority is not None and not others:
         line = {"Method": text("majority class"), "Accuracy (%)": percent(majority)}

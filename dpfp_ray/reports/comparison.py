@@ -170,7 +170,7 @@ class Compared:
     def show(self, *, wide: bool = False) -> None:
         """The headline, the overview, and each method's privacy in a line; `wide` adds the rest."""
         print_prose(self.headline + "\n")
-        show(self.overview, () if wide else ("Against non-private", "Audit", "Standing"))
+        show(self.overview, () if wide else ("Audit", "Standing", "Against non-private"))
         pairs = self.pair_lines
         for line in [*self.remarks, *(pairs if wide or len(pairs) <= MOST_PAIRS else [])]:
             print_prose(line)
