@@ -50,7 +50,7 @@ def sentence(contest: Contest, refuted: Sequence[Run]) -> str:
     if contest.winner is not None:
         return f"{contest.winner.title} is best {PLACE}{worth([contest.winner], refuted)}."
     if contest.outcome == "tie":
-        names = joined([cell.title for cell in contest.leaders])
+        names = joined(sorted(cell.title for cell in contest.leaders))
         return f"{names} tie {PLACE}: these seeds and dev rows do not tell them apart."
     reason = {
         "few seeds": f"too few seeds to tell methods apart; {MORE_SEEDS}",
