@@ -51,7 +51,7 @@ def describe(command: Sequence[str]) -> Description:
     from dpfp_ray.cli.main import build_parser
 
     if not command:
-        raise UserError("no command; give one after --, such as: -- sweep search_spaces/demo.yaml")
+        raise UserError("no command; give one after --, such as: -- sweep demo")
     if command[0] == "submit":
         raise UserError("submit cannot be a job; submit sweep, compare, train or audit")
     arguments = build_parser().parse_args(list(command))

@@ -32,7 +32,7 @@ def test_many_folders_make_one_report(
     assert run(*folders, "--output", str(out), "--title", "Ours") == 0
     said = capsys.readouterr()
     assert said.out.strip() == str(out / "index.html")
-    assert "Nothing to compare: DP-SGD ran without another" in said.err
+    assert "no other private method ran beside it" in said.err
     page = (out / "index.html").read_text(encoding="utf-8")
     assert "<title>Ours</title>" in page
     assert "DP-SGD" in page
