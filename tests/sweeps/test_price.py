@@ -83,3 +83,14 @@ def test_lines_give_a_range_where_a_searcher_decides() -> None:
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger")
+
+
+def test_of_a_large_grid_settings_are_taken_evenly(
+    tiny_task: dict[str, Any], ledger: Ledger
+) -> None:
+    grid = [plans(tiny_task, batch_size=16, epochs=1 + n // 50)[0] for n in range(100)]
+    made = price(grid, load_task(grid[0]), TWO, ledger)
+    assert made.trials == 100
+    assert made.looked_at <= prices.MOST_CALIBRATED
+    low, high = made.seconds
+    assert high > 1.5 * low, "both halves of the grid were looked at"
