@@ -1,4 +1,4 @@
-"""The whole story on 6,000 real sentences of film reviews, in about four minutes on two cores.
+"""The whole story on 6,000 real sentences of film reviews, in about three minutes on two cores.
 
 1. a sweep: Optuna's TPE searches B, M, C and the learning rate of DP-FP at ε = 3; and another one
    for training without privacy, so that the line to beat was searched for as well

@@ -20,7 +20,7 @@ from dpfp_ray.system.errors import Guess, UserError
 from dpfp_ray.system.signals import signal_of, stopped_by_signals
 
 VERBS = {
-    "demo": "the whole story in four minutes: a sweep, a comparison, an audit and a report",
+    "demo": "the whole story in three minutes: a sweep, a comparison, an audit and a report",
     "calibrate": "the noise that a privacy budget asks for, without any data",
     "train": "one run: one method, one budget, one task",
     "predict": "labels and probabilities from a finished run, for a text, a file or stdin",
