@@ -62,6 +62,7 @@ NOT_SETTINGS = (
     "adjacency",
     *DATA_FIELDS,
 )
+TOGETHER = ("batch_size", "micro_batches", "clip", "learning_rate", "epochs")
 Settings = Mapping[str, Mapping[str, Any]]  # plan fields of one method or variant only
 
 
@@ -149,13 +150,15 @@ def preview(
 
 
 def with_best(settings: Settings | None, stores: Sequence[str | Path]) -> Settings:
-    """`settings`, and for the methods of these sweeps what their best trials varied."""
+    """`settings`, and for the methods of these sweeps the settings of their best trials."""
     best: dict[str, Mapping[str, Any]] = {}
     for store in stores:
         outcome = SweepOutcome(read_runs(load_records(store)))
         plan, name = outcome.best_plan, label_of(outcome.best_plan).replace(" ", ":")
-        tried = (field for field in outcome.varied if field not in NOT_SETTINGS)
-        best[name] = {field: plan[field] for field in tried if plan[field] is not None}
+        # These belong together: M of the best trial fits its B, also where all trials had one B.
+        tried = [field for field in outcome.varied if field not in NOT_SETTINGS]
+        fields = dict.fromkeys((*TOGETHER, *tried))
+        best[name] = {field: plan[field] for field in fields if plan[field] is not None}
     return {**best, **(settings or {})}
 
 

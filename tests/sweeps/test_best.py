@@ -28,8 +28,13 @@ def test_the_best_plan_is_that_of_the_highest_accuracy(store: Path) -> None:
     assert (plan.learning_rate, plan.method, plan.epsilon) == (1e-3, "dpfp", 3)
 
 
-def test_a_comparison_gives_its_method_what_the_sweep_varied_and_nothing_else(store: Path) -> None:
-    assert with_best(None, [store]) == {"dpfp": {"learning_rate": 1e-3}}
+def test_a_comparison_gives_its_method_the_settings_of_the_best_trial(store: Path) -> None:
+    """Also those that no trial varied: an M without its B may be no plan."""
+    (method, settings), *others = with_best(None, [store]).items()
+    assert (method, others) == ("dpfp", [])
+    assert settings["learning_rate"] == 1e-3
+    assert settings["micro_batches"] <= settings["batch_size"]
+    assert not set(settings) & {"epsilon", "task", "method", "train_file"}
     own = {"dpfp": {"learning_rate": 1.0}}
     assert with_best(own, [store]) == own, "what the caller sets wins"
 
