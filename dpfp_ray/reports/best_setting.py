@@ -101,10 +101,13 @@ class SweepOutcome:
             return "No trial of this sweep has finished yet."
         at = f"{self.best.title} at {self.best.budget}" if self.best.budget else self.best.title
         setting = self.setting_text(self.best.first.row)
-        apart = self.p_next is not None and self.p_next <= LEVEL
+        if self.p_next is None:
+            standing = "not tested against the next"
+        else:
+            standing = f"{'told apart' if self.p_next <= LEVEL else 'not told apart'} from the next"
         return (
             f"{at}, best of {len(self.settings)} settings: {setting}: {accuracy_text(self.best)}; "
-            f"{'told apart' if apart else 'not told apart'} from the next."
+            f"{standing}."
         )
 
     @property

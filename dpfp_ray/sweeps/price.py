@@ -93,12 +93,8 @@ def price(
     *,
     trials: int | None = None,
     seeds: int = 1,
-    encoded: bool = False,
 ) -> Price:
-    """The price of these plans, `seeds` times each; or of `trials` that are drawn like them.
-
-    encoded  the inputs are loaded already, so that no encoding is to come
-    """
+    """The price of these plans, `seeds` times each; or of `trials` that are drawn like them."""
     settings = list(plans)
     if trials is not None or len(settings) > MOST_CALIBRATED:
         trials = trials or len(settings) * seeds
@@ -122,8 +118,7 @@ def price(
         speed = rates(replace(plan, representation=representation), task, resources.cpus_per_worker)
         seconds.append(speed.seconds(bound, dev_rows) + TRIAL_SECONDS)
         memory, state = max(memory, speed.memory), max(state, speed.state)
-        if not encoded:
-            encoding = max(encoding, speed.encoding(len(task.train), dev_rows))
+        encoding = max(encoding, speed.encoding(len(task.train), dev_rows))
     share = len(possible) / max(1, len(settings))
     count = round(trials * share) if trials is not None else len(possible) * seeds
     slots = max(1, min(resources.slots, count))

@@ -278,14 +278,14 @@ class ShippedSpace:
 
 
 def shipped_spaces() -> list[ShippedSpace]:
-    found = []
+    spaces = []
     for path in sorted(SPACES.glob("*.yaml")):
         comments = re.findall(r"^# ?(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
         said = " ".join(" ".join(comments).split())
         answers, _, costs = said.removeprefix("Answers: ").partition(" Costs: ")
         space = read_search_space(path, {})
-        found.append(ShippedSpace(path.stem, answers, costs, tuple(space.varied), space.trials))
-    return found
+        spaces.append(ShippedSpace(path.stem, answers, costs, tuple(space.varied), space.trials))
+    return spaces
 
 
 def read_search_space(path: str | Path, changes: dict[str, str]) -> SearchSpace:
