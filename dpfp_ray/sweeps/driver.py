@@ -41,13 +41,12 @@ from dpfp_ray.sweeps.trial import (
     Trial,
     input_key,
     mark_interrupted,
-    ray_storage,
     unfinished,
 )
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.lease import held_unless
 from dpfp_ray.system.signals import Interrupted, ignoring_signals, signal_of, stopped_by_signals
-from dpfp_ray.system.storage import open_files
+from dpfp_ray.system.storage import below, open_files
 from dpfp_ray.system.terminal import stderr, waiting
 from dpfp_ray.training.charged import enter_past, register, steps_done, use_for
 from dpfp_ray.training.prepare import Inputs, Prepared
@@ -420,7 +419,7 @@ class Runner:
             tune_config=tune_config,
             run_config=ray.tune.RunConfig(
                 name=name,
-                **ray_storage(self.storage, "tune"),
+                storage_path=below(self.storage, "tune"),
                 verbose=0,
                 callbacks=callbacks,
                 failure_config=ray.tune.FailureConfig(max_failures=RETRIES),

@@ -25,7 +25,7 @@ from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.sampling import derived_seed, fresh_seed, keyed_integer
 from dpfp_ray.results.store import Store, file_name
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.system.storage import RemoteFiles, open_files, previous
+from dpfp_ray.system.storage import open_files, previous
 from dpfp_ray.system.whole_files import PRIVATE, is_copy, to_json, with_checksum, without_checksum
 from dpfp_ray.training import run_folder
 from dpfp_ray.training.loop import State
@@ -234,17 +234,6 @@ def _state_name(identity: str, kind: str = "pt") -> str:
 def resolve_storage(storage: str) -> str:
     """Absolute path or URI: Ray would fail on a relative path, and only when it is too late."""
     return storage if "://" in storage else str(Path(storage).expanduser().resolve())
-
-
-def ray_storage(storage: str, name: str) -> dict[str, Any]:
-    """Where Ray keeps its own files of a run: as options of its `RunConfig`.
-
-    Behind a URI as a file system and a path, because Ray shows a URI with its secrets.
-    """
-    files = open_files(storage)
-    if isinstance(files, RemoteFiles):
-        return {"storage_filesystem": files.filesystem, "storage_path": f"{files.root}/{name}"}
-    return {"storage_path": str(Path(files.name) / name)}
 
 
 def settled_record(store: Store, identity: str) -> Record | None:

@@ -32,11 +32,11 @@ from dpfp_ray.sweeps.trial import (
     RETRIES,
     Trial,
     error_reason,
-    ray_storage,
     settle,
     settled_record,
 )
 from dpfp_ray.system.cache import NoRoom
+from dpfp_ray.system.storage import below
 from dpfp_ray.training.machine import TorchComm
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -63,7 +63,7 @@ def run_on_workers(
         run_config=RunConfig(
             # A new name each time: under a known one Ray Train would restore its own state.
             name=f"{trial.id}-{uuid4().hex[:8]}",
-            **ray_storage(sweep.storage, "train"),
+            storage_path=below(sweep.storage, "train"),
             failure_config=FailureConfig(max_failures=RETRIES),
             callbacks=callbacks,
         ),

@@ -3,11 +3,9 @@
 PLACE/.lease-N   the claim of the driver that has the place, written anew every few seconds
 
 A driver that finds no living claim makes the next one, in a single step that only one of several
-can do (a link in a folder, a conditional write on S3). Then it lists the claims once more, and has
-the place if no other living one is there; else it takes its own away. Of two drivers, the one that
-writes later lists after both have written: never do both have it, even on object stores without
-conditional writes, where claims carry random digits instead. All this asks is that a listing shows
-what was written before it, which holds for folders, S3, Google Cloud Storage and Azure.
+can do (a link in a folder, a conditional write on an object store). Then it lists the claims once
+more, and has the place if no other living one is there; else it takes its own away. Of two drivers,
+the one that writes later lists after both have written: never do both have it.
 
 A claim is dead if its process was on this machine and has ended, or if it has not changed for
 `STALE` seconds while this process looked at it. No clocks are compared: they may differ. Who takes
@@ -175,8 +173,6 @@ class Lease:
         name = f"{PREFIX}{max(numbers, default=0) + 1:06d}"
         after = tuple(claim.token for claim in self._dead_claims.values() if claim.token)
         self.claim = replace(self.claim, after=after)
-        if not self.files.exclusive():
-            name += f"-{self.claim.token}"
         if self.files.create(name, self._content()):
             self.name = name
         return bool(self.name)
@@ -224,7 +220,7 @@ class Lease:
 
 
 def _number(name: str) -> int:
-    digits = name.removeprefix(PREFIX).partition("-")[0]
+    digits = name.removeprefix(PREFIX)
     return int(digits) if digits.isdecimal() else 0
 
 

@@ -1,16 +1,15 @@
 """Records and small files in a local folder or behind a URI, through one interface.
 
 A file that is written appears whole or not at all: by a rename where there are folders, by nature
-on object stores. A URI is a pyarrow file system, and for S3 what pyarrow does not ask for:
-patience, and a write that fails where something is. Its settings (endpoint, region, keys, if the
-URI has any) are those that pyarrow has read from URI and environment; it tells them only to pickle.
+on object stores. A URI is a store of obstore's (`s3://`, `gs://`, `abfs://`): it repeats requests
+that fail, and has writes that fail where something is. Keys and endpoints come from the environment
+(or, for S3, from `~/.aws` where boto3 is installed), never from the URI, which others may see.
 
 Listing must show what was written before it: true of local folders, and of S3 (since December
 2020), Google Cloud Storage and Azure.
 """
 
 import io
-import json
 import os
 import re
 import shutil
@@ -18,10 +17,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from threading import Lock
 from typing import IO, Any
-from uuid import uuid4
 
 from dpfp_ray.system.cache import NoRoom, trouble
 from dpfp_ray.system.errors import UserError
@@ -40,10 +38,8 @@ RESULT = "result.json"
 SEALED = "sealed"
 # Ray Tune leaves a result.json of its own (JSON lines) in each trial's folder, always beside this.
 TUNE_MARK = "params.json"
-OBJECT_STORES = {"s3", "gcs", "abfs"}  # pyarrow's names; an upload shows only when complete
-ATTEMPTS = 5  # of each request; waits in between grow, to about 10 seconds in all
-LISTINGS = 100  # tries
-CONFLICTS = ("ConditionalRequestConflict", "OperationAborted")  # another write at this moment
+RETRIES = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}
+TIMEOUTS = {"connect_timeout": "10s", "timeout": "30s"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class Found:
 class Files(ABC):
     """Files below a path or URI. Names are relative to it.
 
-    Behind a URI, OSErrors (but for a missing file) are UserErrors: the store cannot be reached.
+    Behind a URI, errors (but for a missing file) are UserErrors: the store cannot be reached.
     `mode` is for local files only; who may read an object is the store's own setting.
     """
 
@@ -94,12 +90,8 @@ class Files(ABC):
     def create(self, name: str, content: bytes, mode: int = PUBLIC) -> bool:
         """Put `content` under `name` unless something else is there; whether it is there now.
 
-        Of several who try at once with contents of their own, one succeeds, if `exclusive()`.
+        Of several who try at once with contents of their own, one succeeds.
         """
-
-    @abstractmethod
-    def exclusive(self) -> bool:
-        """Whether `create` is one step: on folders and on S3, not on other object stores."""
 
     @abstractmethod
     def keep(self, name: str) -> None:
@@ -119,27 +111,40 @@ def open_files(location: str | Path) -> Files:
     text = str(location)
     if "://" not in text:
         return LocalFiles(Path(text).expanduser())
-    import pyarrow as pa
-    from pyarrow import fs
+    if text.startswith("file:///"):
+        return LocalFiles(Path(text.removeprefix("file://")))
+    if "?" in text or (text.startswith("s3://") and "@" in text):
+        raise UserError(
+            f"{public(text)}: keys and settings do not belong in a URI; set them in the "
+            "environment, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL"
+        )
+    return RemoteFiles(open_store(text), text)
 
-    with reachable(text):
-        try:
-            filesystem, path = fs.FileSystem.from_uri(text)
-        except pa.ArrowException as error:
-            raise UserError(f"{public(text)} is no usable URI: {one_line(error)}") from None
-    if isinstance(filesystem, fs.LocalFileSystem):
-        return LocalFiles(Path(path))
-    if not path:
-        raise UserError(f"{public(text)} names no bucket; give a URI such as s3://bucket/folder")
-    if isinstance(filesystem, fs.S3FileSystem):
-        filesystem = patient(filesystem)
-    return RemoteFiles(filesystem, path, public(text))
+
+def open_store(uri: str) -> Any:
+    """The object store behind a URI, with the settings of the environment."""
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+    client = TIMEOUTS | {"allow_http": endpoint.startswith("http://")}
+    options: dict[str, Any] = {"client_options": client, "retry_config": RETRIES}
+    if uri.startswith("s3://") and "AWS_ACCESS_KEY_ID" not in os.environ:
+        with suppress(ImportError, ValueError):  # boto3 reads ~/.aws; without keys there, roles
+            from obstore.auth.boto3 import Boto3CredentialProvider
+
+            options["credential_provider"] = Boto3CredentialProvider()
+    try:
+        return from_url(uri, **options)
+    except (BaseError, ValueError) as error:
+        reason = one_line(str(error).partition("\n")[0])
+        example = "give one such as s3://bucket/folder"
+        raise UserError(f"{public(uri)} is no usable URI: {reason}; {example}") from None
 
 
 def below(location: str, name: str) -> str:
     """The path or URI of what is called `name` in the storage at `location`."""
-    path, mark, query = location.partition("?") if "://" in location else (location, "", "")
-    return f"{path.rstrip('/')}/{name}{mark}{query}"
+    return f"{location.rstrip('/')}/{name}"
 
 
 class LocalFiles(Files):
@@ -155,7 +160,7 @@ class LocalFiles(Files):
         return self.root.is_dir()
 
     def find(self) -> list[Found]:
-        found = []
+        records = []
         for folder, subfolders, names in os.walk(self.root):
             subfolders[:] = [n for n in subfolders if not n.startswith(".") and n != SEALED]
             if os.path.basename(os.path.abspath(folder)) == RECORDS:
@@ -165,8 +170,8 @@ class LocalFiles(Files):
             for name in chosen:
                 path = os.path.join(folder, name)
                 with suppress(FileNotFoundError):  # a run that is being overwritten
-                    found.append(Found(path, os.lstat(path).st_mtime))
-        return sorted(found, key=lambda file: file.path)
+                    records.append(Found(path, os.lstat(path).st_mtime))
+        return sorted(records, key=lambda file: file.path)
 
     def names(self, folder: str = "") -> list[str]:
         try:
@@ -200,9 +205,6 @@ class LocalFiles(Files):
         except OSError as error:
             raise trouble(path, error) from None
 
-    def exclusive(self) -> bool:
-        return True
-
     def keep(self, name: str) -> None:
         path = self.root / name
         scratch = scratch_of(path)
@@ -230,211 +232,83 @@ class LocalFiles(Files):
 
 
 class RemoteFiles(Files):
-    """A pyarrow file system below `root`; only its records/ is looked at, never all of a bucket."""
+    """An object store, its prefix included; only its records/ is looked at, never all of it."""
 
     local = False
 
-    def __init__(self, filesystem: Any, root: str, name: str) -> None:
-        self.filesystem = filesystem
-        self.root = root.rstrip("/")
-        self.name = name
-        self._s3 = new_objects(filesystem, root, name) if filesystem.type_name == "s3" else None
+    def __init__(self, store: Any, name: str) -> None:
+        self.store, self.name = store, public(name)
 
     def exists(self) -> bool:
-        from pyarrow.fs import FileType
+        import obstore
 
         with reachable(self.name):
-            return bool(self.filesystem.get_file_info(self.root or "/").type != FileType.NotFound)
+            return any(obstore.list(self.store, chunk_size=1))
 
     def find(self) -> list[Found]:
-        chosen = [info for info in self._list(RECORDS) if is_record(info.base_name)]
-        found = [Found(i.path, i.mtime.timestamp() if i.mtime else 0.0) for i in chosen]
-        return sorted(found, key=lambda file: file.path)
+        records = [one for one in self._list(RECORDS) if is_record(one["path"].rpartition("/")[2])]
+        records.sort(key=lambda one: str(one["path"]))
+        return [Found(one["path"], one["last_modified"].timestamp()) for one in records]
 
     def names(self, folder: str = "") -> list[str]:
-        return [info.base_name for info in self._list(folder)]
+        return [one["path"].rpartition("/")[2] for one in self._list(folder)]
 
     def _list(self, folder: str) -> list[Any]:
-        from pyarrow.fs import FileSelector, FileType
+        import obstore
 
-        for _ in range(LISTINGS):
-            # A missing folder is an empty listing; what else is not found is a scratch file that
-            # another writer has just renamed, which breaks listings of file systems with folders.
-            with reachable(self.name), suppress(FileNotFoundError):
-                selector = FileSelector(self._path(folder), allow_not_found=True)
-                infos = self.filesystem.get_file_info(selector)
-                return [info for info in infos if info.type == FileType.File]
-        raise UserError(f"cannot list {folder} of {self.name}; try again")
+        with reachable(self.name):
+            return list(obstore.list_with_delimiter(self.store, folder or None)["objects"])
 
     def read(self, path: str) -> bytes:
-        missing: FileNotFoundError
-        # Only what is not there is an OSError: of the rest nobody knows what it holds.
+        import obstore
+
         with reachable(self.name):
-            try:
-                with self.filesystem.open_input_stream(path) as stream:
-                    return bytes(stream.read())
-            except FileNotFoundError as error:
-                missing = error
-        raise missing
+            return bytes(obstore.get(self.store, path).bytes())
 
     def read_name(self, name: str) -> bytes:
-        return self.read(self._path(name))
+        return self.read(name)
 
     @contextmanager
     def writing(self, name: str, mode: int = PUBLIC) -> Iterator[IO[bytes]]:
-        buffer = io.BytesIO()  # a stream to an object store that is closed early would be kept
+        import obstore
+
+        buffer = io.BytesIO()  # an upload that is closed early would be kept
         yield buffer
-        path, content = self._path(name), buffer.getvalue()
         with reachable(self.name):
-            if self.filesystem.type_name in OBJECT_STORES:
-                self._upload(path, content)
-                return
-            folder, slash, base = path.rpartition("/")
-            if folder:
-                self.filesystem.create_dir(folder, recursive=True)
-            scratch = f"{folder}{slash}.{base}.{uuid4().hex}"
-            self._upload(scratch, content)
-            self.filesystem.move(scratch, path)
+            obstore.put(self.store, name, buffer.getvalue())
 
     def create(self, name: str, content: bytes, mode: int = PUBLIC) -> bool:
-        with reachable(self.name):
-            if self._s3 is not None and self.exclusive():
-                if self._s3.put(self._path(name), content):
-                    return True
-                with suppress(FileNotFoundError):
-                    # It may be ours: the answer to a write that succeeded can get lost.
-                    return self.read_name(name) == content
-                return False
-            try:
-                return self.read_name(name) == content
-            except FileNotFoundError:
-                self.write(name, content)
-                return True
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
 
-    def exclusive(self) -> bool:
         with reachable(self.name):
-            return self._s3 is not None and self._s3.honoured(self.root)
+            try:
+                obstore.put(self.store, name, content, mode="create")
+                return True
+            except AlreadyExistsError:
+                # It may be ours: the answer to a write that succeeded can get lost.
+                with suppress(FileNotFoundError):
+                    return self.read(name) == content
+                return False
 
     def keep(self, name: str) -> None:
-        from pyarrow.fs import FileType
+        import obstore
 
-        with reachable(self.name):
-            try:
-                self.filesystem.copy_file(self._path(name), self._path(previous(name)))
-            except OSError:  # S3 does not say in a way of its own that nothing is there
-                if self.filesystem.get_file_info(self._path(name)).type != FileType.NotFound:
-                    raise
+        with reachable(self.name), suppress(FileNotFoundError):
+            obstore.copy(self.store, name, previous(name))
 
     def delete(self, name: str) -> None:
+        import obstore
+
         with reachable(self.name), suppress(FileNotFoundError):
-            self.filesystem.delete_file(self._path(name))
+            obstore.delete(self.store, name)
 
     def delete_folder(self, name: str) -> None:
-        with reachable(self.name), suppress(FileNotFoundError):
-            self.filesystem.delete_dir(self._path(name))
+        import obstore
 
-    def _upload(self, path: str, content: bytes) -> None:
-        with self.filesystem.open_output_stream(path) as stream:
-            stream.write(content)
-
-    def _path(self, name: str) -> str:
-        return "/".join(part for part in (self.root, name) if part)
-
-
-def patient(filesystem: Any) -> Any:
-    """The same pyarrow file system, which repeats requests that fail more often."""
-    from pyarrow import fs
-
-    strategy = fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS)
-    return fs.S3FileSystem(**_settings(filesystem), retry_strategy=strategy)
-
-
-_KNOWN: dict[str, "NewObjects"] = {}  # by settings and bucket: a client takes a moment to make
-
-
-def new_objects(filesystem: Any, root: str, name: str) -> "NewObjects":
-    settings = _settings(filesystem)
-    key = json.dumps([settings, root.partition("/")[0]], sort_keys=True, default=str)
-    return _KNOWN.setdefault(key, NewObjects(settings, name))
-
-
-class NewObjects:
-    """Makes objects that are not there yet; of several who try, one succeeds."""
-
-    def __init__(self, settings: dict[str, Any], name: str) -> None:
-        self.settings, self.name = settings, name
-        self._lock = Lock()
-        self._known_client: Any = None
-        self._honoured: bool | None = None
-
-    def honoured(self, folder: str) -> bool:
-        """Whether this store keeps to the condition; some S3-compatible ones ignore it."""
-        with self._lock:
-            if self._honoured is None:
-                path = f"{folder}/.probe-{uuid4().hex}"
-                self._honoured = self.put(path, b"1") and not self.put(path, b"2")
-                bucket, _, key = path.partition("/")
-                with suppress(Exception):  # it is empty, and hidden
-                    self._client().delete_object(Bucket=bucket, Key=key)
-            return self._honoured
-
-    def put(self, path: str, content: bytes) -> bool:
-        """False if something is there; OSError if that cannot be found out."""
-        client = self._client()
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        bucket, _, key = path.partition("/")
-        for _ in range(ATTEMPTS):
-            try:
-                client.put_object(Bucket=bucket, Key=key, Body=content, IfNoneMatch="*")
-            except ClientError as error:
-                code = error.response.get("Error", {}).get("Code", "")
-                if code in CONFLICTS:
-                    continue
-                if code in ("PreconditionFailed", "412"):
-                    return False
-                raise OSError(str(error)) from None
-            except BotoCoreError as error:
-                raise OSError(str(error)) from None
-            return True
-        raise OSError(f"others write {path} all the time")
-
-    def _client(self) -> Any:
-        if self._known_client is None:
-            try:
-                import botocore.session
-                from botocore.config import Config
-            except ImportError:
-                raise UserError(
-                    f"{self.name} needs botocore, so that two drivers cannot both begin there; "
-                    f"pip install 'dpfp-ray[s3]'"
-                ) from None
-            known = self.settings
-            endpoint = known["endpoint_override"] or None
-            if endpoint and "://" not in endpoint:
-                endpoint = f"{known['scheme']}://{endpoint}"
-            style = "path" if endpoint and not known["force_virtual_addressing"] else "auto"
-            self._known_client = botocore.session.get_session().create_client(
-                "s3",
-                region_name=known["region"] or None,
-                endpoint_url=endpoint,
-                aws_access_key_id=known["access_key"] or None,
-                aws_secret_access_key=known["secret_key"] or None,
-                aws_session_token=known["session_token"] or None,
-                verify=known["tls_ca_file_path"] or None,
-                config=Config(
-                    retries={"mode": "standard", "max_attempts": ATTEMPTS},
-                    s3={"addressing_style": style},
-                    connect_timeout=10,
-                    read_timeout=20,
-                ),
-            )
-        return self._known_client
-
-
-def _settings(filesystem: Any) -> dict[str, Any]:
-    _, (settings,) = filesystem.__reduce__()
-    return dict(settings)
+        with reachable(self.name):
+            for page in obstore.list(self.store, f"{name}/"):
+                obstore.delete(self.store, [one["path"] for one in page])
 
 
 def previous(name: str) -> str:
@@ -448,11 +322,17 @@ def is_record(name: str) -> bool:
 
 @contextmanager
 def reachable(location: str) -> Iterator[None]:
-    """A store that cannot be reached is the user's to fix: one line, no traceback, no password."""
+    """A store that cannot be reached is the user's to fix: one line, no traceback, no password. A
+    missing object stays a FileNotFoundError."""
+    from obstore.exceptions import BaseError
+
     try:
         yield
-    except OSError as error:
-        raise NoRoom(f"cannot reach {public(location)}: {one_line(error)}") from None
+    except FileNotFoundError:
+        raise
+    except (OSError, BaseError) as error:
+        reason = one_line(str(error).partition("\n")[0])
+        raise NoRoom(f"cannot reach {location}: {reason}") from None
 
 
 def public(location: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyarrow import fs
+from obstore.store import LocalStore
 
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting
@@ -475,8 +475,7 @@ def test_totals_that_mean_nothing_are_refused(ledger: Ledger, epsilon: float, de
 
 def _remote(place: Path) -> Ledger:
     """The same folder as an object store: no lock, only the order of writing and reading."""
-    tree = fs.SubTreeFileSystem(str(place), fs.LocalFileSystem())
-    return Ledger(RemoteFiles(tree, "ledger", "test://ledger"))
+    return Ledger(RemoteFiles(LocalStore(str(place / "ledger"), mkdir=True), "test://ledger"))
 
 
 def _race(place: Path, locks: bool, number: int, start: Any, results: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pyarrow import fs
+from obstore.store import LocalStore
 
 from dpfp_ray.data.texts import normal
 from dpfp_ray.privacy.people import OnceWritten, People, fingerprints
@@ -230,8 +230,8 @@ def test_everything_is_for_the_owner_only_whatever_the_umask(tmp_path: Path, uma
 
 def test_behind_a_uri_people_are_recognised_too(tmp_path: Path) -> None:
     (tmp_path / "bucket").mkdir()
-    remote = fs.SubTreeFileSystem(str(tmp_path / "bucket"), fs.LocalFileSystem())
-    people = People(OnceWritten(RemoteFiles(remote, "ledger", "test://ledger")))
+    remote = RemoteFiles(LocalStore(str(tmp_path / "bucket")), "test://ledger")
+    people = People(OnceWritten(remote))
     whole = people.register(TEXTS)
     assert people.register(TEXTS[:5]).overlaps == {whole.id: 5}
 

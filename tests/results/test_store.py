@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyarrow import fs
+from obstore.store import LocalStore, MemoryStore
 
 from dpfp_ray.results.rows import flatten
 from dpfp_ray.results.store import Store, load_records
@@ -27,8 +27,8 @@ from tests.support.result_records import make_record
 
 
 def memory_store() -> Store:
-    """pyarrow's file system in memory: the code path of every remote store."""
-    return Store("", RemoteFiles(fs._MockFileSystem(), "bucket/sweep", "mock://bucket/sweep"))
+    """An object store in memory: the code path of every remote store."""
+    return Store("", RemoteFiles(MemoryStore(), "memory://sweep"))
 
 
 def identities(store: Store) -> list[str]:
@@ -40,8 +40,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "memory":
         return memory_store()
     if request.param == "subtree":
-        files = RemoteFiles(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "", "sub")
-        return Store("", files)
+        return Store("", RemoteFiles(LocalStore(str(tmp_path)), "sub"))
     return Store(tmp_path / "s" if request.param == "path" else f"file://{tmp_path}/s")
 
 
@@ -272,7 +271,7 @@ def test_export_writes_the_same_table_three_times(store: Store) -> None:
         if isinstance(store.files, LocalFiles):
             return (store.files.root / name).read_bytes()
         assert isinstance(store.files, RemoteFiles)
-        return store.files.read(store.files._path(name))
+        return store.files.read(name)
 
     lines = [json.loads(line) for line in content("results.jsonl").splitlines()]
     assert lines == rows

@@ -1,7 +1,6 @@
 """A sweep on S3 (moto), behind a proxy where many requests fail: killed, continued, read."""
 
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from dpfp_ray.sweeps.trial import SweepState
 from dpfp_ray.system import lease
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.lease import held
-from dpfp_ray.system.storage import NewObjects, open_files
+from dpfp_ray.system.storage import open_files
 from tests.support.object_store import BUCKET, SECRET_KEY, Faults, ObjectStore, object_store
 from tests.support.one_release import make_table
 from tests.support.ports import free_ports
@@ -137,7 +136,6 @@ def test_of_many_creators_one_succeeds_and_of_many_seeds_one_is_kept(store: Obje
 
 def test_a_creator_that_hears_nothing_of_its_success_still_knows(store: ObjectStore) -> None:
     files = open_files(f"s3://{BUCKET}/lost-answer")
-    assert files.exclusive()
     store.faults = Faults(unanswered=0.5, seed=1)
     try:
         assert files.create("name", b"mine")
@@ -167,29 +165,6 @@ def test_of_many_drivers_never_two_have_the_store(
         list(pool.map(drive, range(24)))
     assert max(seen) == 1
     assert store.names("leased/") == []
-
-
-def test_a_store_that_ignores_conditions_is_noticed(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(NewObjects, "put", lambda self, path, content: True)
-    files = open_files(f"s3://{BUCKET}/careless")
-    assert files._s3 is not None
-    monkeypatch.setattr(files._s3, "_honoured", None)
-    assert not files.exclusive()
-    with held(files, "wait"):
-        (name,) = files.names()
-    assert name.count("-") == 2  # random digits
-
-
-def test_without_botocore_a_driver_says_what_to_install(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dpfp_ray.system.storage._KNOWN", {})
-    monkeypatch.setitem(sys.modules, "botocore.exceptions", None)
-    monkeypatch.setitem(sys.modules, "botocore.session", None)
-    with pytest.raises(UserError, match=r"pip install 'dpfp-ray\[s3\]'"):
-        open_files(f"s3://{BUCKET}/none").create("name", b"")
 
 
 # --- requests -----------------------------------------------------------------------------------
