@@ -10,7 +10,7 @@ DEMO ?= runs/demo
 # Before lint's programs: beside the tests it gives way to Ray's, the longest path.
 NICE ?=
 
-.PHONY: demo study bench check quick-tests test all-tests test-all nightly lint install clean
+.PHONY: demo study bench check quick-tests test all-tests test-all nightly lint docs install clean
 
 demo: install  ## a sweep, six methods at equal ε, an audit and a report, on real reviews
 	$(BIN)/dpfp demo --output $(DEMO)
@@ -44,6 +44,9 @@ lint: install  ## style, types and the direction of imports
 	$(NICE) $(BIN)/ruff format --check .
 	$(NICE) $(BIN)/mypy
 	$(NICE) $(BIN)/lint-imports
+
+docs: install  ## the documentation as a site, in build/site; warnings are errors
+	$(BIN)/sphinx-build -q -W --keep-going docs build/site
 
 install: $(STAMP)  ## the package and its tools, at the versions of constraints.txt
 
