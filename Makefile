@@ -46,7 +46,7 @@ lint: install  ## style, types and the direction of imports
 	$(NICE) $(BIN)/lint-imports
 
 docs: install  ## the documentation as a site, in build/site; warnings are errors
-	$(BIN)/sphinx-build -q -W --keep-going docs build/site
+	$(BIN)/sphinx-build -q -W --keep-going -c docs/site docs build/site
 
 install: $(STAMP)  ## the package and its tools, at the versions of constraints.txt
 

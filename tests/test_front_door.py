@@ -83,7 +83,7 @@ def test_a_finished_result_is_found_again(plan: Plan, from_command_line: Path) -
     assert run.model is None
     assert run.record == json.loads((from_command_line / RESULT).read_text())
     assert run.epsilon == pytest.approx(8, abs=0.01)
-    assert run.statement.startswith("privacy: nominal")
+    assert run.statement.startswith("privacy: NOMINAL")
     assert repr(run).startswith(f"<dpfp on custom: accuracy {run.accuracy:.4f}, ε = ")
 
 

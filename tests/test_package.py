@@ -1,6 +1,7 @@
 """The wheel: all that a person needs who has nothing but it, in an empty folder."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,19 +11,26 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "dpfp_ray", "search_spaces", "docs")
+DOCKERFILE = ROOT / "docs/cluster/Dockerfile"
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel's content, without a checkout beside it."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the paths that the Dockerfile copies, and from no others."""
     folder = tmp_path_factory.mktemp("wheel")
-    for name in BUILT_FROM:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, folder / name)
+    for line in re.findall(r"^COPY (.+)$", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE):
+        for name in line.split()[:-1]:
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, folder / name)
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", "out", "."]
     subprocess.run(command, cwd=folder, check=True)
-    (wheel,) = (folder / "out").glob("*.whl")
+    (built,) = (folder / "out").glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel's content, without a checkout beside it."""
     place = tmp_path_factory.mktemp("installed")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(place)
@@ -57,11 +65,27 @@ def test_every_module_is_in_the_wheel(installed: Path) -> None:
     assert ours == {path.relative_to(installed) for path in (installed / "dpfp_ray").rglob("*.py")}
 
 
-def test_what_the_dockerfile_copies_builds_the_wheel() -> None:
-    text = (ROOT / "docs/cluster/Dockerfile").read_text(encoding="utf-8")
-    copied = " ".join(line for line in text.splitlines() if line.startswith("COPY"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", "dpfp_ray", "search_spaces", "docs"):
-        assert name in copied
+@pytest.mark.nightly
+def test_the_wheel_alone_in_a_new_environment_runs_the_demo(wheel: Path, tmp_path: Path) -> None:
+    python = tmp_path / "venv/bin/python"
+    ours = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for command in (
+        [sys.executable, "-m", "venv", str(tmp_path / "venv")],
+        [python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", wheel],
+        [tmp_path / "venv/bin/dpfp", "demo", "--samples", "3", "--seeds", "1"],
+    ):
+        subprocess.run([str(word) for word in command], cwd=tmp_path, env=ours, check=True)
+    assert (tmp_path / "runs/demo/report/index.html").exists()
+    # What sweeps do not need is an extra, and says so.
+    for words in (["serve"], ["results", "s3://bucket/runs"]):
+        command = [str(tmp_path / "venv/bin/dpfp"), *words]
+        done = subprocess.run(command, cwd=tmp_path, env=ours, capture_output=True, text=True)
+        assert (done.returncode, "pip install 'dpfp-ray[" in done.stderr) == (2, True), done.stderr
+
+
+def test_the_dockerfile_is_clean() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    subprocess.run([str(hadolint), "--failure-threshold", "warning", str(DOCKERFILE)], check=True)
 
 
 def test_nothing_in_the_repository_is_a_link() -> None:

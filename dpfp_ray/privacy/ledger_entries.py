@@ -254,6 +254,14 @@ def use_of(
 
 # Above this ε the odds rise more than 20,000-fold.
 MEANINGLESS = 10.0
+PROTECTS_NOBODY = "so large that it protects nobody"
+
+
+def odds_text(epsilon: float, unit: str, labels_protected: bool) -> str:
+    """What a proved ε means for a `unit` (record or person) in the data, in one sentence."""
+    whose = unit if labels_protected else f"{unit}'s text"
+    odds = rounded_up(math.exp(epsilon))
+    return f"the odds that a {whose} was in the data rise at most {odds}-fold, but for δ"
 
 
 @dataclass(frozen=True)
@@ -317,12 +325,10 @@ class Spent:
             return "some uses had no privacy at all, so nothing is promised"
         if self.guarantee == "nominal":
             return "a part of it is only claimed (†), so nothing is promised"
-        if self.private_epsilon > MEANINGLESS:
-            return "so large that it protects nobody"
-        odds = rounded_up(math.exp(self.private_epsilon))
         who = "person" if self.units.get("person") else "record"
-        whose = who if self.labels_protected else f"{who}'s text"
-        odds_rise = f"the odds that a {whose} was in the data rise at most {odds}-fold, but for δ"
+        if self.private_epsilon > MEANINGLESS:
+            return PROTECTS_NOBODY
+        odds_rise = odds_text(self.private_epsilon, who, self.labels_protected)
         if self.total is not None or self.how.startswith("composition"):
             return odds_rise
         # A filter proves a total that was fixed beforehand; without one there is only this.

@@ -14,6 +14,7 @@ from typing import Any
 from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.calibration import expected_epsilon, likely_most_rows, shown_epsilon
+from dpfp_ray.privacy.ledger_entries import MEANINGLESS, PROTECTS_NOBODY, odds_text
 
 SCHEMA = 1
 RARE = 1e-6  # chance with which a record is drawn more often than "at most" says
@@ -272,22 +273,39 @@ def one_line(facts: Mapping[str, Any]) -> str:
     return f"proved, ε = {spent}, {facts['adjacency']}; not protected: {missing}"
 
 
-def brief(facts: Mapping[str, Any]) -> str:
+def first_line(facts: Mapping[str, Any]) -> str:
+    """The number and what it means, for a reader who reads one line and no more."""
+    audit = facts.get("audit") or {}
+    if audit.get("verdict") == "refuted":
+        bound = number(audit["epsilon"])
+        return f"REFUTED: an audit measured ε ≥ {bound}; do not rely on the stated ε"
     if "epsilon" not in facts:
-        return "privacy: none. This method promises nothing about the training data."
-    nominal = facts["guarantee"] == "nominal"
-    spent = facts["epsilon"].get(facts["accountant"])
-    word = "nominal ε" if nominal else "ε"
-    lines = [
-        f"privacy: {facts['guarantee']}. {word} = {number(spent)} ({facts['accountant']}), "
-        f"δ = {facts['delta']:.3g}; neighbours: {facts['neighbours']}"
-    ]
+        return "none: no guarantee, this model was trained without differential privacy"
+    epsilon = facts["epsilon"].get(facts["accountant"])
+    budget = f"ε = {number(epsilon)} at δ = {facts['delta']:.3g}"
+    if facts["guarantee"] == "nominal":
+        proved = facts["proved"]["epsilon"]
+        known = "no ε is proved" if proved is None else f"proved is ε = {number(proved)}"
+        return f"NOMINAL, not a guarantee: nominal {budget} is only claimed; {known}"
+    if epsilon is None or not float(epsilon) <= MEANINGLESS:
+        return f"proved, {budget}: {PROTECTS_NOBODY}"
+    bare_labels = any(part.startswith("labels") for part in facts["not_protected"])
+    return f"proved, {budget}: {odds_text(float(epsilon), unit_word(facts), not bare_labels)}"
+
+
+def brief(facts: Mapping[str, Any]) -> str:
+    """The first line, and what qualifies it."""
+    lines = [f"privacy: {first_line(facts)}"]
+    if "epsilon" not in facts:
+        return lines[0]
+    nominal = "nominal " if facts["guarantee"] == "nominal" else ""
     if nominal:
-        lines.append(f"  not a guarantee: {facts['reasons'][0]}")
-        lines.append(f"  proved ε: {number(facts['proved']['epsilon'])} ({facts['proved']['why']})")
+        lines.append(f"  why: {facts['reasons'][0].partition(' (')[0].rstrip('.')}")
+    details = [f"accountant {facts['accountant']}", f"neighbours: {facts['neighbours']}"]
     if facts["amplification"]["counted"]:
-        shown = number(facts["amplification"]["without_amplification"])
-        lines.append(f"  without amplification by sampling: {word} = {shown}")
+        bare = number(facts["amplification"]["without_amplification"])
+        details.append(f"without amplification by sampling {nominal}ε = {bare}")
+    lines.append(f"  {'; '.join(details)}")
     lines.append(f"  not protected: {'; '.join(p.split(':')[0] for p in facts['not_protected'])}")
     lines.append(f"  tuning: {facts['tuning']['text'].split('. ')[0]}")
     if facts.get("audit"):

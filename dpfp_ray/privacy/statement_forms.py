@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dpfp_ray.plan.plan import Plan
-from dpfp_ray.privacy.statement import number, unit_word
+from dpfp_ray.privacy.statement import first_line, number, unit_word
 from dpfp_ray.system.errors import UserError
 
 FORMS = ("text", "json", "nist", "registry")
@@ -22,25 +22,6 @@ FILL = "TO BE FILLED IN"
 DP_FY_ML = "Ponomareva et al. 2023, How to DP-fy ML (arXiv:2303.00654)"
 NIST = "Near et al. 2025, NIST SP 800-226, Guidelines for Evaluating DP Guarantees"
 Facts = Mapping[str, Any]
-
-
-def first_line(facts: Facts) -> str:
-    """What a reader who reads one line must know: most of all, that ε is no guarantee."""
-    audit = facts.get("audit") or {}
-    if audit.get("verdict") == "refuted":
-        return (
-            f"WARNING: the stated ε is REFUTED. An audit measured ε ≥ {number(audit['epsilon'])}; "
-            f"do not rely on it."
-        )
-    if "epsilon" not in facts:
-        return "No privacy guarantee: this model was trained without differential privacy."
-    spent = number(facts["epsilon"].get(facts["accountant"]))
-    budget = f"ε = {spent}, δ = {facts['delta']:.3g}"
-    if facts["guarantee"] == "nominal":
-        proved = facts["proved"]["epsilon"]
-        known = "none is proved" if proved is None else f"proved is ε = {number(proved)}"
-        return f"WARNING: {budget} is NOMINAL, not a guarantee ({known})."
-    return f"Differentially private with a proof: {budget} for {facts['unit']}."
 
 
 def seed_handling(facts: Facts) -> str:

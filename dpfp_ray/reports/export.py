@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfp_ray.models.export import Change, check_free, export_adapter, export_model
-from dpfp_ray.privacy.statement_forms import first_line
+from dpfp_ray.privacy.statement import first_line
 from dpfp_ray.reports.bundle import own_name
 from dpfp_ray.reports.ledger import known_ledger, spent_on
 from dpfp_ray.reports.model_card import base_model, model_card

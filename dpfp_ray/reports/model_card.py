@@ -8,8 +8,8 @@ from typing import Any
 from dpfp_ray.models.download import PRETRAINING_OVERLAP
 from dpfp_ray.plan.method_spec import find_spec
 from dpfp_ray.plan.plan import FIELDS, NOT_HASHED, Plan
-from dpfp_ray.privacy.statement import number, unit_word
-from dpfp_ray.privacy.statement_forms import first_line, seed_handling
+from dpfp_ray.privacy.statement import first_line, number, unit_word
+from dpfp_ray.privacy.statement_forms import seed_handling
 from dpfp_ray.reports.bundle import is_folder, needed_files, own_name
 from dpfp_ray.reports.tables import markdown_text
 from dpfp_ray.results.predict import CONFIDENCE, wilson

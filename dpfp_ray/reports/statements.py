@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfp_ray.privacy import statement_forms
-from dpfp_ray.privacy.statement import render
+from dpfp_ray.privacy.statement import first_line, render
 from dpfp_ray.results.runs import Run
 from dpfp_ray.system.errors import UserError, unknown
 from dpfp_ray.system.whole_files import to_json
@@ -38,7 +38,7 @@ def statement(
         return "\n".join([statement_forms.NIST, *answers])
     if form == "registry":
         return as_yaml(statement_forms.registry_entry(facts, plan, privacy, name)).rstrip("\n")
-    return f"{statement_forms.first_line(facts)}\n\n{render(facts)}"
+    return f"{first_line(facts)}\n\n{render(facts)}"
 
 
 def record_with_audit(run: Any, audit: str | Path | None) -> Record:

@@ -24,7 +24,7 @@ from dpfp_ray.service import SERVICE, digest_of
 from dpfp_ray.sweeps.cluster import cluster_address, connected, default_address, settings
 from dpfp_ray.sweeps.submit import LOOPBACK, read_token
 from dpfp_ray.sweeps.trial import resolve_storage
-from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.errors import UserError, require
 from dpfp_ray.system.signals import handling, ignoring_signals
 from dpfp_ray.system.terminal import stderr
 
@@ -200,6 +200,7 @@ def serve(
     address     local starts Ray here (default), auto joins this machine's cluster
     detach      leave it running on the cluster after the block; `stop_serving` ends it
     """
+    require("fastapi", "serve", "the results service")
     where = address or default_address()
     if detach:
         check_cluster("--detach", where)

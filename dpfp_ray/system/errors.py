@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 
 class UserError(Exception):
@@ -22,3 +23,9 @@ def unknown(kind: str, value: str, valid: Sequence[str]) -> str:
     nearest = longer or difflib.get_close_matches(str(value), valid, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"use one of {', '.join(valid)}"
     return f"unknown {kind} {value!r}; {hint}"
+
+
+def require(module: str, extra: str, purpose: str) -> None:
+    """Refuse what an optional dependency is needed for, with the command that installs it."""
+    if find_spec(module) is None:
+        raise UserError(f"{purpose} needs packages: pip install 'dpfp-ray[{extra}]'")

@@ -3,7 +3,7 @@
 A file that is written appears whole or not at all: by a rename where there are folders, by nature
 on object stores. A URI is a store of obstore's (`s3://`, `gs://`, `abfs://`): it repeats requests
 that fail, and has writes that fail where something is. Keys and endpoints come from the environment
-(or, for S3, from `~/.aws` where boto3 is installed), never from the URI, which others may see.
+(or, for S3, from `~/.aws` with `dpfp-ray[remote]`), never from the URI, which others may see.
 
 Listing must show what was written before it: true of local folders, and of S3 (since December
 2020), Google Cloud Storage and Azure.
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dpfp_ray.system.cache import NoRoom, trouble
-from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.errors import UserError, require
 from dpfp_ray.system.whole_files import (
     PRIVATE,
     PUBLIC,
@@ -123,6 +123,7 @@ def open_files(location: str | Path) -> Files:
 
 def open_store(uri: str) -> Any:
     """The object store behind a URI, with the settings of the environment."""
+    require("obstore", "remote", public(uri))
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 

@@ -100,7 +100,7 @@ def test_a_run_without_weights_cannot_be_exported(
 @pytest.mark.parametrize(
     ("form", "words"),
     [
-        ("text", "Differentially private with a proof: ε = 8"),
+        ("text", "proved, ε = 8"),
         ("registry", "name: Ours"),
         ("json", '"guarantee"'),
         ("nist", "[trust model]"),

@@ -265,7 +265,7 @@ def test_every_question_has_an_answer(one: Case) -> None:
 
 def test_without_privacy_the_one_answer_is_no() -> None:
     (only,) = nist_questions(*case("non_private"))
-    assert only["answer"].startswith("No privacy guarantee")
+    assert only["answer"].startswith("none: no guarantee")
     with pytest.raises(UserError, match="promises nothing"):
         registry_entry(*case("non_private"))
 
@@ -291,7 +291,7 @@ def test_a_refuted_epsilon_is_not_registered() -> None:
     audited = facts | {"audit": {"verdict": "refuted", "epsilon": 5.0}}
     given = registry_entry(audited, plan, privacy)["deployment"]["privacy_loss"]
     assert given["privacy_parameters"] == {}
-    assert first_line(audited).startswith("WARNING: the stated ε is REFUTED")
+    assert first_line(audited).startswith("REFUTED: an audit measured")
 
 
 def test_who_must_be_trusted_is_registered() -> None:

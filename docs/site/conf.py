@@ -14,7 +14,7 @@ project = "dpfp-ray"
 author = "The dpfp-ray maintainers"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 root_doc = "index"
-exclude_patterns = ["cluster/*", "README.md"]
+exclude_patterns = ["cluster/*", "site/*", "README.md"]
 html_theme = "furo"
 html_title = "dpfp-ray"
 myst_heading_anchors = 4
@@ -23,7 +23,7 @@ default_role = "code"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 88
-# Links out of docs/ (examples, benchmarks) are the repository's; tests/docs/test_links.py checks them.
+# Links out of docs/ lead into the repository; tests/docs/test_links.py checks them.
 suppress_warnings = ["myst.xref_missing", "myst.header"]
 
 ARGUMENT = re.compile(r"^(\*{0,2}\w+(?:, \w+)*) +(\S.*)$")
