@@ -114,7 +114,7 @@ def power_warning(plan: Plan, settings: Settings) -> str | None:
 
 
 def absence(plan: Plan) -> str:
-    if plan.one_release and plan.adjacency == "add_remove":
+    if (plan.one_release or plan.spec.by_library) and plan.adjacency == "add_remove":
         return "left_out"
     return str(plan.adjacency)
 

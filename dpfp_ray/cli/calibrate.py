@@ -9,6 +9,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from dpfp_ray.cli.options import add_flag, adder
+from dpfp_ray.plan.method_spec import MARKS
 from dpfp_ray.plan.plan import ACCOUNTANTS, FIELDS
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.system.whole_files import to_json
@@ -80,5 +81,6 @@ def show(found: "Calibration") -> None:
             f"σ² relative to M = 1: {found.noise_power_ratio:.3f} "
             f"(the paper's 1/M: {found.noise_power_ratio_claimed:.3f}, reached only for C/σ ≪ 1)"
         )
-    if plan.spec.guarantee == "nominal":
-        stdout.print(f"For {plan.spec.label} these ε are nominal: see docs/privacy.md.")
+    if plan.spec.guarantee in MARKS:
+        kind = plan.spec.guarantee
+        stdout.print(f"For {plan.spec.label} these ε are {kind}: dpfp glossary {kind}.")

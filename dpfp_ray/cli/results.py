@@ -31,6 +31,7 @@ from typing import Any
 
 from dpfp_ray import COLUMNS
 from dpfp_ray.cli.options import adder, given
+from dpfp_ray.plan.method_spec import MARKS
 from dpfp_ray.plan.plan import FIELDS
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.whole_files import to_json
@@ -43,9 +44,10 @@ HEADERS = {"epsilon": "ε", "delta": "δ", "sigma": "σ", "noise_multiplier": "�
 HEADERS |= {"batch_size": "B", "micro_batches": "M", "clip": "C", "learning_rate": "lr"}
 HEADERS |= {"examples_per_second": "ex/s", "peak_memory_bytes": "peak MiB"}
 HEADERS |= {"train_seconds": "train s"}
-NOMINAL = (
+UNPROVED = (
     "† nominal ε: what the paper's accounting says; it is no guarantee for this mode\n"
-    "  (dpfp glossary nominal)"
+    "  (dpfp glossary nominal)",
+    "§ claimed ε: it holds if another library does what it says (dpfp glossary claimed)",
 )
 
 
@@ -150,8 +152,10 @@ def show(
     everything = stdout.options.update(width=10_000)
     needed = Measurement.get(stdout, everything, table).maximum
     print_table(table, max(needed, page_width()) if chosen or wide else page_width())
-    if any("†" in _cell(row, name) for row in rows for name in names):
-        stdout.print(NOMINAL)
+    shown = "".join(_cell(row, name) for row in rows for name in names)
+    for text in UNPROVED:
+        if text[0] in shown:
+            stdout.print(text)
 
 
 def _worth_showing(rows: Sequence[Row], name: str) -> bool:
@@ -167,7 +171,7 @@ def _cell(row: Row, name: str) -> str:
     value = row.get(name)
     if value is None:
         return "—"
-    mark = "†" if name.startswith("epsilon") and row.get("guarantee") == "nominal" else ""
+    mark = MARKS.get(row.get("guarantee") or "", "") if name.startswith("epsilon") else ""
     return _printable(_formatted(value, name)) + mark
 
 

@@ -29,6 +29,7 @@ from dpfp_ray.cli.options import (
     given,
     plan_from,
 )
+from dpfp_ray.plan.method_spec import MARKS
 from dpfp_ray.system.whole_files import to_json
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def show(run: "TrainedRun", as_json: bool) -> None:
             f"{name} {'—' if value is None else format(float(value), '.3f')}"
             for name, value in privacy["epsilon"].items()
         )
-        mark = "nominal ε" if run.guarantee == "nominal" else "ε"
+        mark = f"{run.guarantee} ε" if run.guarantee in MARKS else "ε"
         stdout.print(f"{mark} (δ = {privacy['delta']:.3g}): {shown};  σ = {privacy['sigma']:.4f}")
     peak = run.record["cost"]["peak_memory_bytes"] / 2**20
     stdout.print(f"{time_text(run)}; peak memory {peak:,.0f} MiB")

@@ -78,7 +78,9 @@ def closed_form(*, ridge: float | None, shrinkage: float | None) -> Defaults:
 METHODS_ROOM = "dpfp_ray.methods"
 DEFAULT_METHOD = "dpfp"  # of a plan that names none: what this project is about
 FIRST_MODE = "paper"  # the mode of a plan that names none, and of methods that have only one
-GUARANTEES = ("none", "nominal", "proved")
+GUARANTEES = ("none", "nominal", "claimed", "proved")
+# What stands behind an ε that is no proved guarantee.
+MARKS = {"nominal": "†", "claimed": "§"}
 # What training may change: all weights, or the head with nothing, little or the last K layers of
 # the encoder (`models/scopes.py`).
 SCOPES = ("all", "head", "bias", "lora", "top:K")
@@ -93,6 +95,7 @@ USED_BY_SOME: dict[str, Any] = {
     "prior": "none",
     "label_epsilon": None,
     "clip_style": "abadi",
+    "grad_sample_mode": "hooks",
 }
 # Without a meaning where all is released at once, or where nothing is promised.
 STEP_FIELDS = ("batch_size", "epochs", "learning_rate", "schedule", "weight_decay")
@@ -125,6 +128,26 @@ class OneRelease:
     head: Callable[..., Any] | None = None
 
 
+def one_a_step(plan: "Plan", steps: int) -> int:
+    return steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByLibrary:
+    """Of a method whose sampler, gradients and noise are another library's.
+
+    `make(start)` gives a `methods/parts/contestant.py: Contestant`. The mechanism that the library
+    is claimed to run is n Gaussian releases on Poisson samples, each of `rate(plan)`: after t steps
+    n is `releases(plan, t)`. `claim` says in a line what the library must do for that to hold.
+    """
+
+    library: str  # its name on PyPI
+    make: Callable[..., Any]
+    rate: Callable[["Plan"], float]
+    claim: str
+    releases: Callable[["Plan", int], int] = one_a_step
+
+
 @dataclass(frozen=True)
 class OwnProfile:
     """Of a method that releases something else than Gaussian sums, and so has a theorem of its own.
@@ -147,9 +170,10 @@ class MethodSpec:
     guarantee: str
     adjacencies: tuple[str, ...]  # those that it can promise, the default first
     defaults: Defaults
-    # How it works: a class that trains in steps, or the functions of one release.
+    # How it works: a class that trains in steps, the functions of one release, or other code.
     steps: Callable[..., Any] | None = None
     one_release: OneRelease | None = None
+    by_library: ByLibrary | None = None
     own_profile: OwnProfile | None = None  # None: n Gaussian releases on Poisson samples
 
     mode: str = FIRST_MODE
@@ -180,8 +204,12 @@ class MethodSpec:
     def __post_init__(self) -> None:
         if self.guarantee not in GUARANTEES:
             raise ValueError(f"guarantee {self.guarantee!r} is none of {', '.join(GUARANTEES)}")
-        if (self.steps is None) == (self.one_release is None):
-            raise ValueError(f"{self.method} needs either steps or one_release")
+        if [self.steps, self.one_release, self.by_library].count(None) != 2:
+            raise ValueError(f"{self.method} needs one of steps, one_release and by_library")
+        if (self.guarantee == "claimed") != (self.by_library is not None):
+            raise ValueError(
+                f"{self.method}: an ε is claimed where a library trains, and only there"
+            )
         if (self.guarantee == "nominal") != bool(self.nominal):
             raise ValueError(f"{self.method} must say in `nominal` why its ε is nominal, if it is")
         if self.nominal and set(self.nominal) != set(self.scopes):

@@ -38,6 +38,7 @@ from dpfp_ray.system.errors import UserError, unknown
 
 CLIPPINGS = ("ghost", "hooks")
 CLIP_STYLES = ("abadi", "automatic")
+GRAD_SAMPLE_MODES = ("hooks", "ghost", "functorch")
 CARRIERS = ("weight", "history")
 ACCOUNTANTS = ("gdp", "rdp", "pld")
 LORA_RANK, LORA_ALPHA = 8, 16.0  # where Hu et al. 2022 and peft start
@@ -64,6 +65,7 @@ MOST_RECORDS = 10**10  # more than there are people; accountants take minutes fo
 UNSAID = {
     **dict.fromkeys((*LORA_FIELDS, "user_column", "max_per_user")),
     "clip_style": "abadi",
+    "grad_sample_mode": "hooks",
     "header": "first_line",
     "centring": "none",
 }
@@ -178,6 +180,9 @@ class Plan:
         "abadi",
         "what a row's gradient g is multiplied by: min(1, C/‖g‖), or C/(‖g‖ + 0.01)",
         CLIP_STYLES,
+    )
+    grad_sample_mode: str = option(
+        "hooks", "how Opacus gets per-example gradients, in its own words", GRAD_SAMPLE_MODES
     )
     rank: int = option(1, "rank r of the gradient carriers")
     power_iterations: int = option(1, "power iterations K that find the carriers")
@@ -327,6 +332,9 @@ class Plan:
 
     @property
     def p(self) -> float:
+        """The chance to be in a micro-batch; of a library's sampler, its own."""
+        if self.spec.by_library:
+            return self.spec.by_library.rate(self)
         return self.B / (self.M * self.D)
 
     @property
@@ -337,7 +345,12 @@ class Plan:
     @property
     def draws(self) -> int:
         """n = T M."""
-        return self.steps * self.M
+        return self.draws_after(self.steps)
+
+    def draws_after(self, steps: int) -> int:
+        if self.spec.by_library:
+            return self.spec.by_library.releases(self, steps)
+        return steps * self.M
 
     def epoch_ends(self) -> list[int]:
         """Step counts after which an epoch's worth of records has been drawn; the last is T."""

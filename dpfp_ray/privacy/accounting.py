@@ -80,9 +80,8 @@ def mechanism(plan: Plan, noise_multiplier: float, steps: int | None = None) -> 
     if plan.spec.own_profile:
         own = dataclasses.replace(own_profile(plan), sigma=noise_multiplier)
         return Mechanism(plan.p, done, noise_multiplier, str(plan.adjacency), own=own)
-    return Mechanism(
-        plan.p, done * plan.M, noise_multiplier, str(plan.adjacency), plan.label_epsilon or 0.0
-    )
+    n, adjacency = plan.draws_after(done), str(plan.adjacency)
+    return Mechanism(plan.p, n, noise_multiplier, adjacency, plan.label_epsilon or 0.0)
 
 
 def own_profile(plan: Plan) -> Any:

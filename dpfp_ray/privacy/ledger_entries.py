@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpfp_ray.plan.method_spec import MARKS
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting, ledger_cost
 from dpfp_ray.privacy.ledger_cost import (
@@ -33,7 +34,7 @@ from dpfp_ray.privacy.ledger_cost import (
 SCHEMA = 2
 # Rényi orders stored for custom mechanisms; dense, because a total chooses its order later.
 CURVE_ORDERS = tuple(sorted({*WIDE_ORDERS, *(1 + 2.0 ** (k / 8) for k in range(-32, 73))}))
-GUARANTEES = ("proved", "nominal", "none")  # from best to worst
+GUARANTEES = ("proved", "claimed", "nominal", "none")  # from best to worst
 PURPOSES = ("train", "trial", "audit", "evaluation")
 UNITS = ("record", "person")
 ENDS = ("finished", "failed", "stopped", "refused")
@@ -302,9 +303,10 @@ class Spent:
 
     @property
     def shown(self) -> str:
-        """ε of the private uses for people: rounded up, † if any of them is nominal."""
-        nominal = any(entry.use.guarantee == "nominal" for entry in self.used)
-        return rounded_up(self.private_epsilon) + "†" * nominal
+        """ε of the private uses for people: rounded up, † or § if any is nominal or claimed."""
+        found = {entry.use.guarantee for entry in self.used}
+        marks = "".join(mark for guarantee, mark in MARKS.items() if guarantee in found)
+        return rounded_up(self.private_epsilon) + marks
 
     @property
     def unprotected(self) -> list[str]:
@@ -324,7 +326,9 @@ class Spent:
         if self.guarantee == "none":
             return "some uses had no privacy at all, so nothing is promised"
         if self.guarantee == "nominal":
-            return "a part of it is only claimed (†), so nothing is promised"
+            return "a part of it is only nominal (†), so nothing is promised"
+        if self.guarantee == "claimed":
+            return "a part of it holds only if another library does what it says (§)"
         who = "person" if self.units.get("person") else "record"
         if self.private_epsilon > MEANINGLESS:
             return PROTECTS_NOBODY
@@ -338,7 +342,8 @@ class Spent:
         """What the number does not cover; empty if it covers everything."""
         used = self.used
         notes = []
-        for guarantee, words in (("nominal", "† nominal"), ("none", "without any privacy, ε = ∞")):
+        kinds = {"nominal": "† nominal", "claimed": "§ claimed by another library"}
+        for guarantee, words in (*kinds.items(), ("none", "without any privacy, ε = ∞")):
             methods = sorted({e.use.method for e in used if e.use.guarantee == guarantee})
             notes += [f"{words}: {', '.join(methods)}"] if methods else []
         private = {entry.use.method for entry in used if entry.use.guarantee != "none"}

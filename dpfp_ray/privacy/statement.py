@@ -4,6 +4,7 @@
 to people. What a method promises is in its spec. `guarantee` is the one word that tables show:
 
     proved    (ε, δ) as stated follows from theorems that apply to what the code does
+    claimed   it follows if another library, whose code this is, does what it says
     nominal   the number is what the method's authors' accounting says, and no guarantee
     none      nothing is promised
 """
@@ -11,6 +12,7 @@ to people. What a method promises is in its spec. `guarantee` is the one word th
 from collections.abc import Mapping
 from typing import Any
 
+from dpfp_ray.plan.method_spec import MARKS
 from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.calibration import expected_epsilon, likely_most_rows, shown_epsilon
@@ -42,7 +44,7 @@ CENTRAL_LIMIT = (
 
 
 def guarantee(plan: Plan, accountant: str | None = None) -> str:
-    """none | nominal | proved: of the plan's ε by `accountant`, or by its own."""
+    """none | nominal | claimed | proved: of the plan's ε by `accountant`, or by its own."""
     by_limit_theorem = (accountant or plan.accountant) == "gdp" and plan.private and plan.p < 1
     return "nominal" if by_limit_theorem else plan.spec.guarantee
 
@@ -76,6 +78,8 @@ def statement(
     mech = accounting.mechanism(plan, noise_multiplier, steps)
     nominal = plan.spec.nominal_for(plan.scope)
     central_limit = [CENTRAL_LIMIT] if guarantee(plan) == "nominal" else []
+    by = plan.spec.by_library
+    claimed = [f"It holds if {by.claim}; that code is not ours."] if by else []
     labels = ""
     if "label_epsilon" in plan.spec.uses:
         labels = f", and its {'randomised label' if plan.label_epsilon else 'label as it is'}"
@@ -90,7 +94,7 @@ def statement(
         "accountants": {name: _assumption(plan, name) for name in ACCOUNTANTS},
         "amplification": _amplification(plan, mech),
         "proved": _proved(plan, mech),
-        "reasons": list(nominal.reasons) if nominal else central_limit,
+        "reasons": [*(nominal.reasons if nominal else central_limit), *claimed],
         "released": [plan.spec.released + labels],
         "not_protected": _not_protected(plan, loss_shown),
         "assumptions": _assumptions(plan, seed_known),
@@ -161,6 +165,9 @@ def _proved(plan: Plan, mech: accounting.Mechanism) -> dict[str, Any]:
         if not nominal.proved:
             return {"epsilon": None, "why": nominal.not_proved}
         return {"epsilon": shown_epsilon(mech, plan.delta), "why": nominal.proved}
+    if by := plan.spec.by_library:
+        why = f"the code that draws, clips and adds noise is {by.library}'s; see `dpfp check`"
+        return {"epsilon": None, "why": why}
     known = [accounting.epsilon(mech, plan.delta, name) for name in ("pld", "rdp")]
     least = min((value for value in known if value is not None), default=None)
     return {"epsilon": least, "why": "docs/privacy.md has the proof"}
@@ -269,6 +276,8 @@ def one_line(facts: Mapping[str, Any]) -> str:
         epsilon, why = facts["proved"]["epsilon"], facts["proved"]["why"]
         known = why if epsilon is None else f"proved is ε = {number(epsilon)}"
         return f"nominal, not a guarantee ({known}); not protected: {missing}"
+    if facts["guarantee"] == "claimed":
+        return f"claimed, not proved ({facts['proved']['why']}); not protected: {missing}"
     spent = number(facts["epsilon"].get(facts["accountant"]))
     return f"proved, ε = {spent}, {facts['adjacency']}; not protected: {missing}"
 
@@ -287,10 +296,26 @@ def first_line(facts: Mapping[str, Any]) -> str:
         proved = facts["proved"]["epsilon"]
         known = "no ε is proved" if proved is None else f"proved is ε = {number(proved)}"
         return f"NOMINAL, not a guarantee: nominal {budget} is only claimed; {known}"
+    if facts["guarantee"] == "claimed":
+        return f"CLAIMED, not proved: {budget} if another library does what it says"
     if epsilon is None or not float(epsilon) <= MEANINGLESS:
         return f"proved, {budget}: {PROTECTS_NOBODY}"
     bare_labels = any(part.startswith("labels") for part in facts["not_protected"])
     return f"proved, {budget}: {odds_text(float(epsilon), unit_word(facts), not bare_labels)}"
+
+
+def unproved(facts: Mapping[str, Any]) -> str:
+    """The word before an ε that is no proved guarantee."""
+    return f"{facts['guarantee']} " if facts["guarantee"] in MARKS else ""
+
+
+def claim_lines(claim: Mapping[str, Any]) -> list[str]:
+    """What the library's own accountants say, and what is known of the library."""
+    own = ", ".join(f"{name} {number(value)}" for name, value in claim["epsilon"].items())
+    lines = [f"  - ε by its own accountants: {own}"] if own else []
+    if changed := claim["changed_files"]:
+        lines.append(f"  - NOT as it was published: {', '.join(changed[:5])}")
+    return lines + [f"  - {note}" for note in claim["notes"]]
 
 
 def brief(facts: Mapping[str, Any]) -> str:
@@ -298,7 +323,7 @@ def brief(facts: Mapping[str, Any]) -> str:
     lines = [f"privacy: {first_line(facts)}"]
     if "epsilon" not in facts:
         return lines[0]
-    nominal = "nominal " if facts["guarantee"] == "nominal" else ""
+    nominal = unproved(facts)
     if nominal:
         lines.append(f"  why: {facts['reasons'][0].partition(' (')[0].rstrip('.')}")
     details = [f"accountant {facts['accountant']}", f"neighbours: {facts['neighbours']}"]
@@ -317,7 +342,7 @@ def render(facts: Mapping[str, Any]) -> str:
     lines = [f"Privacy statement for {facts['method']}, scope {facts['scope']}"]
     lines += [f"plan {facts['plan_hash']}", f"guarantee: {facts['guarantee']}"]
     if "epsilon" in facts:
-        mark = "nominal " if facts["guarantee"] == "nominal" else ""
+        mark = unproved(facts)
         lines.append(f"trust: {facts['trust']}")
         lines.append(f"unit: {facts['unit']}; neighbouring data sets: {facts['neighbours']}")
         for name, value in facts["epsilon"].items():
@@ -339,13 +364,15 @@ def render(facts: Mapping[str, Any]) -> str:
             )
         lines.append(f"proved: ε = {number(facts['proved']['epsilon'])}. {facts['proved']['why']}")
         titles = (
-            ("why nominal", "reasons"),
+            (f"why {facts['guarantee']}", "reasons"),
             ("released", "released"),
             ("not protected", "not_protected"),
             ("assumed", "assumptions"),
         )
         for title, key in titles:
             lines += [f"{title}:", *(f"  - {item}" for item in facts[key])] if facts[key] else []
+        if claim := facts.get("claim"):
+            lines += [f"{claim['library']} {claim['version']}:", *claim_lines(claim)]
         chosen = facts["tuning"]
         cost = "" if chosen.get("epsilon") is None else f"ε = {number(chosen['epsilon'])}. "
         lines.append(f"tuning: {cost}{chosen['text']}")

@@ -239,7 +239,7 @@ def _mechanism(plan: Plan, privacy: Facts) -> str:
 def _parameters(facts: Facts) -> dict[str, float]:
     """The promised ε only, rounded up: programs that read it take it for a guarantee."""
     refuted = (facts.get("audit") or {}).get("verdict") == "refuted"
-    nominal = facts["guarantee"] == "nominal"
+    nominal = facts["guarantee"] != "proved"
     spent = facts["epsilon"].get(facts["accountant"])
     epsilon = facts["proved"]["epsilon"] if nominal else spent
     if refuted or epsilon is None or not math.isfinite(float(epsilon)):

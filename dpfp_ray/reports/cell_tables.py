@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
+from dpfp_ray.plan.method_spec import MARKS as UNPROVED
 from dpfp_ray.plan.method_spec import uses
 from dpfp_ray.reports import paper
 from dpfp_ray.reports.tables import (
@@ -22,12 +23,15 @@ from dpfp_ray.reports.tables import (
 )
 from dpfp_ray.results.cells import Cell, relative
 from dpfp_ray.results.contests import FEWEST_SEEDS, Contest
-from dpfp_ray.results.runs import ACCOUNTANT_NAMES, NOMINAL, REFUTED, Run
+from dpfp_ray.results.runs import ACCOUNTANT_NAMES, REFUTED, Run
 from dpfp_ray.results.statistics import Pair
 
 CellEntry = Callable[[Cell], Entry]
 MARKS = (
-    f"{NOMINAL} nominal ε: what the accounting says, and no guarantee; the statement says why.",
+    f"{UNPROVED['nominal']} nominal ε: what the accounting says, and no guarantee; the statement "
+    "says why.",
+    f"{UNPROVED['claimed']} claimed ε: it holds if another library, whose code trained, does what "
+    "it says.",
     f"{REFUTED} refuted: an audit found more leakage than the stated ε allows.",
 )
 POWERLESS = "○ this audit could not have refuted the ε: more canaries, or a smaller δ, would help."
@@ -503,7 +507,7 @@ def runs_table(runs: Sequence[Run], *, progress: bool = False) -> Table:
         }
         first = ("Run", "Status", "Method", "ε", "Accuracy (%)", "Done", "Time left", "ε spent")
         columns = {name: columns[name] for name in dict.fromkeys((*first, *columns))}
-    notes = MARKS[:1] if any(run.nominal for run in runs) else ()
+    notes = [legend for legend in MARKS if legend[0] in {run.mark for run in runs}]
 
     def running(run: Run) -> str:
         return "running" if progress and run.row["status"] == "running" else run_tone(run)

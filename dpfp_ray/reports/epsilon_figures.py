@@ -26,7 +26,7 @@ from dpfp_ray.results.contests import Contest
 from dpfp_ray.results.runs import ACCOUNTANT_NAMES
 from dpfp_ray.results.statistics import Pair
 
-ROWS_WORTH = "Filled: proved ε. Open: nominal (†), no guarantee. Crossed: refuted (‡)."
+ROWS_WORTH = "Filled: proved ε. Open: nominal (†) or claimed (§). Crossed: refuted (‡)."
 _MARKERS = "osD^vPh*"
 _LIGHTEST = 0.75  # of the colour map; lighter markers are hard to see on white
 _SPREAD = 0.5  # of a row's height, over which its points are spread
@@ -108,7 +108,7 @@ def _mean_accuracy(row: Sequence[Cell]) -> float:
 
 
 WORTH = (
-    "Filled, solid: proved ε. Open, dashed: nominal (†), no guarantee. Crossed, dotted: "
+    "Filled, solid: proved ε. Open, dashed: nominal (†) or claimed (§). Crossed, dotted: "
     "refuted (‡)."
 )
 MOST_CURVES = 8  # more cannot be followed by eye: a row each
@@ -229,7 +229,7 @@ def _method_line(axes: Any, line: Sequence[Cell], look: Any) -> None:
 
 def _rank(guarantee: str) -> int:
     """The least that any point of a line is worth decides how the line looks."""
-    order = ("refuted", "nominal", "unknown", "none", "proved")
+    order = ("refuted", "nominal", "claimed", "unknown", "none", "proved")
     return order.index(guarantee) if guarantee in order else 1
 
 

@@ -28,7 +28,7 @@ from dpfp_ray.reports.plots import (
 from dpfp_ray.reports.sweep_figures import heat_maps, held_fixed, held_text, sweep_figures
 from dpfp_ray.results.cells import Cell
 from dpfp_ray.results.contests import Contest, contests_of
-from dpfp_ray.results.runs import ACCOUNTANT_NAMES, NOMINAL, Budget, Run, method_label
+from dpfp_ray.results.runs import ACCOUNTANT_NAMES, Budget, Run, method_label
 from dpfp_ray.training import LEAST_SECONDS
 
 
@@ -179,7 +179,7 @@ def training_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
             title = f"Training at {budget}: {task}, {model}"
             caption = (
                 "Solid, left: dev accuracy, mean over seeds. Dotted, right: ε spent by then. "
-                f"{NOMINAL}: nominal ε, no guarantee."
+                "† nominal, § claimed ε: no proved guarantee."
             )
             yield finish(figure, f"training-{number}", title, caption, command)
 

@@ -116,6 +116,8 @@ def worth(winners: Sequence[Cell], refuted: Sequence[Run]) -> str:
         return ", but an audit refuted its ε"
     if guarantees == {"nominal"}:
         return ", but its ε is only nominal"
+    if guarantees == {"claimed"}:
+        return ", with an ε that its library claims"
     return ", and its guarantee is proved" if guarantees == {"proved"} else ""
 
 

@@ -89,6 +89,11 @@ def _plainly(facts: Mapping[str, Any]) -> str:
             "not rely on it to protect anybody: treat this model as if it could give away its "
             "training data."
         )
+    if facts["guarantee"] == "claimed":
+        return (
+            "**In plain words:** another library's code added noise in training. If it did what it "
+            "says, no single record shows for certain; nobody has proved that it did."
+        )
     unit = unit_word(facts)
     guess = GUESSES[unit, facts["adjacency"]]
     epsilon = float(facts["epsilon"].get(facts["accountant"]))
@@ -240,7 +245,8 @@ def _privacy(facts: Mapping[str, Any], paid: str) -> str:
     ]
     lines += ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)]
     if facts["reasons"]:
-        lines += ["", "**Why ε is nominal**", "", *(f"- {reason}" for reason in facts["reasons"])]
+        title = f"**Why ε is {facts['guarantee']}**"
+        lines += ["", title, "", *(f"- {reason}" for reason in facts["reasons"])]
     lines += ["", "**Not protected**", "", *(f"- {item}" for item in facts["not_protected"])]
     lines += ["", "**Assumed**", "", *(f"- {item}" for item in facts["assumptions"])]
     return "\n".join(lines)

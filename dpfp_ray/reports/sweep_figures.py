@@ -20,7 +20,7 @@ from dpfp_ray.reports.plots import (
     plain_log_labels,
     short,
 )
-from dpfp_ray.results.runs import NOMINAL, Budget, Run, method_label
+from dpfp_ray.results.runs import Budget, Run, method_label
 from dpfp_ray.results.study import study_of, varied_fields
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def heat_maps(runs: Sequence[Run], field: str, command: str, claim: str) -> Iter
     """Accuracy over `field` × learning rate for every set of runs that makes up a grid."""
     groups: dict[Held, dict[tuple[float, float], list[float]]] = {}
     sweeps: dict[Held, set[str]] = {}
-    nominal: set[Held] = set()
+    marks: dict[Held, str] = {}
     for run in runs:
         row = run.row
         if not run.scored or row[field] is None or row["learning_rate"] is None:
@@ -72,8 +72,7 @@ def heat_maps(runs: Sequence[Run], field: str, command: str, claim: str) -> Iter
         at = (row[field], row["learning_rate"])
         groups.setdefault(held, {}).setdefault(at, []).append(row["accuracy"])
         sweeps.setdefault(held, set()).update([row["sweep"]] if row["sweep"] else [])
-        if run.nominal:
-            nominal.add(held)
+        marks[held] = run.mark
     number = 0
     for held, scores in groups.items():
         columns = sorted({at[0] for at in scores})
@@ -82,7 +81,7 @@ def heat_maps(runs: Sequence[Run], field: str, command: str, claim: str) -> Iter
             continue
         number += 1
         model, task, method = held[:3]
-        shown = method_label(method) + (NOMINAL if held in nominal else "")
+        shown = method_label(method) + marks[held]
         title = f"Accuracy over {SYMBOLS[field]} × learning rate: {shown}, {task}, {model}"
         with canvas(height=1.9 + 0.5 * len(rows)) as (figure, axes):
             averages = {at: 100 * mean(values) for at, values in scores.items()}
@@ -168,9 +167,9 @@ def sweep_figures(runs: Sequence[Run], command: str) -> Iterator[Drawing]:
         number += 1
         lost = len(trials) - len(done)
         note = f" {lost} trials without a score are left out." if lost else ""
-        nominal = any(run.nominal for run in trials)
-        note += f" {NOMINAL}: nominal ε, no guarantee." if nominal else ""
-        where = f"{sweep}{NOMINAL * nominal}, {task}, {model}"
+        mark = "".join(sorted({run.mark for run in trials}))
+        note += f" {mark}: no proved guarantee." if mark else ""
+        where = f"{sweep}{mark}, {task}, {model}"
         for kind, drawn in optuna_plots(done, fields):
             title, caption = _PLOTS[kind]
             name, made = f"{kind}-{number}", f"{command}  # sweep {sweep}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpfp_ray.plan.method_spec import FIRST_MODE, METHODS, all_specs, is_private, labels
+from dpfp_ray.plan.method_spec import FIRST_MODE, MARKS, METHODS, all_specs, is_private, labels
 from dpfp_ray.results.rows import SPLIT, flatten
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.terminal import whole_seconds
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TASK_NAMES = {"mnli": "MNLI", "qqp": "QQP", "qnli": "QNLI", "sst2": "SST-2"}
 SPLIT_NAMES = {("mnli", "matched"): "MNLI-m", ("mnli", "mismatched"): "MNLI-mm"}
 ACCOUNTANT_NAMES = {"gdp": "GDP + CLT", "rdp": "RDP", "pld": "PLD"}
-NOMINAL, REFUTED = "†", "‡"
+REFUTED = "‡"
 
 
 def label(plan: Mapping[str, Any]) -> str:
@@ -91,7 +91,7 @@ class Run:
 
     @property
     def title(self) -> str:
-        """The method for people, with the mark of a nominal ε."""
+        """The method for people, with the mark of an ε that is not proved."""
         return method_label(self.method) + self.mark
 
     @property
@@ -163,13 +163,9 @@ class Run:
         return self.row["verdict"]
 
     @property
-    def nominal(self) -> bool:
-        """Is its ε what an accounting says, and no guarantee?"""
-        return self.row["guarantee"] == "nominal"
-
-    @property
     def mark(self) -> str:
-        return NOMINAL if self.nominal else ""
+        """Of an ε that is no proved guarantee."""
+        return MARKS.get(self.row["guarantee"] or "", "")
 
     @property
     def private(self) -> bool:

@@ -122,7 +122,7 @@ def build_app(storage: str, digest: str | None = None, ledger: str | None = None
     app = FastAPI(
         title=SERVICE,
         version=__version__,
-        description="Only reads. An ε with `nominal: true` is no guarantee and is shown with †.",
+        description="Only reads. An ε with `nominal: true` is no proved guarantee.",
         # Their pages load scripts from elsewhere; /openapi.json says the same.
         docs_url=None,
         redoc_url=None,
@@ -157,7 +157,7 @@ def build_app(storage: str, digest: str | None = None, ledger: str | None = None
             "offset": question.offset,
             "columns": snapshot.columns,
             "rows": [{name: run.row.get(name) for name in snapshot.columns} for run in part],
-            "nominal": [run.nominal for run in part],
+            "nominal": [bool(run.mark) for run in part],
             "legend": MARKS[0],
             "records": [run.record for run in part] if question.records else None,
         }

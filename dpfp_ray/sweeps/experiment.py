@@ -206,7 +206,7 @@ def trial_metrics(record: Record) -> dict[str, Any]:
         "seconds": trial.get("seconds"),
         "step": last["step"],
         "epsilon": 0.0 if spent is None else spent,
-        "nominal": record["privacy"].get("guarantee") == "nominal",
+        "guarantee": record["privacy"].get("guarantee", ""),
         **{f"epsilon_{name}": value for name, value in last["epsilon"].items()},
         "loss": last["train_loss"],
         "dev_loss": dev_loss(last),

@@ -22,7 +22,7 @@ from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.forecast import rates
 from dpfp_ray.training.machine import available_cores
 from dpfp_ray.training.prepare import TaskFacts, choose_representation
-from dpfp_ray.training.train import NOMINAL
+from dpfp_ray.training.train import UNPROVED
 
 RAY_SECONDS = 9.0  # until the first trial begins: Ray's start and a process that imports torch
 TRIAL_SECONDS = 0.35  # of each trial, on top of its training: building, recording, handing over
@@ -66,7 +66,7 @@ class Price:
             )
             bare = self.after.guarantee == "none"
             lines.append(line + "; runs without privacy promise nothing" * bare)
-            lines += [NOMINAL] if self.after.shown.endswith("†") else []
+            lines += [text for text in UNPROVED.values() if text[0] in self.after.shown]
         return lines
 
 

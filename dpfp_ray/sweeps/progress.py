@@ -34,7 +34,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dpfp_ray.plan.method_spec import FIRST_MODE, modes_of
+from dpfp_ray.plan.method_spec import FIRST_MODE, MARKS, modes_of
 from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
 from dpfp_ray.privacy.ledger_entries import Spent
 from dpfp_ray.privacy.statement import guarantee
@@ -300,8 +300,8 @@ def _outcome(trial: Any) -> str:
 
 
 def _spent(result: dict[str, Any]) -> str:
-    """ε by the plan's accountant; with a † if it is only nominal."""
-    mark = "†" if result.get("nominal") else ""
+    """ε by the plan's accountant; with † or § if it is only nominal or claimed."""
+    mark = MARKS.get(result.get("guarantee", ""), "")
     return f"{result['epsilon']:.3f}{mark}" if result.get("epsilon") else ""
 
 

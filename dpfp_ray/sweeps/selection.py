@@ -28,10 +28,11 @@ from typing import Any
 
 from dp_accounting import NeighboringRelation
 
+from dpfp_ray.plan.method_spec import MARKS
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting
 from dpfp_ray.privacy.ledger import Ledger
-from dpfp_ray.privacy.ledger_entries import Use
+from dpfp_ray.privacy.ledger_entries import GUARANTEES, Use
 from dpfp_ray.privacy.sampling import derived_seed, keyed_generator
 from dpfp_ray.privacy.selection import Selection, draw_trials, selection_curve, selection_epsilon
 from dpfp_ray.results.store import Store
@@ -72,13 +73,13 @@ class SelectionCost:
 
     @property
     def nominal(self) -> bool:
-        return self.entry.guarantee == "nominal"
+        return self.entry.guarantee in MARKS
 
     def sentence(self) -> str:
         return (
             f"the best of a random number of trials on {self.task} ({self.selection}, "
             f"{self.entry.adjacency}), all others and their number secret: "
-            f"ε = {self.epsilon:.3g}{'†' * self.nominal} ({self.accountant}), "
+            f"ε = {self.epsilon:.3g}{MARKS.get(self.entry.guarantee, '')} ({self.accountant}), "
             f"δ = {self.entry.delta:.3g}"
         )
 
@@ -122,7 +123,7 @@ def selection_cost(space: SearchSpace, chosen: Selection, bind: Bind) -> Selecti
     ]
     delta = min(plan.delta for plan in plans if plan.delta is not None)
     titles = ", ".join(dict.fromkeys(plan.spec.title for plan in plans))
-    nominal = any(plan.spec.guarantee == "nominal" for plan in plans)
+    kinds = {plan.spec.guarantee for plan in plans}
     entry = Use(
         purpose="trial",
         plan_hash="",
@@ -133,7 +134,7 @@ def selection_cost(space: SearchSpace, chosen: Selection, bind: Bind) -> Selecti
         parts=(selection_curve(zeroed, chosen),),
         adjacency=str(plans[0].adjacency),
         labels_protected=all(plan.spec.labels_protected for plan in plans),
-        guarantee="nominal" if nominal else "proved",
+        guarantee=max(kinds, key=GUARANTEES.index),
         delta=delta,
         run="",
         unit="person" if all(plan.unit == "person" for plan in plans) else "record",

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from rich.progress import BarColumn, Progress, TextColumn
 
+from dpfp_ray.plan.method_spec import MARKS
 from dpfp_ray.privacy.calibration import Spending
 from dpfp_ray.privacy.statement import guarantee
 from dpfp_ray.system.errors import UserError, unknown
@@ -34,7 +35,8 @@ class Silent:
     def __init__(self, run: Run, label: str) -> None:
         self.plan, self.label = run.plan, label
         self.spending = Spending(run.plan, run.prepared.noise_multiplier)
-        self.epsilon_name = "nominal ε" if guarantee(run.plan) == "nominal" else "ε"
+        kind = guarantee(run.plan)
+        self.epsilon_name = f"{kind} ε" if kind in MARKS else "ε"
         self.dev_scores: dict[str, float] = {}
         self.shown_at = time.monotonic()
         self.first: tuple[int, float] | None = None  # a step of this process, and when it was done

@@ -32,6 +32,7 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import Spending
 from dpfp_ray.privacy.sampling import keyed_generator, make_sampler, run_seed
 from dpfp_ray.system.errors import UserError
+from dpfp_ray.training.contest import Contest
 from dpfp_ray.training.dev_scores import ANSWERS, best_epoch, measure, pack
 from dpfp_ray.training.machine import Comm, keep_freed_memory, share
 from dpfp_ray.training.prepare import Data, Run
@@ -64,6 +65,7 @@ class Progress:
     train_seconds: float = 0.0
     eval_seconds: float = 0.0
     history: list[dict[str, Any]] = field(default_factory=list)
+    claim: dict[str, Any] = field(default_factory=dict)  # of another library's steps, at the end
 
 
 @dataclass(frozen=True)
@@ -122,10 +124,7 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
     # A plan names an encoder, and other weights can have the same name.
     content = f"{data.train.content()} {weights_hash(model)}"
     seed = run_seed(run.seed, plan, noise_multiplier, content)
-    sampler = make_sampler(plan, seed)
-    method = make_method(plan, model, noise_multiplier * plan.C, seed)
-    optimizer = make_optimizer(plan, method)
-    steps = Steps(plan, method, optimizer, data.train, sampler, comm, seed)
+    steps = make_steps(run, model, data.train, comm, seed)
     spending = Spending(plan, noise_multiplier)
     progress = Progress()
     epoch_ends = plan.epoch_ends()
@@ -136,10 +135,10 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
         refuse_other_weights(state, model)
         progress, loss_rows = Progress(**state["progress"]), state["loss_rows"]
         model.load_state_dict(state["model"], strict=False)
-        optimizer.load_state_dict(state["optimizer"])
+        steps.load_state(state["optimizer"])
         loss_sum += state["loss_sum"]
         best = state.get("best", {})
-    progress.noise_coordinates = method.noise_coordinates
+    progress.noise_coordinates = steps.noise_coordinates
 
     def checkpoint() -> State:
         return {
@@ -147,7 +146,7 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
             "loss_sum": loss_sum.item() if shows_loss else 0.0,
             "loss_rows": loss_rows if shows_loss else 0,
             "model": {name: p.detach() for name, p in trainable_parameters(model)},
-            "optimizer": optimizer.state_dict(),
+            "optimizer": steps.state(),
             "select": run.select,
             "best": best,
         }
@@ -159,7 +158,7 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
     still = Still(model) if progress.step == 0 and fast else None
     if progress.step == 0 and (public := [table for table in data.dev.values() if len(table)]):
         rows = np.arange(min(PROBE_ROWS, len(public[0])))
-        check_all_learn(method, take(public[0], rows, rows, device))
+        check_all_learn(steps.learner, take(public[0], rows, rows, device))
     model.train()
     if progress.step < plan.steps:
         yield Drawing()
@@ -190,8 +189,20 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
             loss_rows = 0
             yield Epoch(record, progress, checkpoint)
         yield Step(progress.step, mean_loss, checkpoint)
+    progress.claim = steps.claim()
+    steps.close()
     model.load_state_dict(best, strict=False)
     return progress
+
+
+def make_steps(run: Run, model: Classifier, table: Table, comm: Comm, seed: int) -> Steps | Contest:
+    """Ours, or those of the library that the plan's method is made by."""
+    plan, noise_multiplier = run.plan, run.prepared.noise_multiplier
+    if plan.spec.by_library:
+        return Contest(plan, model, noise_multiplier, table, comm, seed)
+    method = make_method(plan, model, noise_multiplier * plan.C, seed)
+    sampler = make_sampler(plan, seed)
+    return Steps(plan, method, make_optimizer(plan, method), table, sampler, comm, seed)
 
 
 def score_dev(model: Classifier, data: Data, comm: Comm, plan: Plan, progress: Progress) -> Scores:

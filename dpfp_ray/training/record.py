@@ -62,6 +62,22 @@ class KeptAnswers(TypedDict):
     dev: dict[str, Answers]
 
 
+class ClaimFacts(TypedDict, total=False):
+    """What another library that trained claims of the run; `epsilon` is by its own accountants."""
+
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    library: str
+    version: str
+    changed_files: list[str]
+    says: str
+    sampling_rate: float
+    noise_multiplier: float
+    releases: int
+    epsilon: dict[str, float]
+    settings: dict[str, Any]
+    notes: list[str]
+
+
 class PrivacyFacts(TypedDict, total=False):
     __pydantic_config__ = _OPEN  # type: ignore[misc]
     guarantee: str
@@ -74,6 +90,7 @@ class PrivacyFacts(TypedDict, total=False):
     draws: int
     noise_coordinates: int
     release_id: str
+    claim: ClaimFacts
 
 
 class CostFacts(TypedDict, total=False):

@@ -6,7 +6,7 @@ run would end with a score that is only a little lower.
 """
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -55,6 +55,7 @@ class Steps:
         assert not (plan.private and plan.dropout), "masks depend on parts and workers"
         self.plan, self.method, self.optimizer = plan, method, optimizer
         self.table, self.sampler, self.comm, self.seed = table, sampler, comm, seed
+        self.learner, self.noise_coordinates = method, method.noise_coordinates
         self.lengths, self.units = table.lengths, Units(table)
         # On a GPU the mask of packed rows would keep attention from its fastest way.
         self.packs = (
@@ -88,6 +89,17 @@ class Steps:
         set_learning_rate(self.optimizer, self.plan, step)
         self.optimizer.step()
         return Taken(loss, len(drawn), len(records))
+
+    def state(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state)
+
+    def claim(self) -> dict[str, Any]:
+        return {}  # of other libraries' steps (`training/contest.py`)
+
+    def close(self) -> None: ...
 
     def parts(
         self, records: Indices, owners: Indices | None, mine: Indices, packs: bool
@@ -163,7 +175,14 @@ class Still:
         return not self.start
 
 
-def check_all_learn(method: Method, probe: Rows) -> None:
+class Learner(Protocol):
+    @property
+    def model(self) -> Classifier: ...
+
+    def represent(self, inputs: dict[str, Tensor]) -> Tensor: ...
+
+
+def check_all_learn(method: Learner, probe: Rows) -> None:
     """Refuse to train when weights that should learn get nothing from the rows of `probe`.
 
     Those are of dev, which is public: whether a run starts must not tell of private rows.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -55,6 +55,8 @@ def run_events(run: Run, model: Classifier, comm: Comm | None = None) -> Iterato
     progress = yield from training(run, model, data, comm or SoloComm())
     record = result_record(run, progress, model)
     train_table = prepared.data.train
+    if progress.claim:
+        record["privacy"]["claim"] = record["statement"]["claim"] = cast(Any, progress.claim)
     if plan.one_release and isinstance(train_table, RepresentationTable):
         release = release_id(plan, prepared.noise_multiplier, train_table, run.seed)
         record["privacy"]["release_id"] = release
@@ -90,7 +92,7 @@ def result_record(run: Run, progress: Progress, model: Classifier) -> Record:
             "sigma": prepared.noise_multiplier * plan.C,
             "p": plan.p,
             "steps": progress.step,
-            "draws": progress.step * plan.M,
+            "draws": plan.draws_after(progress.step),
             "noise_coordinates": progress.noise_coordinates,
         },
         statement=statement(
@@ -119,10 +121,12 @@ def result_record(run: Run, progress: Progress, model: Classifier) -> Record:
     )
 
 
-NOMINAL = (
-    "† the ε of this method is nominal: its accounting assumes what does not hold for it, so it is "
-    "no guarantee (dpfp glossary nominal)"
-)
+UNPROVED = {
+    "nominal": "† the ε of this method is nominal: its accounting assumes what does not hold for "
+    "it, so it is no guarantee (dpfp glossary nominal)",
+    "claimed": "§ the ε of this method is claimed: it holds if another library, whose code trains, "
+    "does what it says (dpfp glossary claimed)",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -239,8 +243,8 @@ def train(
     prepared = prepare(plan, load_inputs(plan, task, own))
     display.say(from_data(plan, prepared.plan))
     plan = prepared.plan
-    if plan.spec.guarantee == "nominal":
-        display.say(NOMINAL)
+    if plan.spec.guarantee in UNPROVED:
+        display.say(UNPROVED[plan.spec.guarantee])
 
     with nullcontext() if folder is None else run_folder.held(folder, overwrite):
         state = begun = None

@@ -12,7 +12,7 @@ def test_help_names_every_method_that_uses_a_field() -> None:
             assert (name in shown.replace(";", ",").replace(" ", ",").split(",")) == (
                 field not in spec.unused
             )
-    assert "dpsgd 1000·D/67,349, 32 or more" in by_method("batch_size")
+    assert "dpsgd, opacus 1000·D/67,349, 32 or more" in by_method("batch_size")
     assert by_method("task") == ""
 
 

@@ -225,7 +225,8 @@ def test_mixed_modes_are_one_sum(ledger: Ledger) -> None:
     [
         ({}, "the odds that a record was in the data rise at most"),
         ({"unit": "person"}, "the odds that a person was in the data rise at most"),
-        ({"guarantee": "nominal"}, "only claimed (†), so nothing is promised"),
+        ({"guarantee": "nominal"}, "only nominal (†), so nothing is promised"),
+        ({"guarantee": "claimed"}, "holds only if another library does what it says (§)"),
         ({"guarantee": "none", "parts": ()}, "no privacy at all, so nothing is promised"),
         ({"parts": (Gaussian(1.0, 0.1),)}, "so large that it protects nobody"),
         ({"labels_protected": False}, "the odds that a record's text was in the data"),
