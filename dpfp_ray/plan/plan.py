@@ -352,6 +352,11 @@ class Plan:
             return self.spec.by_library.releases(self, steps)
         return steps * self.M
 
+    def learning_rate_at(self, step: int) -> float:
+        """Of step `step`, counted from 0."""
+        left = 1 - step / self.steps if self.schedule == "linear" else 1.0
+        return (self.learning_rate or 0.0) * left
+
     def epoch_ends(self) -> list[int]:
         """Step counts after which an epoch's worth of records has been drawn; the last is T."""
         whole = [

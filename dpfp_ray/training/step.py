@@ -150,9 +150,8 @@ def move(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, plan: Plan, step: int) -> None:
-    left = 1 - step / plan.steps if plan.schedule == "linear" else 1.0
     for group in optimizer.param_groups:
-        group["lr"] = (plan.learning_rate or 0.0) * left
+        group["lr"] = plan.learning_rate_at(step)
 
 
 class Still:
