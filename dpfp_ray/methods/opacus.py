@@ -84,12 +84,11 @@ class Opacus(Contestant):
         self.draws = torch.Generator().manual_seed(start.random_seed("opacus draws"))
         self.noise = torch.Generator(self.device).manual_seed(start.random_seed("opacus noise"))
         self.model.train()
-        optimizer = torch.optim.AdamW(
-            self.weights, lr=plan.learning_rate, weight_decay=plan.weight_decay, fused=True
-        )
-        rows = -(-len(self.table) // batches_a_pass(plan))
+        rate, decay = plan.learning_rate_at(0), plan.weight_decay or 0.0
+        optimizer = torch.optim.AdamW(self.weights, lr=rate, weight_decay=decay, fused=True)
+        places: Any = Places(len(self.table))
         loader: Any = DataLoader(
-            Places(len(self.table)), batch_size=rows, generator=self.draws, collate_fn=self.collate
+            places, self.loader_batch, generator=self.draws, collate_fn=self.collate
         )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Secure RNG turned off")  # the statement says it
@@ -132,6 +131,11 @@ class Opacus(Contestant):
             size = sum(weight.numel() for weight in self.weights)
             most = min(most, GRADIENT_BYTES // (4 * size))
         return max(1, most)
+
+    @property
+    def loader_batch(self) -> int:
+        """Such that the loader has as many batches as the rate says."""
+        return -(-len(self.table) // batches_a_pass(self.plan))
 
     @property
     def steps_done(self) -> int:
@@ -192,7 +196,7 @@ class Opacus(Contestant):
         return {
             "grad_sample_mode": self.plan.grad_sample_mode,
             "max_physical_batch_size": self.max_rows,
-            "batch_size_of_loader": -(-len(self.table) // batches_a_pass(self.plan)),
+            "batch_size_of_loader": self.loader_batch,
             "expected_batch_size": self.optimizer.expected_batch_size,
             "loss_reduction": self.optimizer.loss_reduction,
             "poisson_sampling": True,

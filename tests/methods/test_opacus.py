@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.methods.opacus import Opacus, batches_a_pass, own_epsilon
 from dpfp_ray.methods.parts.base import make_method
 from dpfp_ray.methods.parts.contestant import Start, installed
@@ -97,7 +96,7 @@ def test_equal_draws_and_no_noise_give_the_gradient_of_dpsgd(
     plan = tiny_plan("opacus", grad_sample_mode=mode, batch_size=12, **words)
     ours = tiny_plan("dpsgd", batch_size=12, **words)
     table: Any = tiny_data(model_folder).train
-    build = tiny_classifier
+    build: Any = tiny_classifier
     if scope == "head":
         table = head_table(24)
         build = lambda folder, plan: HeadClassifier(6, 2, "mean", 3)  # noqa: E731
@@ -244,7 +243,7 @@ def test_a_resumed_run_ends_with_the_same_weights(mode: str, killed_after: int) 
 def test_empty_draws_are_steps_with_noise_alone(model_folder: str, scope: str, mode: str) -> None:
     """With B = 1 a third of the steps is empty; the first is, too, with this seed."""
     plan = tiny_plan("opacus", batch_size=1, epochs=1, scope=scope, grad_sample_mode=mode)
-    table: TokenTable = tiny_data(model_folder).train
+    table = tiny_data(model_folder).train
     for seed in range(20):
         model = tiny_classifier(model_folder, plan)
         contestant = Opacus(Start(plan, model, table, 1.0, seed))
@@ -264,7 +263,8 @@ def test_padding_gets_no_gradient_because_the_encoder_masks_it(
 ) -> None:
     """Opacus's own rule for embeddings would give it one, which torch's does not."""
     plan = tiny_plan("opacus", batch_size=12, grad_sample_mode=mode)
-    table, model = tiny_data(model_folder).train, tiny_classifier(model_folder, plan)
+    table: Any = tiny_data(model_folder).train
+    model = tiny_classifier(model_folder, plan)
     next(Opacus(Start(plan, model, table, 0.0, SEED)).train())
     rows = gradients(model)["encoder.embeddings.word_embeddings.weight"]
     assert not rows[table.pad_token_id].any()
