@@ -65,7 +65,7 @@ def test_an_interrupted_and_continued_call_ends_as_the_command_does(
         patch.setitem(console.DISPLAYS, "silent", Stopping)
         with pytest.raises(Interrupted, match="stopped; saved in"):
             train(plan, output=tmp_path, seed=5, threads=1, reporter="silent")
-    assert {path.name for path in tmp_path.iterdir()} == {RESUME, f"{RESUME}.previous", SEED}
+    assert {path.name for path in tmp_path.iterdir()} == {RESUME, SEED}
     run = train(plan, output=tmp_path, threads=1, reporter="silent")
     assert (tmp_path / WEIGHTS).read_bytes() == (from_command_line / WEIGHTS).read_bytes()
     theirs = json.loads((from_command_line / RESULT).read_text())

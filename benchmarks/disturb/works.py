@@ -41,10 +41,10 @@ SEED_KNOWN = {
     "checksum",
 }  # what a record says of a seed that was given
 STATES = {
-    "train": ("resume.pt", "resume.pt.previous", "resume.seed"),
-    "audit": ("unfinished/resume.pt", "unfinished/resume.pt.previous", "audit.json"),
-    "sweep": ("states/*.pt", "states/*.pt.previous", "sweep.secret", "search-*.json"),
-    "compare": ("states/*.pt", "states/*.pt.previous", "sweep.secret"),
+    "train": ("resume.pt", "resume.seed"),
+    "audit": ("unfinished/resume.pt", "audit.json"),
+    "sweep": ("states/*.pt", "sweep.secret", "search-*.json"),
+    "compare": ("states/*.pt", "sweep.secret"),
 }
 
 

@@ -25,7 +25,7 @@ from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.sampling import derived_seed, fresh_seed, keyed_integer
 from dpfp_ray.results.store import Store, file_name
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.system.storage import open_files, previous
+from dpfp_ray.system.storage import open_files
 from dpfp_ray.system.whole_files import PRIVATE, is_copy, to_json, with_checksum, without_checksum
 from dpfp_ray.training import run_folder
 from dpfp_ray.training.loop import State
@@ -143,8 +143,8 @@ class SweepState:
         return run_folder.load_trial(self.files, _state_name(identity), seed, plan)
 
     def drop_trial(self, identity: str) -> None:
-        run_folder.drop_trial(self.files, _state_name(identity))
-        self.files.delete(_state_name(identity, "drawn"))
+        for kind in ("pt", "drawn"):
+            self.files.delete(_state_name(identity, kind))
 
     def mark_drawn(self, identity: str) -> None:
         self.files.write(_state_name(identity, "drawn"), b"drawn")
@@ -160,9 +160,7 @@ class SweepState:
         return self._read(f"search-{key}.json", json.loads) or []
 
     def save_search(self, key: str, proposals: list[dict[str, Any]]) -> None:
-        name = f"search-{key}.json"
-        self.files.keep(name)
-        self.files.write(name, with_checksum(to_json(proposals).encode()))
+        self.files.write(f"search-{key}.json", with_checksum(to_json(proposals).encode()))
 
     def seed(self, given: int | None) -> int:
         """The sweep's secret seed: given, or made once and kept until `forget`.
@@ -176,8 +174,6 @@ class SweepState:
             seed = fresh_seed() if given is None else given
             content = with_checksum((str(seed) if given is None else _mark(seed)).encode())
             if self.files.create(SECRET, content, PRIVATE):
-                # Twice, because it cannot be made again.
-                self.files.write(previous(SECRET), content, PRIVATE)
                 return seed
             return self.seed(given)  # another driver was faster
         if given is None and text.isdigit():
@@ -192,21 +188,16 @@ class SweepState:
         )
 
     def _read(self, name: str, parse: Callable[[bytes], Parsed]) -> Parsed | None:
-        """The newest whole version of a file; None if there is no version at all."""
-        damaged = False
-        for candidate in (name, previous(name)):
-            try:
-                return parse(without_checksum(self.files.read_name(candidate)))
-            except FileNotFoundError:
-                continue
-            except ValueError:  # JSON's and Unicode's errors, too
-                damaged = True
-        if damaged:
+        """What a file says; None if there is no such file."""
+        try:
+            return parse(without_checksum(self.files.read_name(name)))
+        except FileNotFoundError:
+            return None
+        except ValueError:  # JSON's and Unicode's errors, too
             raise UserError(
                 f"{self.files.name}/{name} is damaged; restore it from a backup, or use another "
                 f"--storage (the ledger keeps what was spent)"
-            )
-        return None
+            ) from None
 
     def forget(self) -> None:
         """The sweep is finished: delete its seed and all that was needed only to continue."""

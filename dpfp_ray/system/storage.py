@@ -28,7 +28,6 @@ from dpfp_ray.system.whole_files import (
     PUBLIC,
     new_file,
     private_folder,
-    scratch_of,
     whole_file,
 )
 
@@ -92,10 +91,6 @@ class Files(ABC):
 
         Of several who try at once with contents of their own, one succeeds.
         """
-
-    @abstractmethod
-    def keep(self, name: str) -> None:
-        """What is under `name`, if anything, is from now on also under `previous(name)`."""
 
     @abstractmethod
     def delete(self, name: str) -> None:
@@ -206,24 +201,6 @@ class LocalFiles(Files):
         except OSError as error:
             raise trouble(path, error) from None
 
-    def keep(self, name: str) -> None:
-        path = self.root / name
-        scratch = scratch_of(path)
-        try:
-            try:
-                os.link(path, scratch)  # takes no room
-            except FileNotFoundError:
-                return
-            except OSError:  # a file system without links
-                shutil.copyfile(path, scratch)
-                scratch.chmod(PRIVATE)
-            os.replace(scratch, self.root / previous(name))
-        except OSError as error:
-            raise trouble(path, error) from None
-        finally:
-            # A link to a file is not replaced by another link to it; then it is still there.
-            scratch.unlink(missing_ok=True)
-
     def delete(self, name: str) -> None:
         (self.root / name).unlink(missing_ok=True)
 
@@ -292,12 +269,6 @@ class RemoteFiles(Files):
                     return self.read(name) == content
                 return False
 
-    def keep(self, name: str) -> None:
-        import obstore
-
-        with reachable(self.name), suppress(FileNotFoundError):
-            obstore.copy(self.store, name, previous(name))
-
     def delete(self, name: str) -> None:
         import obstore
 
@@ -310,11 +281,6 @@ class RemoteFiles(Files):
         with reachable(self.name):
             for page in obstore.list(self.store, f"{name}/"):
                 obstore.delete(self.store, [one["path"] for one in page])
-
-
-def previous(name: str) -> str:
-    """Where `Files.keep` puts what is under `name`."""
-    return f"{name}.previous"
 
 
 def is_record(name: str) -> bool:

@@ -7,8 +7,8 @@ DIR/resume.seed           that seed alone, from before the first step: a run tha
                           its first save draws the same noise when it is run again, and pays once
 STORE/states/ID.pt        of a trial of a sweep, with a mark of its seed (the sweep's file has it)
 
-States are readable by their owner only, end with a checksum (`system/whole_files.py`), and leave
-the one before them as NAME.previous: what is damaged is never continued.
+States are readable by their owner only and end with a checksum (`system/whole_files.py`): what is
+damaged is never continued.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ from dpfp_ray.system import storage, whole_files
 from dpfp_ray.system.cache import NoRoom, explained, probe
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.lease import held_unless
-from dpfp_ray.system.storage import Files, LocalFiles, previous
+from dpfp_ray.system.storage import Files, LocalFiles
 from dpfp_ray.system.whole_files import Damaged
 from dpfp_ray.training.loop import KEYING, Progress, State
 from dpfp_ray.training.prepare import Data
@@ -271,8 +271,7 @@ def load_state(folder: Path, plan: Plan) -> State | None:
     if state is None:
         return None
     refuse_other_plan(f"{folder} holds an unfinished run of another plan", state["plan_hash"], plan)
-    whole = folder / RESUME
-    refuse_changed_files(plan, whole if whole.exists() else folder / previous(RESUME))
+    refuse_changed_files(plan, folder / RESUME)
     return state
 
 
@@ -337,11 +336,6 @@ def load_trial(files: Files, name: str, seed: int, plan: Plan) -> State | None:
     return state if same else None
 
 
-def drop_trial(files: Files, name: str) -> None:
-    files.delete(name)
-    files.delete(previous(name))
-
-
 def check_state(state: State, *also: str) -> None:
     """Damaged, unless the loop can go on from it; its checksum says that no byte has changed."""
     if (keying := state.get("keying", 1)) > KEYING:
@@ -355,7 +349,7 @@ def check_state(state: State, *also: str) -> None:
 
 def ask_for_room(folder: Path, model: Classifier, plan: Plan, weights: bool) -> None:
     """NoRoom if what a run leaves in `folder` would not fit: while it saves, a state and the one
-    before (Adam keeps two numbers for each weight), and at its end the weights."""
+    that it replaces (Adam keeps two numbers for each weight), and at its end the weights."""
     trained = sum(p.numel() * p.element_size() for _, p in trainable_parameters(model))
     states = 0 if plan.one_release else 2 * 3 * trained
     there = sum(path.stat().st_size for path in folder.glob(f"{RESUME}*"))
@@ -366,7 +360,6 @@ def ask_for_room(folder: Path, model: Classifier, plan: Plan, weights: bool) -> 
 def _write(files: Files, name: str, state: State) -> None:
     checked: whole_files.ChecksumWriter | None = None
     try:
-        files.keep(name)
         with files.writing(name, whole_files.PRIVATE) as stream:
             checked = whole_files.ChecksumWriter(stream)
             torch.save(state, cast(IO[bytes], checked))
@@ -387,23 +380,11 @@ def _size(value: Any) -> int:
 
 
 def _read(files: Files, name: str, check: Callable[[State], None]) -> State | None:
-    """The newest state that is whole and passes `check`; Damaged if there are only others."""
-    wrong: Damaged | None = None
-    for candidate in (name, previous(name)):
-        try:
-            content = whole_files.without_checksum(files.read_name(candidate))
-            state: State = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-            check(state)
-        except FileNotFoundError:
-            continue
-        except Damaged as error:
-            wrong = wrong or error
-            continue
-        if wrong is not None:
-            text = f"{files.name}/{name} is damaged ({wrong}); going on from the state before it"
-            warnings.warn(text, stacklevel=2)
-            files.delete(name)  # else the next save would keep it in place of the good one
-        return state
-    if wrong is not None:
-        raise wrong
-    return None
+    """The saved state, if there is one; Damaged if it is not whole or does not pass `check`."""
+    try:
+        content = whole_files.without_checksum(files.read_name(name))
+    except FileNotFoundError:
+        return None
+    state: State = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    check(state)
+    return state

@@ -135,7 +135,7 @@ def test_a_save_without_room_leaves_the_last_state_and_nothing_else(tmp_path: Pa
     state = run_folder.load_state(tmp_path, plan)
     assert state is not None
     assert state["progress"]["step"] == 3
-    assert {path.name for path in tmp_path.iterdir()} == {RESUME, f"{RESUME}.previous"}
+    assert {path.name for path in tmp_path.iterdir()} == {RESUME}
 
 
 @pytest.mark.usefixtures("little_room")

@@ -41,37 +41,9 @@ def test_a_trials_state_does_not_hold_its_seed(plan: Plan, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("where", [0.01, 0.5, 0.9, 0.999])
-def test_a_damaged_state_gives_way_to_the_one_before(
-    plan: Plan, tmp_path: Path, where: float
-) -> None:
-    for step in (3, 4):
-        run_folder.save_state(tmp_path, state_of(plan, step), seed=1)
-    flip_byte(tmp_path / RESUME, where)
-    with pytest.warns(UserWarning, match="going on from the state before it"):
-        state = run_folder.load_state(tmp_path, plan)
-    assert state is not None
-    assert state["progress"]["step"] == 3
-    # A save that is killed after it has kept the newest state must not lose the good one.
-    LocalFiles(tmp_path).keep(RESUME)
-    assert run_folder.load_state(tmp_path, plan) is not None
-
-
-def test_the_state_before_is_older_than_data_that_changed(tmp_path: Path) -> None:
-    (tmp_path / "data.csv").touch()
-    plan = Plan(train_file=str(tmp_path / "data.csv")).bind(records=1000, representation="mean")
-    for step in (3, 4):
-        run_folder.save_state(tmp_path, state_of(plan, step), seed=1)
-    flip_byte(tmp_path / RESUME, 0.5)
-    with pytest.warns(UserWarning, match="going on"):
-        assert run_folder.load_state(tmp_path, plan) is not None
-    os.utime(tmp_path / "data.csv", (2**32, 2**32))
-    with pytest.raises(UserError, match="has changed since"):
-        run_folder.load_state(tmp_path, plan)
-
-
-def test_a_damaged_state_without_another_is_refused_in_a_line(plan: Plan, tmp_path: Path) -> None:
+def test_a_damaged_state_is_refused_in_a_line(plan: Plan, tmp_path: Path, where: float) -> None:
     run_folder.save_state(tmp_path, state_of(plan), seed=1)
-    flip_byte(tmp_path / RESUME, 0.5)
+    flip_byte(tmp_path / RESUME, where)
     with pytest.raises(UserError, match=r"resume\.pt is damaged .*--overwrite"):
         run_folder.load_state(tmp_path, plan)
 
