@@ -20,18 +20,10 @@ Changing a total needs --force. `export` writes ledger.json, .csv, .md, .svg and
 """
 
 import argparse
-from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.cli.options import add_flag, adder, fields_of, given, plan_values, positive
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.whole_files import to_json
-
-if TYPE_CHECKING:
-    from dpfp_ray.reports.ledger import LedgerView
-
-# Columns of `show` that may go on a narrow page, the last first.
-IF_THEY_FIT = ("Records", "Status", "Guarantee", "Of", "σ/C", "Rate p", "By")
-GAP = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,38 +75,5 @@ def command(arguments: argparse.Namespace) -> int:
     elif arguments.json:
         print(to_json(view.to_json()))
     else:
-        show(view, arguments.wide)
+        view.show(wide=arguments.wide)
     return 0
-
-
-def show(view: "LedgerView", wide: bool) -> None:
-    from rich.table import Table
-
-    from dpfp_ray.system.terminal import page_width, print_table, stderr, stdout, that_fit
-
-    uses = view.uses
-    if view.spent is None or uses is None:
-        limit = "" if view.total is None else f" of a total of {view.total.epsilon:g}"
-        stdout.print(f"nothing was done yet: ε = 0{limit}", markup=False)
-        return
-    texts = {
-        column.title: [row.entries[number].text for row in uses.rows]
-        for number, column in enumerate(uses.columns)
-    }
-    titles = list(texts) if wide else that_fit(texts, IF_THEY_FIT, GAP, page_width())
-    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
-    for column in uses.columns:
-        if column.title in titles:
-            side: Any = "right" if column.numeric else "left"
-            table.add_column(column.title, justify=side, no_wrap=True)
-    for line in zip(*(texts[title] for title in titles), strict=True):
-        table.add_row(*line)
-    print_table(table, max(page_width(), 190 if wide else 0))
-    if len(titles) < len(texts):
-        stderr.print("--wide shows all columns", markup=False)
-    for text in view.spent.lines(basis=wide):
-        stdout.print(text, markup=False, soft_wrap=True)
-    others = [group.people for group in view.groups if group.people != view.spent.people]
-    if others:
-        names = ", ".join(others)
-        stderr.print(f"the ledger has other people, too (--people ID): {names}", markup=False)

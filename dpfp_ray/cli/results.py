@@ -118,40 +118,22 @@ def show(
 ) -> None:
     """One table; it never grows beyond the page unless more columns were asked for. Those chosen
     that are `optional` go where there is no room, the last first."""
-    from rich.measure import Measurement
-    from rich.table import Table
-    from rich.text import Text
-
-    from dpfp_ray.system.terminal import page_width, print_table, stdout, that_fit
+    from dpfp_ray.system.terminal import print_columns, stdout
 
     names = chosen or [n for n in (SHOWN if wide else NARROW) if _worth_showing(rows, n)]
     if not chosen:
         varied = [name for name in FIELDS if name not in names and _differ(rows, name)]
         names = [*names, *varied]
         optional = () if wide else varied
-    if optional:
-        heads = {HEADERS.get(name, name): name for name in names}
-        texts = {head: [_cell(row, name) for row in rows] for head, name in heads.items()}
-        may_go = [HEADERS.get(name, name) for name in optional]
-        names = [heads[head] for head in that_fit(texts, may_go, 1, page_width())]
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    for name in names:
-        number = COLUMNS.get(name, float) is not str
-        table.add_column(
-            Text(_printable(HEADERS.get(name, name))),
-            justify="right" if number else "left",
-            no_wrap=number,
-            overflow="fold",
-        )
-    for row in rows:
-        refuted = row.get("verdict") == "refuted"
-        # Text, not str: a task called "[red]" is a name and no markup.
-        cells = [Text(_cell(row, name)) for name in names]
-        table.add_row(*cells, style="red" if refuted else None)
-    # Columns asked for by name are never left out, whatever the width; the default ones fit a page.
-    everything = stdout.options.update(width=10_000)
-    needed = Measurement.get(stdout, everything, table).maximum
-    print_table(table, max(needed, page_width()) if chosen or wide else page_width())
+    heads = {name: _printable(HEADERS.get(name, name)) for name in names}
+    print_columns(
+        {heads[name]: [_cell(row, name) for row in rows] for name in names},
+        {heads[name] for name in names if COLUMNS.get(name, float) is not str},
+        [heads[name] for name in optional if name in heads],
+        gap=1,
+        fold=not (chosen or wide),
+        styles=["red" if row.get("verdict") == "refuted" else None for row in rows],
+    )
     shown = "".join(_cell(row, name) for row in rows for name in names)
     for text in UNPROVED:
         if text[0] in shown:

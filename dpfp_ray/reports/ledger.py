@@ -8,7 +8,7 @@ ledger().set_total(8)
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -21,13 +21,16 @@ from dpfp_ray.privacy.ledger_cost import Gaussian, Total
 from dpfp_ray.privacy.ledger_entries import Entry, Spent, sum_up
 from dpfp_ray.reports.plots import Drawing, canvas, finish
 from dpfp_ray.reports.tables import Entry as Cell
-from dpfp_ray.reports.tables import Table, build, number, text, to_csv, to_markdown
+from dpfp_ray.reports.tables import Table, build, number, show, text, to_csv, to_markdown
 from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.terminal import stderr, stdout
 from dpfp_ray.system.whole_files import to_json
 from dpfp_ray.training.record import Record, entry_of, fingerprint, status_of
 from dpfp_ray.training.run_folder import make_folder
 
 MOST_POINTS = 40  # of a curve; each is a sum of its own
+# Columns that may go on a narrow page, the last first.
+IF_THEY_FIT = ("Records", "Status", "Guarantee", "Of", "σ/C", "Rate p", "By")
 SUMMARY = ("people", "epsilon", "private_epsilon", "delta", "guarantee", "total")
 
 
@@ -73,6 +76,22 @@ class LedgerView:
     def uses(self) -> Table | None:
         """Every entry of `spent`, oldest first."""
         return None if self.spent is None else uses_table(self.spent)
+
+    def show(self, *, wide: bool = False) -> None:
+        """Print all uses and their sum, in as many columns as fit; `wide`: in all of them."""
+        if self.spent is None or self.uses is None:
+            limit = "" if self.total is None else f" of a total of {self.total.epsilon:g}"
+            stdout.print(f"nothing was done yet: ε = 0{limit}", markup=False)
+            return
+        show(replace(self.uses, notes=()), () if wide else IF_THEY_FIT)
+        if not wide:
+            stderr.print("--wide shows all columns", markup=False)
+        for line in self.spent.lines(basis=wide):
+            stdout.print(line, markup=False, soft_wrap=True)
+        others = [group.people for group in self.groups if group.people != self.spent.people]
+        if others:
+            names = ", ".join(others)
+            stderr.print(f"the ledger has other people, too (--people ID): {names}", markup=False)
 
     def to_json(self) -> dict[str, Any]:
         total = self.total

@@ -82,23 +82,3 @@ def statement_text(run: Run) -> str | None:
         return render(facts) if facts else None
     except Exception:  # a statement of another version must not cost the whole report
         return to_json(facts, indent=2)
-
-
-def unamplified_epsilon(run: Run) -> float | None:
-    """ε if nobody counts on the draws being hidden."""
-    return _number(run, "amplification", "without_amplification")
-
-
-def proved_epsilon(run: Run) -> float | None:
-    """The smallest ε that is a theorem for this run."""
-    return _number(run, "proved", "epsilon")
-
-
-def tuning_epsilon(run: Run) -> float | None:
-    """ε of all trials together, if the best one is released."""
-    return _number(run, "tuning", "epsilon")
-
-
-def _number(run: Run, part: str, name: str) -> float | None:
-    value = run.record["statement"].get(part, {}).get(name)
-    return None if value is None else float(value)  # JSON has an infinite ε as "inf"

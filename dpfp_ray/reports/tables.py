@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from dpfp_ray.results.rows import csv_text
-from dpfp_ray.system.terminal import page_width, print_prose, that_fit
-from dpfp_ray.system.terminal import print_table as print_rich
+from dpfp_ray.system.terminal import print_columns, print_prose
 
 MISSING = "—"
-GAP = 2  # spaces between columns in the terminal
 Item = TypeVar("Item")
 
 
@@ -186,23 +184,11 @@ _LATEX = {
 
 def show(table: Table, optional: Sequence[str] = ()) -> None:
     """Print on stdout; on a narrow page columns of `optional` go, the last one first."""
-    from rich.table import Table as RichTable
-
     texts = {
         column.title: [row.entries[at].text for row in (*table.rows, *table.foot)]
         for at, column in enumerate(table.columns)
     }
-    shown = that_fit(texts, optional, GAP, page_width())
-    rich = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
-    for column in table.columns:
-        if column.title in shown:
-            rich.add_column(
-                column.title, justify="right" if column.numeric else "left", no_wrap=True
-            )
-    for row in zip(*(texts[title] for title in shown), strict=True):
-        rich.add_row(*row)
-    # At its natural width also where rich, not seeing a terminal, assumes 80.
-    print_rich(rich, max(page_width(), 0 if optional else 400))
+    print_columns(texts, {c.title for c in table.columns if c.numeric}, optional)
     for note in table.notes:
         print_prose(note)
 

@@ -11,12 +11,14 @@ import signal
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import IO, Any, TypeVar, cast
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 PAGE = 80  # columns: what every terminal has
 JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it, and RAY_ADDRESS, for whatever a job runs
@@ -80,8 +82,30 @@ def that_fit(
     return kept
 
 
-def print_table(table: Any, width: int) -> None:
-    """A table on stdout, of this width even where the terminal is narrower."""
+def print_columns(
+    columns: Mapping[str, Sequence[str]],
+    numbers: Collection[str],
+    optional: Sequence[str] = (),
+    *,
+    gap: int = 2,
+    fold: bool = False,
+    styles: Sequence[str | None] = (),
+) -> None:
+    """A table on stdout: texts by heading. On a narrow page those of `optional` go, the last first;
+    what then does not fit is as wide as it is, or, with `fold`, folded."""
+    from rich.table import Table
+
+    kept = that_fit(columns, optional, gap, page_width())
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
+    for name in kept:
+        whole, side = name in numbers or not fold, "right" if name in numbers else "left"
+        table.add_column(Text(name), justify=cast(Any, side), no_wrap=whole, overflow="fold")
+    rows = zip(*(columns[name] for name in kept), strict=True)
+    for row, style in zip_longest(rows, styles):
+        # Text, not str: a task called "[red]" is a name and no markup.
+        table.add_row(*map(Text, row), style=style)
+    natural = sum(max(map(cell_len, [name, *columns[name]])) + gap for name in kept)
+    width = page_width() if fold else max(page_width(), natural)
     file = cast(IO[str], _KeptSpaces(stdout.file)) if JOB in os.environ else stdout.file
     Console(file=file, width=width, highlight=False).print(table)
 

@@ -6,7 +6,6 @@ import signal
 import threading
 
 import pytest
-from rich.table import Table
 
 from dpfp_ray.system import terminal
 from dpfp_ray.system.signals import Interrupted, ignoring_signals, signal_of, stopped_by_signals
@@ -14,29 +13,24 @@ from dpfp_ray.system.terminal import (
     JOB,
     clock,
     counted,
-    print_table,
+    print_columns,
     queue_seconds,
     that_fit,
     time_left,
     waiting,
 )
 
-
-def columns() -> Table:
-    table = Table("method", "accuracy", box=None)
-    table.add_row("dpfp", "0.5")
-    table.add_row("non_private", "0.75")
-    return table
+COLUMNS = {"method": ["dpfp", "non_private"], "accuracy": ["0.5", "0.75"]}
 
 
 def test_in_a_job_html_does_not_fold_the_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    print_table(columns(), 40)
+    print_columns(COLUMNS, {"accuracy"})
     plain = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert "\u00a0" not in "".join(plain)
     monkeypatch.setenv(JOB, "{}")
-    print_table(columns(), 40)
+    print_columns(COLUMNS, {"accuracy"})
     folded = re.sub(" +", " ", html.escape(capsys.readouterr().out))
     assert [line.replace("\u00a0", " ") for line in folded.splitlines()] == plain
 
