@@ -3,6 +3,7 @@
 Examples:
 
   dpfp compare --task demo --methods non_private,dpfp,dpsgd,rgp --epsilon 3,8 --output runs/compare
+  dpfp compare --task demo --output runs/all
   dpfp compare --task sst2 --data-dir glue/SST-2 --methods dpfp,dpsgd --epsilon 3 --seeds 3 --tune 8
   dpfp compare --task demo --methods dpfp:moments,dpsgd:head --audit --output runs/audited
   dpfp compare --task demo --methods dpfp,dpsgd --seeds 5 --dry-run --difference 1.0
@@ -41,7 +42,7 @@ from dpfp_ray.system.whole_files import to_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("comparison")
     add = adder(group)
-    add("--methods A,B,…", "default: all of them", default=",".join(METHODS))
+    add("--methods A,B,…", "default: all of them, each of DP-FP's modes included")
     add("--epsilon E1,E2,…", "budgets (default: 3)", dest="budgets")
     add("--seeds N", "repetitions of each", type=positive, default=1)
     add("--match", "batch: every method gets the same B (default 32)", choices=["batch"])
@@ -99,7 +100,10 @@ def command(arguments: argparse.Namespace) -> int:
     return show_failures(made.records)
 
 
-def parse_methods(text: str) -> list[str]:
+def parse_methods(text: str | None) -> list[str] | None:
+    """None: the usual ones."""
+    if text is None:
+        return None
     return check_methods(part.strip() for part in text.split(",") if part.strip())
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpfp_ray.cli.options import adder, plan_values
-from dpfp_ray.plan.values import make_plan
+from dpfp_ray.plan.values import make_plan, usual_methods
 from dpfp_ray.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def describe(command: Sequence[str]) -> Description:
             plans = [make_plan(values)]
         facts["sweep"] = Path(arguments.output).name
         facts["task"] = _joined(plan.task for plan in plans)
-        facts["methods"] = ",".join(parse_methods(arguments.methods))
+        facts["methods"] = ",".join(parse_methods(arguments.methods) or usual_methods())
         facts["epsilon"] = ",".join(f"{budget:g}" for budget in budgets)
     about = facts.get("sweep") if verb == "sweep" else facts["task"] or facts.get("sweep")
     files = [str(name) for plan in plans[:1] for name in (plan.train_file, plan.dev_file) if name]

@@ -178,6 +178,7 @@ class MethodSpec:
 
     mode: str = FIRST_MODE
     order: int = 100  # place in lists and figures; equal ones by name
+    compared: bool = True  # by a comparison that names no methods?
     scopes: tuple[str, ...] = ("all", "head")  # of `SCOPES`, the default first
     uses: tuple[str, ...] = ()  # plan fields that are not everyone's
     bounds_persons: bool = False  # are all rows of a person bounded as one (`user_column`)?

@@ -167,6 +167,16 @@ def from_data(asked: Plan, bound: Plan) -> str:
     return "from the data: " + ", ".join(parts)
 
 
+def usual_methods() -> list[str]:
+    """Names of the methods and modes that are compared where nobody names any."""
+    modes = {spec.method: modes_of(spec.method) for spec in all_specs().values()}
+    return [
+        spec.method if spec.mode == modes[spec.method][0] else f"{spec.method}:{spec.mode}"
+        for spec in all_specs().values()
+        if spec.compared
+    ]
+
+
 def variant(name: str) -> dict[str, str]:
     """The plan fields that `dpfp`, `dpfp:moments`, `dpsgd:head` or `dpsgd:top:2` stand for."""
     method, colon, kind = name.partition(":")

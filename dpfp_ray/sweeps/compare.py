@@ -19,9 +19,16 @@ from dpfp_ray.auditing.audit import Audited, audit_events, open_audit, power_war
 from dpfp_ray.auditing.audit import Settings as AuditSettings
 from dpfp_ray.data import Task
 from dpfp_ray.data.tasks import in_memory, load_task
-from dpfp_ray.plan.method_spec import LORA_FIELDS, METHODS, find_spec, spec_file
+from dpfp_ray.plan.method_spec import LORA_FIELDS, find_spec, spec_file
 from dpfp_ray.plan.plan import DATA_FIELDS, FIELDS, Plan
-from dpfp_ray.plan.values import check_budgets, check_methods, field_name, make_plan, variant
+from dpfp_ray.plan.values import (
+    check_budgets,
+    check_methods,
+    field_name,
+    make_plan,
+    usual_methods,
+    variant,
+)
 from dpfp_ray.privacy.ledger import Ledger, open_ledger
 from dpfp_ray.privacy.ledger_entries import Spent
 from dpfp_ray.privacy.sampling import keyed_generator
@@ -70,16 +77,34 @@ Settings = Mapping[str, Mapping[str, Any]]  # plan fields of one method or varia
 
 
 def cells_of(
-    methods: str | Iterable[str],
+    methods: str | Iterable[str] | None,
     epsilon: float | Iterable[float],
     fields: Mapping[str, Any],
     match: str | None,
     own: Settings | None,
 ) -> list[Values]:
-    """The cells that the keywords of `compare` ask for, checked."""
-    names = check_methods([methods] if isinstance(methods, str) else methods)
+    """The cells that the keywords of `compare` ask for, checked.
+
+    Where no methods are named, those of the usual ones that cannot run with these fields are left
+    out, which is said.
+    """
     budgets = check_budgets([epsilon] if isinstance(epsilon, int | float) else epsilon)
-    return plan_cells(names, budgets, fields, match, own)
+    if methods is not None:
+        names = check_methods([methods] if isinstance(methods, str) else methods)
+        return plan_cells(names, budgets, fields, match, own)
+    cells: list[Values] = []
+    refusals: dict[str, UserError] = {}
+    for name in usual_methods():
+        try:
+            mine = plan_cells([name], budgets, fields, match, own)
+            cells += mine if all(make_plan(cell) for cell in mine) else []
+        except UserError as error:
+            refusals[name] = error
+    if not cells:
+        raise next(iter(refusals.values()))
+    for name, refusal in refusals.items():
+        say(f"without {name}: {refusal}")
+    return cells
 
 
 def plan_cells(
@@ -111,7 +136,7 @@ def plan_cells(
 
 def preview(
     *,
-    methods: str | Iterable[str] = METHODS,
+    methods: str | Iterable[str] | None = None,
     epsilon: float | Iterable[float] = 3.0,
     seeds: int = 1,
     match: str | None = None,
@@ -413,7 +438,7 @@ class Comparison:
 def compare(
     *,
     output: str | Path,
-    methods: str | Iterable[str] = METHODS,
+    methods: str | Iterable[str] | None = None,
     epsilon: float | Iterable[float] = 3.0,
     seeds: int = 1,
     match: str | None = None,
@@ -437,7 +462,7 @@ def compare(
     """Run every method at every budget, `seeds` times, and sum up.
 
     output    folder or URI of the results
-    methods   such as ["non_private", "dpfp:moments", "dpsgd:head"] (default: all)
+    methods   such as ["non_private", "dpfp:moments", "dpsgd:head"] (default: all in all modes)
     epsilon   one budget or several
     match     "batch": every method gets the same batch size (default 32)
     settings  plan fields for one method only, such as {"dpfp": {"learning_rate": 1e-4}}

@@ -131,7 +131,7 @@ def test_every_row_is_audited_and_its_outcome_is_everywhere(
         (["--methods", "dpfp:momints"], "did you mean 'moments'?"),
         (["--methods", "dpsgd:moments"], "head"),
         (["--methods", ","], "methods is empty"),
-        (["--batch-size", "1000"], "1000"),
+        (["--methods", METHODS, "--batch-size", "1000"], "1000"),
         (["--methods", "dpsgd", "--adjacency", "zero_out"], "add_remove"),
     ],
 )

@@ -16,6 +16,7 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.results.power import seeds_needed, smallest_difference
+from dpfp_ray.results.runs import label as label_of
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps import compare as comparing
 from dpfp_ray.sweeps.cluster import RayOptions
@@ -23,6 +24,7 @@ from dpfp_ray.sweeps.compare import (
     audit_task,
     audits_of,
     bind_cells,
+    cells_of,
     compare,
     drawn,
     plan_cells,
@@ -269,6 +271,21 @@ def test_a_dry_run_reads_the_data_and_writes_nothing(
 def test_nothing_is_run_without_a_place_for_results(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--task", "demo"]) == 2
     assert "--output is missing" in capsys.readouterr().err
+
+
+def test_a_comparison_that_names_no_methods_has_opacus_ours_and_the_proved_heads() -> None:
+    cells = cells_of(None, 3.0, {"task": "demo"}, None, None)
+    names = [label_of(make_plan(cell).to_dict()) for cell in cells]
+    proved_heads = ["dpfp release_once", "dpfp moments", "objpert head"]
+    assert names == ["non_private", "dpsgd", "opacus", "rgp", "dpfp", *proved_heads]
+
+
+def test_methods_that_cannot_protect_persons_are_left_out_in_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cells = cells_of(None, 3.0, {"train_file": "a.csv", "user_column": "author"}, None, None)
+    assert "opacus" not in [cell["method"] for cell in cells]
+    assert "without opacus: opacus bounds each record by itself" in capsys.readouterr().err
 
 
 def test_preview_of_one_method_says_that_nothing_is_compared(tiny_task: dict[str, Any]) -> None:
