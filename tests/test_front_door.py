@@ -16,14 +16,8 @@ from dpfp_ray import (
     UserError,
     calibrate,
     compare,
-    evaluate,
-    export,
-    glossary,
     ledger,
     load_results,
-    predict,
-    preview,
-    statement,
     sweep,
     train,
 )
@@ -74,10 +68,6 @@ def test_an_interrupted_and_continued_call_ends_as_the_command_does(
     assert sorted(path.name for path in tmp_path.iterdir()) == [RESULT, WEIGHTS]
 
 
-def test_an_interrupt_ends_a_notebook_cell() -> None:
-    assert issubclass(Interrupted, KeyboardInterrupt)
-
-
 def test_a_finished_result_is_found_again(plan: Plan, from_command_line: Path) -> None:
     run = train(plan, output=from_command_line, threads=1, reporter="silent")
     assert run.model is None
@@ -119,15 +109,6 @@ def test_an_unknown_reporter_is_refused(plan: Plan) -> None:
         train(plan, reporter="silnt")
 
 
-def test_calibrate_gives_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = Plan(batch_size=32, micro_batches=8, accountant="gdp", clip=1.0)
-    found = calibrate(plan, records=2000)
-    flags = ["--records=2000", "--batch-size=32", "--micro-batches=8", "--accountant=gdp"]
-    assert main(["calibrate", *flags, "--json"]) == 0
-    assert found.to_dict() == json.loads(capsys.readouterr().out)
-    assert found.sigma == found.noise_multiplier
-
-
 def test_calibrate_needs_the_number_of_records() -> None:
     with pytest.raises(UserError, match="give records"):
         calibrate(Plan())
@@ -145,64 +126,10 @@ def test_a_place_within_another_counts_once(from_command_line: Path) -> None:
     assert len(load_results(from_command_line, from_command_line)) == 1
 
 
-def test_results_are_chosen_as_the_command_chooses(
-    from_command_line: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = {"where": "epsilon <= 8", "sort": "accuracy", "columns": "method,epsilon"}
-    frame = load_results(from_command_line, **asked, limit=1)
-    words = [word for key, value in asked.items() for word in (f"--{key}", value)]
-    assert printed(["results", str(from_command_line), *words, "--json"], capsys) == frame.to_dict(
-        "records"
-    )
-    assert load_results(from_command_line, where="epsilon > 8").empty
-
-
 def printed(argv: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
     capsys.readouterr()
     assert main(argv) == 0
     return json.loads(capsys.readouterr().out)
-
-
-def test_predict_answers_as_the_command_does(
-    from_command_line: Path, tiny_task: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    (answer,) = predict(from_command_line, "a great film")
-    run = str(from_command_line)
-    assert answer.as_json() == printed(["predict", run, "--json", "--text=a great film"], capsys)
-    answers = predict(from_command_line, file=tiny_task["dev_file"], batch=7)
-    assert answers.labelled
-    assert len(list(answers)) == answers.evaluation().rows == 40
-
-
-def test_evaluate_scores_as_the_command_does(
-    from_command_line: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    scores = json.loads(json.dumps(evaluate(from_command_line, dev=True).as_json()))
-    words = ["predict", str(from_command_line), "--dev", "--evaluate", "--json"]
-    assert scores == printed(words, capsys)
-
-
-def test_predict_wants_one_kind_of_rows(from_command_line: Path) -> None:
-    with pytest.raises(UserError, match="give one of"):
-        predict(from_command_line, "a great film", dev=True)
-
-
-def test_a_statement_is_what_the_command_prints(
-    from_command_line: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["statement", str(from_command_line), "--format", "json"]
-    assert json.loads(statement(from_command_line, form="json")) == printed(words, capsys)
-    with pytest.raises(UserError, match="did you mean 'nist'"):
-        statement(from_command_line, form="nits")
-
-
-def test_an_export_is_the_one_of_the_command(from_command_line: Path, tmp_path: Path) -> None:
-    made = export(from_command_line, tmp_path / "ours", name="one")
-    theirs = tmp_path / "theirs"
-    assert main(["export", str(from_command_line), str(theirs), "--name", "one"]) == 0
-    for path in theirs.iterdir():
-        assert (made.folder / path.name).read_bytes() == path.read_bytes()
-    assert made.guarantee in (theirs / "README.md").read_text()
 
 
 def test_the_ledger_is_the_one_that_the_command_shows(
@@ -215,21 +142,6 @@ def test_the_ledger_is_the_one_that_the_command_shows(
     assert (book.spent, book.total) == (None, total)
     with pytest.raises(UserError, match="has no entries"):
         book.write(tmp_path / "out")
-
-
-def test_the_glossary_is_asked_for_words(capsys: pytest.CaptureFixture[str]) -> None:
-    names = [term.name for term in glossary("nominal", "zero_out")]
-    found = printed(["glossary", "nominal", "zero_out", "--json"], capsys)
-    assert [term["name"] for term in found] == names
-
-
-def test_a_preview_is_the_dry_run_of_a_comparison(
-    tiny_task: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    shared = {k: v for k, v in tiny_task.items() if k not in ("method", "epsilon")}
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in shared.items()]
-    words = ["compare", "--methods=dpfp,dpsgd", "--epsilon=8", "--dry-run", "--json", *flags]
-    assert preview(methods=["dpfp", "dpsgd"], epsilon=8, **shared) == printed(words, capsys)
 
 
 def test_a_report_is_a_page_with_its_files(from_command_line: Path, tmp_path: Path) -> None:

@@ -73,27 +73,6 @@ def test_overwrite_starts_again(
     assert json.loads((tmp_path / "audit.json").read_text())["members"] != first["members"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--canaries", "200"], "canaries is 200; with 300 training records it can be 1 to 150"),
-        (["--confidence", "95"], "confidence is 95"),
-        (["--canaries", "0"], "canaries is 0"),
-    ],
-)
-def test_mistakes_get_one_line(
-    common: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    flags: list[str],
-    message: str,
-) -> None:
-    assert main([*common, *flags, "--output", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
 def test_the_flags_offer_what_there_is() -> None:
     assert verb.FAMILIES == FAMILIES
     assert verb.ACCESS == ACCESS

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from dpfp_ray.cli.main import main
-from tests.cli.test_main import fails
 
 SST2 = ["--records", "67349", "--batch-size", "32", "--micro-batches", "32", "--epochs", "3"]
 SMALL = ["--records", "2000", "--batch-size", "32", "--micro-batches", "8"]
@@ -57,20 +56,3 @@ def test_a_calibration_is_remembered(
     ):
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("computed again"))
     assert calibrate(capsys, *SMALL, "--epsilon", "3") == facts
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ("--micro-batches 64", "M = 64 is more than batch_size B = 32"),
-        ("--epsilon nan", "epsilon is nan"),
-        ("--batch-size 2.5", "batch_size is '2.5'"),
-        (f"--records {'9' * 20}", f"records is {'9' * 20}; give a whole number from 1 to"),
-        ("--method non_private", "non_private"),
-        ("--adjacency add_remove", "not one that dpfp paper can promise"),
-        ("--accountant rdp --adjacency replace_one", "no bound for adjacency"),
-    ],
-)
-def test_bad_values_are_one_line(flags: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    base = ["calibrate", "--records", "2000", "--batch-size", "32"]
-    assert says in fails([*base, *flags.split()], capsys)

@@ -121,34 +121,6 @@ def test_every_row_is_audited_and_its_outcome_is_everywhere(
     assert [audit["canaries"] for audit in audits.values()] == [20, 20]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--epsilon", "inf"], "use --methods non_private"),
-        (["--epsilon", "3,x"], "'3,x' is not a list of numbers"),
-        (["--epsilon", "0"], "above 0"),
-        (["--methods", "dpfd"], "did you mean 'dpfp'?"),
-        (["--methods", "dpfp:momints"], "did you mean 'moments'?"),
-        (["--methods", "dpsgd:moments"], "head"),
-        (["--methods", ","], "methods is empty"),
-        (["--methods", METHODS, "--batch-size", "1000"], "1000"),
-        (["--methods", "dpsgd", "--adjacency", "zero_out"], "add_remove"),
-    ],
-)
-def test_mistakes_are_one_line(
-    arguments: list[str],
-    words: str,
-    tiny_task: dict[str, Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main([*flags(tiny_task, tmp_path, *INPUTS), *arguments]) == 2
-    errors = capsys.readouterr().err
-    assert words in errors
-    assert errors.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_setting_reaches_its_own_method_or_variant_only() -> None:
     settings = parse_settings(["dpfp.lr=1e-4", "dpsgd.epochs=4", "dpsgd:head.lr=1e-2"])
     names = ["non_private", "dpfp", "dpsgd", "dpsgd:head"]
@@ -164,27 +136,6 @@ def test_a_setting_reaches_its_own_method_or_variant_only() -> None:
 def test_a_wrong_setting_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(UserError, match="--set"):
         parse_settings([text])
-
-
-@pytest.mark.parametrize(
-    ("plan", "line"),
-    [
-        ("epsilon: [[[]]]", "epsilon [[[]]] is not a list of numbers; give 3 or 3,8"),
-        ("epsilon: [1, x]", "epsilon [1, 'x'] is not a list of numbers; give 3 or 3,8"),
-        ("epsilon: []", "epsilon is empty"),
-        ("epsilon: 0b" + "1" * 60_000, "a number of more than 300 digits"),
-        ("null:", "unknown key 'None'"),
-        ("difference: 3", "unknown key 'difference'"),
-        ("train_file: ''", "train_file is empty; give one word or path, or leave it out"),
-    ],
-)
-def test_a_plan_file_with_odd_values_is_one_line(
-    plan: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "plan.yaml").write_text(plan)
-    assert main(["compare", "--plan", str(tmp_path / "plan.yaml"), "--dry-run"]) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert line in said
 
 
 def test_a_flag_wins_over_the_plan_file_s_epsilon(

@@ -113,22 +113,6 @@ def test_without_a_verb_there_is_help(capsys: pytest.CaptureFixture[str]) -> Non
     )
 
 
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        (["fly"], "invalid choice: 'fly'"),
-        ([*CALIBRATE, "--epsilom", "3"], "unrecognized arguments: --epsilom 3 (see dpfp calibrate"),
-        (["calibrate"], "--records"),
-        (["train"], "--output"),
-        (["train", "--output", "x", "--seed", "a"], "--seed"),
-    ],
-)
-def test_a_wrong_command_line_is_one_line(
-    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert says in fails(argv, capsys)
-
-
 @pytest.mark.parametrize(("verb", "flag"), WITH_VALUES)
 def test_two_dashes_are_no_value_of_any_flag(
     verb: str, flag: str, capsys: pytest.CaptureFixture[str]
@@ -142,17 +126,6 @@ def test_a_number_that_is_not_finite_is_refused(
 ) -> None:
     for value in ("nan", "inf", "-inf", "1e999"):
         assert f"{value} is not a finite number" in fails([verb, f"{flag}={value}"], capsys)
-
-
-@pytest.mark.parametrize("verb", ["train", "audit", "sweep", "compare"])
-def test_seconds_between_saves_that_are_none_are_one_line(
-    verb: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    work = ["--task", "demo", "--output"]
-    if verb == "sweep":
-        work = ["search_spaces/demo.yaml", "--storage"]
-    words = fails([verb, *work, str(tmp_path), "--save-every", "-1"], capsys)
-    assert "save-every is -1.0; give seconds, 0 or more" in words
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,13 +95,6 @@ def test_a_label_that_the_model_does_not_know_names_its_line(
     )
 
 
-@pytest.mark.parametrize("argv", [[], ["-", "--dev"], ["x.csv", "--text", "great"]])
-def test_one_source_of_rows_is_needed(
-    run: str, argv: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "give one of" in fails(["predict", run, *argv], capsys)
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [

@@ -6,31 +6,10 @@ from typing import Any
 
 import pytest
 
-from dpfp_ray.cli.main import main
 from dpfp_ray.cli.submit import describe, variables
 from dpfp_ray.sweeps.space import SPACES
 from dpfp_ray.sweeps.submit import exit_code
 from dpfp_ray.system.errors import UserError
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ([], "no command"),
-        (["--", "submit"], "cannot be a job"),
-        (["--attach", "x", "--", "results", "/r"], "take no command"),
-        (["--env", "1=2", "--", "results", "/r"], "--env 1"),
-        (["--address", "head:8265", "--", "results", "/r"], "such as http://head:8265"),
-        (["--address", "http://a:b@c", "--", "results", "/r"], "holds a password"),
-        (["--", "train", "--output", "here"], "a job's own folder goes with it"),
-    ],
-)
-def test_a_mistake_is_one_line(
-    words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["submit", *words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert reason in line
 
 
 @pytest.mark.parametrize(

@@ -183,33 +183,6 @@ def test_finished_sweep_answers_at_once(
     assert scores == sorted(scores, reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["missing.yaml"], "there is no file missing.yaml; unknown search space"),
-        (["SPACE", "--set", "epsilon"], "--set epsilon: give KEY=VALUE"),
-        (["SPACE", "--set", "epsilom=3"], "did you mean 'epsilon'?"),
-        (["SPACE", "--samples", "0"], "samples is '0'"),
-        (["SPACE", "--set", "epsilon=-3"], "epsilon is -3"),
-    ],
-)
-def test_mistakes_are_one_line(
-    arguments: list[str],
-    words: str,
-    tiny_task: dict[str, Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    space = grid(tmp_path, tiny_task)
-    given = [str(space) if part == "SPACE" else part for part in arguments]
-    assert main(["sweep", *given]) == 2
-    errors = capsys.readouterr().err
-    assert words in errors
-    assert errors.count("\n") == 1
-
-
 def test_a_sweep_with_a_failed_trial_says_so_and_exits_with_1(
     tiny_task: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

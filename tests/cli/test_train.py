@@ -15,7 +15,6 @@ from dpfp_ray.plan.plan import FIELDS, Plan
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.record import make_record
 from dpfp_ray.training.train import TrainedRun
-from tests.cli.test_main import fails
 
 
 def plan_of(*argv: str) -> Plan:
@@ -54,47 +53,6 @@ def test_flags_win_over_the_plan_file(tmp_path: Path, key: str) -> None:
 def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="batch_size is given twice"):
         plan_of("--plan", plan_file(tmp_path, "B: 64\nbatch_size: 32\n"))
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("batchsize: 8\n", "unknown key 'batchsize'; did you mean 'batch_size'?"),
-        ("- 1\n- 2\n", "must hold `key: value` lines"),
-        ("epsilon: -1\n", "epsilon is -1"),
-        ("[" * 5_000, "is nested too deeply"),
-        ("epsilon: " + "9" * 6_000, "a number of more than 300 digits"),
-        ("epsilon: &x [*x]\n", "has an alias"),
-    ],
-    ids=lambda text: str(text)[:30],
-)
-def test_bad_plan_files_are_one_line(
-    tmp_path: Path, text: str, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    argv = ["train", "--plan", plan_file(tmp_path, text), "--output", str(tmp_path / "out")]
-    assert says in fails(argv, capsys)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--micro-batches", "64", "--batch-size", "32"], "more than batch_size"),
-        (["--epsilon", "0"], "epsilon is 0"),
-        (["--method", "nonprivate"], "did you mean 'non_private'?"),
-        (["--method", "non_private", "--epsilon", "3"], "spends no budget"),
-        (["--schedule", "cosine"], "unknown schedule 'cosine'"),
-        (["--task", "custom"], "needs train_file"),
-        (["--train-file", "gone.csv", "--model", "gone"], "gone"),
-        (["--threads", "0"], "threads is 0"),
-        (["--plan", "gone.yaml"], "cannot read plan gone.yaml"),
-        (["--output", __file__], "cannot write to"),
-    ],
-)
-def test_bad_values_are_one_line(
-    flags: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert says in fails(["train", "--output", str(tmp_path / "out"), *flags], capsys)
 
 
 def a_result(cost: dict[str, float] | None = None, **privacy: Any) -> TrainedRun:

@@ -268,11 +268,6 @@ def test_a_dry_run_reads_the_data_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_nothing_is_run_without_a_place_for_results(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "--task", "demo"]) == 2
-    assert "--output is missing" in capsys.readouterr().err
-
-
 def test_a_comparison_that_names_no_methods_has_opacus_ours_and_the_proved_heads() -> None:
     cells = cells_of(None, 3.0, {"task": "demo"}, None, None)
     names = [label_of(make_plan(cell).to_dict()) for cell in cells]
