@@ -45,11 +45,6 @@ def test_files_that_name_their_columns_have_a_header(tmp_path: Path) -> None:
         load(str(tmp_path / "a.jsonl"), header="none", text_column="1", label_column="2")
 
 
-def test_plans_of_before_keep_their_hash() -> None:
-    assert Plan(task="sst2", method="dpsgd").hash == "1a0c7781982df64b"
-    assert Plan(train_file="a.tsv").hash != Plan(train_file="a.tsv", header="none").hash
-
-
 def test_guessed_columns_are_said(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "review\tsentiment")
     said = r"text from column 'review', label from column 'sentiment' \(by its name; --text-column"

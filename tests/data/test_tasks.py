@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +44,6 @@ def test_task_names_are_forgiving(tmp_path: Path, spelling: str) -> None:
 def test_unknown_task_suggests_the_nearest() -> None:
     with pytest.raises(UserError, match="unknown task 'mnlli'; did you mean 'mnli'"):
         load(task="mnlli")
-
-
-def test_importing_tasks_does_not_import_torch() -> None:
-    code = (
-        "import sys, dpfp_ray.data.tasks; print('torch' in sys.modules, 'datasets' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
 
 
 # Folders -------------------------------------------------------------------------------------
@@ -191,11 +181,6 @@ def test_long_values_are_shortened_in_messages(tmp_path: Path) -> None:
         load(task="sst2", data_dir=str(tmp_path))
     assert len(str(caught.value)) < len(str(tmp_path)) + 250
     assert "\n" not in str(caught.value)
-
-
-def test_texts_of_words_that_look_like_missing_values(tmp_path: Path) -> None:
-    sst2(tmp_path, ("null\t0", "NA\t1", "nan\t1"))
-    assert load(task="sst2", data_dir=str(tmp_path)).train.texts == ["null", "NA", "nan"]
 
 
 # The user's own files ------------------------------------------------------------------------

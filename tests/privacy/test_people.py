@@ -2,7 +2,6 @@
 
 import os
 import random
-import shutil
 import stat
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from obstore.store import LocalStore
 
-from dpfp_ray.data.texts import normal
 from dpfp_ray.privacy.people import OnceWritten, People, fingerprints
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.storage import RemoteFiles
@@ -54,10 +52,6 @@ def test_another_spelling_of_the_texts_is_the_same_set(people: People, spelling)
 def test_characters_that_nobody_sees_make_no_other_people(people: People, invisible: str) -> None:
     hidden = [text[:9] + invisible + text[9:] for text in TEXTS]
     assert people.register(TEXTS).id == people.register(hidden).id
-
-
-def test_composed_and_decomposed_letters_are_one() -> None:
-    assert normal("cafe\u0301") == normal("caf\u00e9")
 
 
 def test_a_subset_belongs_to_the_whole_and_says_how_much(people: People) -> None:
@@ -260,18 +254,3 @@ def test_records_that_were_dev_rows_are_known_whoever_came_first(
     assert people.dev_rows([mine]) == 30
     assert people.dev_rows([strangers]) == 0
     assert not same_group(people, mine, strangers)
-
-
-def test_a_repeated_row_changes_nothing(people: People) -> None:
-    assert people.register(TEXTS).id == people.register(TEXTS + TEXTS[:5]).id
-
-
-def test_keys_and_people_lost_together_are_an_error_where_entries_are_left(
-    people: People, tmp_path: Path
-) -> None:
-    people.register(TEXTS)
-    people.files.write_json("entries/one.json", {})
-    for folder in ("keys", "people"):
-        shutil.rmtree(tmp_path / "ledger" / folder)
-    with pytest.raises(UserError, match=r"entries but no key .* restore its folders"):
-        people.register(TEXTS)

@@ -97,16 +97,6 @@ def test_a_few_cells_of_another_task_say_so_beside_the_method() -> None:
     assert len(made.overview.columns) <= 6
 
 
-def test_variants_of_a_method_have_rows_of_their_own() -> None:
-    records: Any = [
-        record("dpfp", 0.7, epsilon=3),
-        record("dpfp", 0.8, epsilon=3, mode="moments"),
-        record("dpsgd", 0.75, epsilon=3, scope="head"),
-    ]
-    methods = [row["method"] for row in Compared(records).rows]
-    assert methods == ["dpfp", "dpfp moments", "dpsgd head"]
-
-
 def test_without_a_non_private_run_there_is_no_gap() -> None:
     made = Compared([sample("a")])
     assert "gap" not in made.rows[0]

@@ -202,12 +202,6 @@ def test_numbers_are_written_as_in_the_paper() -> None:
     ]
 
 
-def test_methods_are_told_apart_without_colour() -> None:
-    looks = styles(["non_private", "dpfp", "dpsgd", "rgp", "dpfp moments", "other", "another"])
-    assert len({look["marker"] for look in looks.values()}) == len(looks)
-    assert len({look["color"] for look in looks.values()}) == len(looks)
-
-
 def test_all_methods_in_all_scopes_are_told_apart() -> None:
     parts = ("", " head", " bias", " lora", " top:2")
     names = [f"{method}{part}" for method in ("non_private", "dpfp", "dpsgd") for part in parts]

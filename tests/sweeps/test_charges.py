@@ -9,7 +9,6 @@ import pytest
 from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.privacy.ledger_cost import RdpCurve
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.compare import audits_of
 from dpfp_ray.sweeps.driver import Charges
 from dpfp_ray.sweeps.trial import InputsOnce, SweepState, Trial, bind_trial, settle
 from dpfp_ray.system.errors import UserError
@@ -58,27 +57,6 @@ def ends(tmp_path: Path, ledger: str = "ledger") -> list[tuple[str, int | None]]
     return [(entry.status, entry.done) for entry in Ledger(tmp_path / ledger).entries()]
 
 
-def test_a_list_is_entered_as_a_whole_and_composes(head: Values, tmp_path: Path) -> None:
-    driver = charges(tmp_path)
-    three = trials(head, 1e-4, 1e-3, 1e-2)
-    for trial in driver.begin(three, SEED, driver.name_list(three, SEED)):
-        put(tmp_path, trial, "finished", trial.plan.steps)
-    driver.settle()
-    (spent,) = driver.spent()
-    assert spent.how == "composition of a fixed list"
-    assert {entry.status for entry in spent.entries} == {"finished"}
-
-
-def test_what_a_searcher_proposes_is_summed_by_a_filter(head: Values, tmp_path: Path) -> None:
-    driver = charges(tmp_path)
-    for trial in trials(head, 1e-4, 1e-3):
-        (begun,) = driver.begin([trial], SEED)
-        put(tmp_path, begun, "finished", trial.plan.steps)
-        driver.settle()
-    (spent,) = driver.spent()
-    assert "filter" in spent.how
-
-
 @pytest.mark.parametrize(("facts", "steps"), [({"steps_drawn": 5}, 5), ({}, None)])
 def test_a_failed_trial_is_charged_for_the_steps_it_drew_or_without_a_count_in_full(
     head: Values, tmp_path: Path, facts: Values, steps: int | None
@@ -101,17 +79,6 @@ def test_a_stopped_trial_is_charged_for_its_last_epoch_and_a_killed_one_for_its_
     put(tmp_path, trial, "stopped", 15)
     driver.settle()
     assert ends(tmp_path) == [("stopped", 15)]
-
-
-def test_a_resumed_trial_is_not_charged_twice(head: Values, tmp_path: Path) -> None:
-    (killed,) = charges(tmp_path).begin(trials(head, 1e-3), SEED)
-    put(tmp_path, killed, "running", 4)
-    driver, trial = begun(head, tmp_path)
-    put(tmp_path, trial, "finished", trial.plan.steps)
-    driver.settle()
-    (spent,) = driver.spent()
-    assert [entry.status for entry in spent.entries] == ["finished", "finished"]
-    assert spent.how == "composition of one use"
 
 
 def test_a_driver_that_was_killed_after_a_record_is_made_up_for_and_another_ledger_pays_once(
@@ -175,36 +142,6 @@ def test_a_record_of_another_driver_s_run_does_not_end_ours(head: Values, tmp_pa
     }
 
 
-def test_a_new_seed_is_a_new_run_of_the_same_trial(head: Values, tmp_path: Path) -> None:
-    driver = charges(tmp_path)
-    driver.begin(trials(head, 1e-3), SEED)
-    alone = driver.spent()[0].epsilon
-    driver.begin(trials(head, 1e-3), SEED + 1)
-    assert driver.spent()[0].epsilon > 1.2 * alone
-
-
-def test_max_train_and_adjacency_do_not_split_the_sum(tiny_task: Values, tmp_path: Path) -> None:
-    driver = charges(tmp_path)
-    proved = {**tiny_task, "method": "dpsgd", "scope": "head"}
-    del proved["micro_batches"]
-    driver.begin(trials(tiny_task, 1e-3), SEED)
-    driver.begin(trials(proved, 1e-3, max_train=60), SEED)
-    (spent,) = driver.spent()
-    assert len(spent.used) == 2
-    assert spent.guarantee == "nominal"
-
-
-def test_an_audit_is_part_of_the_sum(head: Values, tmp_path: Path) -> None:
-    driver = charges(tmp_path)
-    run = trials(head, 1e-3)
-    driver.begin(run, SEED)
-    alone = driver.spent()[0].epsilon
-    driver.begin(list(audits_of(run).values()), SEED)
-    (spent,) = driver.spent()
-    assert [entry.use.purpose for entry in spent.used] == ["trial", "audit"]
-    assert spent.epsilon > 1.2 * alone
-
-
 def test_heads_from_one_release_cost_one_release(tiny_task: Values, tmp_path: Path) -> None:
     steps = ("micro_batches", "learning_rate", "batch_size", "epochs")
     moments = {k: v for k, v in tiny_task.items() if k not in steps} | {"mode": "moments"}
@@ -224,12 +161,3 @@ def test_a_list_that_would_pass_the_total_is_refused_as_a_whole(
     with pytest.raises(UserError, match=r"these 5 runs would bring .* above the total of 4"):
         driver.begin(trials(head, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1), SEED, "list")
     assert ends(tmp_path) == [("refused", 0)] * 5
-
-
-def test_of_two_drivers_only_one_gets_the_last_of_the_total(head: Values, tmp_path: Path) -> None:
-    one, other = charges(tmp_path), charges(tmp_path)
-    other.storage += "-other"
-    one.ledger.set_total(8.0, 1e-5)
-    one.begin(trials(head, 1e-3), SEED)
-    with pytest.raises(UserError, match="above the total"):
-        other.begin(trials(head, 1e-3), SEED + 1)

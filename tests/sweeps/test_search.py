@@ -136,14 +136,6 @@ def test_small_space_ends_early(tmp_path: Path) -> None:
     assert tpe.left == 0
 
 
-def test_finds_the_good_region(tmp_path: Path) -> None:
-    tpe = make(tmp_path, samples=30, parameters=(RATE,))
-    run(tpe)
-    rates = [proposal["params"]["learning_rate"] for proposal in tpe.proposals]
-    near = [sum(1e-4 < rate < 1e-2 for rate in part) for part in (rates[:10], rates[20:])]
-    assert near[1] > near[0]
-
-
 @pytest.mark.parametrize("status", ["failed", "finished"])
 def test_a_trial_that_ended_unheard_is_not_run_again(tmp_path: Path, status: str) -> None:
     """A failed trial teaches nothing."""
@@ -155,10 +147,3 @@ def test_a_trial_that_ended_unheard_is_not_run_again(tmp_path: Path, status: str
     assert again.left == 6 - len(again.proposals)
     expected = [] if status == "failed" else [score(trial)["accuracy"]]
     assert again.scores(again.proposals[-1]) == pytest.approx(expected)
-
-
-def test_two_objectives(tmp_path: Path) -> None:
-    metrics = (("accuracy", "max"), ("train_seconds", "min"))
-    tpe = make(tmp_path, samples=14, metrics=metrics)
-    run(tpe)
-    assert all(len(tpe.scores(p) or ()) == 2 for p in tpe.proposals if p["id"])

@@ -155,21 +155,6 @@ def test_the_same_seed_draws_the_same_and_another_draws_others(tmp_path: Path) -
     assert not rates & {draw.settings["learning_rate"] for draw in others}
 
 
-def test_equal_draws_are_trials_of_their_own(tmp_path: Path) -> None:
-    searched = space(tmp_path, {"rank": {"values": [1]}})
-    seed = seed_with(searched, "geometric:6", trials=6)
-    draws = draw_all(searched, parse_selection("geometric:6"), seed)
-    assert {draw.settings["rank"] for draw in draws} == {1}
-    assert len({draw.name for draw in draws}) == 6
-
-
-def test_all_trials_that_were_drawn_are_run_however_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dpfp_ray.sweeps.selection.draw_trials", lambda *_: 137)
-    assert len(draw_all(space(tmp_path, RATES), parse_selection("geometric:2"), seed=1)) == 137
-
-
 def seed_with(searched: SearchSpace, kind: str, trials: int, repeated: bool = False) -> int:
     """The first seed that draws so many trials, two of them equal if asked for."""
     for seed in range(10_000):
