@@ -58,23 +58,6 @@ def test_a_sweeps_table_leaves_out_what_does_not_fit(
     assert "accuracy" in heads[0]
 
 
-def test_a_nominal_epsilon_is_marked_and_explained(
-    folder: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(folder, "--where", "method in ['dpfp', 'dpsgd']")
-    out = capsys.readouterr().out
-    assert "3†" in out
-    assert "8†" not in out
-    assert "† nominal ε:" in out
-
-
-def test_limit_counts_after_the_sort(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run(folder, "--sort=+accuracy", "--limit", "1", "--json")
-    out, err = capsys.readouterr()
-    assert [row["accuracy"] for row in json.loads(out)] == [0.7]
-    assert "1 of 4 trials" in err
-
-
 def test_json_is_a_list_of_flat_rows_with_equal_keys(
     folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,11 +108,6 @@ def test_a_bad_query_is_refused(folder: str, flag: str) -> None:
         run(folder, flag)
 
 
-def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no folder"):
-        run(str(tmp_path / "nowhere"))
-
-
 def test_broken_records_are_named_on_stderr(
     folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,3 +133,13 @@ def test_names_from_data_are_neither_markup_nor_terminal_codes(
     assert len(out.splitlines()) == 2
     if hostile.startswith("["):
         assert hostile in out
+
+
+def test_a_nominal_epsilon_is_marked_and_explained(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(folder, "--where", "method in ['dpfp', 'dpsgd']")
+    out = capsys.readouterr().out
+    assert "3†" in out
+    assert "8†" not in out
+    assert "† nominal ε:" in out

@@ -43,35 +43,6 @@ def test_a_job_is_described_by_what_it_runs() -> None:
     assert trained.files == ("my.csv",)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["sweep", DEMO],
-        ["sweep", DEMO, "--storage", "~/runs"],
-        ["compare", "--output", "runs"],
-        ["train", "--output", "../one"],
-    ],
-)
-def test_results_that_would_go_with_the_job_are_refused(words: list[str]) -> None:
-    with pytest.raises(UserError, match="a job's own folder goes with it"):
-        describe(words)
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ([], "no command"),
-        (["submit", "--", "sweep", DEMO], "cannot be a job"),
-        (["sweep", "nothing.yaml", "--storage", "/r"], "nothing.yaml"),
-        (["sweep", DEMO, "--storage", "/r", "--set", "batch=3"], "batch"),
-        (["compare", "--methods", "dpgsd", "--output", "/r"], "dpgsd"),
-    ],
-)
-def test_what_is_wrong_shows_before_it_travels(words: list[str], reason: str) -> None:
-    with pytest.raises(UserError, match=reason):
-        describe(words)
-
-
 def test_a_misspelt_flag_shows_before_it_travels(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         describe(["sweep", DEMO, "--storage", "/r", "--sampels", "3"])

@@ -107,12 +107,6 @@ def saved(storage: Path) -> list[str]:
     return sorted(states - finished(storage).keys())
 
 
-def test_secret_is_owner_only_while_it_runs_and_gone_after(story: Story) -> None:
-    assert story.secret_mode == 0o600
-    results = [f"results.{kind}" for kind in ("csv", "jsonl", "parquet")]
-    assert sorted(path.name for path in story.storage.iterdir()) == ["records", *results]
-
-
 def test_finished_trials_are_not_repeated_and_the_running_one_continued(story: Story) -> None:
     assert story.end[0] == 0, story.end[1]
     assert len(story.records) == len(RATES)

@@ -12,7 +12,6 @@ from dpfp_ray.cli.main import build_parser
 from dpfp_ray.cli.options import plan_from
 from dpfp_ray.cli.train import show, time_text
 from dpfp_ray.plan.plan import FIELDS, Plan
-from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.record import make_record
 from dpfp_ray.training.train import TrainedRun
 
@@ -48,11 +47,6 @@ def test_flags_and_a_plan_file_set_fields(tmp_path: Path) -> None:
 def test_flags_win_over_the_plan_file(tmp_path: Path, key: str) -> None:
     plan = plan_of("--plan", plan_file(tmp_path, f"{key}: 64\nepochs: 7\n"), "--batch-size", "128")
     assert (plan.batch_size, plan.epochs) == (128, 7)
-
-
-def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="batch_size is given twice"):
-        plan_of("--plan", plan_file(tmp_path, "B: 64\nbatch_size: 32\n"))
 
 
 def a_result(cost: dict[str, float] | None = None, **privacy: Any) -> TrainedRun:

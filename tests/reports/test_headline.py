@@ -67,12 +67,6 @@ def test_records_without_predictions_are_not_tested() -> None:
     assert "without dev predictions" in said(records)
 
 
-def test_a_refuted_winner_is_refuted_in_the_headline() -> None:
-    records = three((0.9, 0.88, 0.80))
-    sentence = said([*records, audited(records[5], 3.09, "refuted")])
-    assert sentence.endswith("but an audit refuted its ε.")
-
-
 def test_one_method_alone_is_told_by_its_accuracy() -> None:
     assert said([sample("a", accuracy=0.8)]).startswith("DP-FP† with 80.0% [")
     assert said([]) == "No private run has finished yet."

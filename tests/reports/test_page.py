@@ -133,13 +133,6 @@ def test_odd_records_do_not_break_the_report(tmp_path: Path) -> None:
     assert (tmp_path / "index.html").exists()
 
 
-def test_an_empty_report_says_so() -> None:
-    page = render(make_report([samples.failed("a", "s", "e")], "x"))
-    assert "No private run has finished yet." in page
-    assert "These records allow no figure." in page
-    assert "nobody has tried to refute" in page
-
-
 def test_what_an_earlier_build_left_goes_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "tables").mkdir()
     for name in ("tables/old.csv", "tables/mine.csv", "keep.txt"):

@@ -56,13 +56,6 @@ def test_records_come_by_id(store: Store) -> None:
     assert identities(store) == ["a", "b", "c"]
 
 
-def test_a_second_put_replaces_the_first(store: Store) -> None:
-    record = make_record("t1")
-    store.put({**record, "trial": {**record["trial"], "status": "running"}})
-    store.put(record)
-    assert [flatten(r)["status"] for r in store.records()] == ["finished"]
-
-
 def test_a_store_exists_once_something_is_in_it(tmp_path: Path) -> None:
     store = Store(tmp_path / "s")
     assert not store.exists()
@@ -255,12 +248,6 @@ def test_a_copy_of_a_run_is_no_second_row(tmp_path: Path) -> None:
     assert identities(Store(tmp_path)) == [make_record()["plan_hash"]]
 
 
-def test_the_result_file_of_a_trial_is_no_second_row(tmp_path: Path) -> None:
-    Store(tmp_path).put(make_record("t1"))
-    write_json(tmp_path / "cells" / "t1" / "result.json", make_record())
-    assert identities(Store(tmp_path)) == ["t1"]
-
-
 def test_export_writes_the_same_table_three_times(store: Store) -> None:
     store.put(make_record("a", accuracy=0.5))
     store.put(make_record("b", method="non_private"))
@@ -282,14 +269,6 @@ def test_export_writes_the_same_table_three_times(store: Store) -> None:
     assert table.to_pylist() == rows
 
 
-def test_export_again_reads_no_export(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.put(make_record("a"))
-    store.export()
-    store.export()
-    assert identities(store) == ["a"]
-
-
 @pytest.mark.parametrize("location", ["nope://x/y", "s3://", "file://relative/path", "://"])
 def test_an_unusable_uri_is_one_line(location: str) -> None:
     with pytest.raises(UserError) as error:
@@ -303,13 +282,6 @@ def test_secrets_in_a_uri_are_not_shown() -> None:
         Store("nope://KEY:SECRET@bucket/x?token=abc")
     assert "SECRET" not in str(error.value)
     assert "abc" not in str(error.value)
-
-
-def test_a_record_that_two_places_hold_is_loaded_once(tmp_path: Path) -> None:
-    Store(tmp_path / "a").put(make_record("t1"))
-    Store(tmp_path).put(make_record("t2"))
-    found = load_records(str(tmp_path), str(tmp_path / "a"))
-    assert sorted(record_id(record) for record in found) == ["t1", "t2"]
 
 
 @pytest.mark.parametrize(("folder", "reason"), [(".", "holds no records"), ("x", "no folder")])

@@ -159,12 +159,6 @@ def test_each_mistake_is_one_clear_line(tmp_path: Path, keys: dict[str, Any], wo
     assert words in message
 
 
-def test_rows_and_micro_batches_are_not_both_given(tmp_path: Path) -> None:
-    rows = {"rows_per_micro_batch": {"values": [1]}}
-    with pytest.raises(UserError, match="micro_batches is both fixed and varied"):
-        read(tmp_path, plan={"micro_batches": 2}, parameters=rows)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -189,11 +183,6 @@ def test_set_method_is_the_plans_and_search_the_spaces(tmp_path: Path) -> None:
     space = read(tmp_path, {"method": "dpsgd", "search": "tpe"})
     assert space.search == "tpe"
     assert space.fixed["method"] == "dpsgd"
-
-
-def test_two_metrics(tmp_path: Path) -> None:
-    space = read(tmp_path, method="tpe", metric=["accuracy", {"name": "train_seconds"}])
-    assert space.metrics == (("accuracy", "max"), ("train_seconds", "min"))
 
 
 SHIPPED = sorted((Path(__file__).parents[2] / "search_spaces").glob("*.yaml"))

@@ -195,13 +195,6 @@ def test_trials_on_one_release_share_a_seed_so_that_tuning_is_free() -> None:
     assert Trial(one.plan, 0.5, seed_index=1).seed(1) != one.seed(1)
 
 
-@pytest.mark.parametrize("mode", ["paper", "moments"])
-def test_named_trials_have_seeds_and_releases_of_their_own(mode: str) -> None:
-    one, other = (Trial(make(mode=mode).plan, 0.5, name=name) for name in ("a", "b"))
-    assert (one.id, other.id) == ("a", "b")
-    assert one.seed(1) != other.seed(1)
-
-
 # --- the last record ----------------------------------------------------------------------------
 
 
