@@ -7,10 +7,15 @@ from dpfp_ray.training import record as training
 
 
 def make_record(
-    trial: str | None = None, *, accuracy: float = 0.8, seconds: float = 10.0, **fields: Any
+    trial: str | None = None,
+    *,
+    accuracy: float = 0.8,
+    seconds: float = 10.0,
+    records: int = 10_000,
+    **fields: Any,
 ) -> Any:
     """The shape of `run.result_record`, with a trial if an id is given."""
-    plan = Plan(**fields).bind(records=10_000, representation="mean")
+    plan = Plan(**fields).bind(records=records, representation="mean")
     epsilon = {"gdp": 1.0, "rdp": 3.9, "pld": 3.0} if plan.private else {}
     guarantee = {"non_private": "none", "dpfp": "nominal"}.get(plan.method, "proved")
     facts: dict[str, Any] = {

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.training import record as training
 from dpfp_ray.training.dev_scores import DevPredictions, measure
-from dpfp_ray.training.record import make_record
+from tests.support.result_records import make_record
 
 HOSTILE = "<script>alert(1)</script>\"'|$x^2$ \\input{/etc/passwd} =1+1 %_#&~ [r](javascript:0)"
 ROWS = 1_000  # dev rows: accuracies are whole thousandths
@@ -77,62 +78,30 @@ def sample(
         }
         for e in range(epochs)
     ]
-    guarantee = {"non_private": "none", "dpfp": "nominal"}.get(plan.method, "proved")
     sigma = {"dpfp": 0.4, "dpsgd": 0.77, "rgp": 0.9}.get(plan.method, 0.0)
     history[-1]["dev"] = {name: {**dev, **details} for name, dev in history[-1]["dev"].items()}
-    return make_record(
-        **{
-            "plan": plan.to_dict(),
-            "plan_hash": plan.hash,
-            "finished": status == "finished",
-            "labels": ["negative", "positive"],
-            "dev_records": dict.fromkeys(splits, ROWS),
-            "metrics": {
-                "accuracy": accuracy,
-                "accuracy_last": accuracy,
-                "epoch": epochs,
-                "rule": "last epoch",
-                **{f"accuracy_{s}": accuracy + 0.003 * i for i, s in enumerate(splits)},
-                **details,
-            },
-            "history": history,
-            "predictions": [{"epoch": epochs, "dev": dict.fromkeys(splits, asdict(kept))}],
-            "privacy": {
-                "guarantee": guarantee,
-                "epsilon": spent,
-                "delta": plan.delta,
-                "noise_multiplier": sigma,
-                "sigma": sigma * plan.C,
-                "p": plan.p,
-                "steps": plan.steps,
-                "draws": plan.draws,
-                "noise_coordinates": {"dpfp": 384, "dpsgd": 22_700_000, "rgp": 60_000}.get(
-                    plan.method, 0
-                ),
-            },
-            "cost": {
-                "prepare_seconds": 41.0,
-                "train_seconds": seconds,
-                "eval_seconds": 2.0,
-                "examples_per_second": plan.D * (plan.epochs or 1) / seconds,
-                "peak_memory_bytes": int(memory * 2**20 * chance.uniform(0.99, 1.01)),
-                "parameters": 22_700_000,
-                "trainable_parameters": 22_700_000,
-            },
-            "environment": {"device": "cpu", "threads": 1},
-            "trial": {
-                "id": f"{identity}-{seed}",
-                "sweep": sweep,
-                "group": "",
-                "seed_index": seed,
-                "status": status,
-                "error": None,
-                "node": "10.0.0.1",
-                "started_at": 1_000.0 + seed,
-                "seconds": seconds + 5,
-            },
-        }
-    )
+    record = make_record(f"{identity}-{seed}", accuracy=accuracy, records=records, **fields)
+    record |= {
+        "finished": status == "finished",
+        "dev_records": dict.fromkeys(splits, ROWS),
+        "history": history,
+        "predictions": [{"epoch": epochs, "dev": dict.fromkeys(splits, asdict(kept))}],
+    }
+    del record["metrics"]["accuracy_dev"]
+    record["metrics"] |= {f"accuracy_{s}": accuracy + 0.003 * i for i, s in enumerate(splits)}
+    record["metrics"] |= {"epoch": epochs, **details}
+    coordinates = {"dpfp": 384, "dpsgd": 22_700_000, "rgp": 60_000}.get(plan.method, 0)
+    record["privacy"] |= {"epsilon": spent, "noise_coordinates": coordinates}
+    record["privacy"] |= {"noise_multiplier": sigma, "sigma": sigma * plan.C}
+    record["cost"] |= {
+        "prepare_seconds": 41.0,
+        "train_seconds": seconds,
+        "examples_per_second": plan.D * (plan.epochs or 1) / seconds,
+        "peak_memory_bytes": int(memory * 2**20 * chance.uniform(0.99, 1.01)),
+    }
+    facts = {"sweep": sweep, "group": "", "seed_index": seed, "status": status}
+    record["trial"] |= {**facts, "started_at": 1_000.0 + seed, "seconds": seconds + 5}
+    return record
 
 
 def answers(who: str, accuracy: float, one_class: bool = False) -> DevPredictions:
@@ -203,7 +172,7 @@ def grid_sweep() -> Iterator[Any]:
 
 
 def failed(name: str, sweep: str, error: str, status: str = "failed", **fields: Any) -> Any:
-    return make_record(
+    return training.make_record(
         plan={"task": "sst2", "method": "dpfp", "epsilon": 3.0, **fields},
         trial={"id": name, "sweep": sweep, "status": status, "error": error},
     )
