@@ -89,14 +89,6 @@ def test_a_push_creates_a_private_repository_and_uploads_the_folder(
     assert "huggingface.co/me/ours" in capsys.readouterr().out
 
 
-def test_a_run_without_weights_cannot_be_exported(
-    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / RESULT).write_text((Path(run) / RESULT).read_text())
-    said = fails(["export", str(tmp_path), str(tmp_path / "model")], capsys)
-    assert "run again with --overwrite, without --no-weights" in said
-
-
 @pytest.mark.parametrize(
     ("form", "words"),
     [

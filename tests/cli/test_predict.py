@@ -113,15 +113,6 @@ def test_a_folder_without_a_finished_model_says_what_it_is(
     assert says in fails(["predict", str(folder), "--text=x"], capsys)
 
 
-def test_a_file_without_header_is_read_by_number(
-    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "new.tsv").write_text("positive\ta great film\nnegative\ta dull plot\n")
-    flags = ["--no-header", "--text-column=2", "--label-column=1", "--evaluate", "--json"]
-    scores = json.loads(printed(["predict", run, str(tmp_path / "new.tsv"), *flags], capsys))
-    assert scores["rows"] == 2
-
-
 @pytest.fixture
 def ledger(tiny_task: dict[str, Any], tmp_path: Path) -> Ledger:
     """One that knows the training file's records."""

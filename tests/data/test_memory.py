@@ -63,12 +63,6 @@ def test_columns_are_named_by_the_call() -> None:
     assert task.train.pairs == task.train.texts
 
 
-def test_missing_values_are_bad_rows() -> None:
-    frame = pandas.DataFrame({"text": [*TEXTS, "more"], "label": pandas.array([*LABELS, None])})
-    with pytest.raises(UserError, match=r"data: row 21: no 'label'.*bad_rows='skip'"):
-        in_memory(Plan(), frame)
-
-
 @pytest.mark.parametrize(
     ("data", "options", "says"),
     [

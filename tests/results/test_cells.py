@@ -60,8 +60,9 @@ def test_failed_and_stopped_runs_make_no_cell() -> None:
 
 def test_a_subset_of_a_task_is_another_task() -> None:
     records = [sample("a"), sample("b", max_train=1_000), sample("c", train_file="/home/x/my.csv")]
-    tasks = [cell.key.task for cell in cells_of(read_runs(records))]
-    assert tasks == ["custom: my.csv", "demo", "demo (1,000 records)"]
+    records.append(sample("d", method="dpsgd", user_column="author"))
+    tasks = {cell.key.task for cell in cells_of(read_runs(records))}
+    assert tasks == {"custom: my.csv", "demo", "demo (1,000 records)", "demo (per person)"}
 
 
 def test_an_audits_canaries_make_no_other_task() -> None:

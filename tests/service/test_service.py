@@ -10,9 +10,7 @@ import requests
 from dpfp_ray.cli.main import main
 from dpfp_ray.results.store import Store
 from dpfp_ray.service import SERVICE, deploy
-from dpfp_ray.service.app import build_app
 from dpfp_ray.system.errors import UserError
-from tests.service.conftest import serving
 from tests.support.browser import Browser
 from tests.support.ports import free_port
 from tests.support.samples import comparison, sample, with_statement
@@ -117,21 +115,3 @@ def test_new_records_appear_and_the_readers_choices_stay(
     assert browser.run("document.querySelector('#runs th[aria-sort=ascending]') !== null")
     assert browser.run("document.querySelector('[data-part=epochs] details').open")
     assert browser.errors == []
-
-
-@pytest.mark.parametrize(("width", "phone"), [(390, True), (1280, False)])
-def test_no_page_scrolls_sideways(browser: Browser, url: str, width: int, phone: bool) -> None:
-    for path in ("/", "/?where=id+==+%22demo-dpfp-3.0--0%22"):
-        browser.visit(f"{url}{path}", width, phone=phone)
-        browser.until("document.querySelector('.connection.on') !== null")
-        assert browser.run("document.documentElement.scrollWidth") <= width
-
-
-def test_hostile_names_run_nothing(browser: Browser, hostile_storage: Path) -> None:
-    with serving(build_app(str(hostile_storage))) as place:
-        browser.visit(f"{place}/")
-        assert browser.run(COUNT) == 7
-        for page in (f"{place}/", browser.run("document.querySelector('#runs td a').href")):
-            browser.visit(page)
-            assert browser.run("document.scripts.length") == 2
-            assert browser.errors == []

@@ -57,15 +57,6 @@ def write_csv(path: Path, rows: int, seed: int = 1) -> str:
     return str(path)
 
 
-def write_person_csv(path: Path, sizes: Sequence[int], seed: int = 1, prefix: str = "") -> str:
-    """As `write_csv`, with a column `author`: one for each of `sizes`, who has so many rows."""
-    rows = Path(write_csv(path, sum(sizes), seed)).read_text().splitlines()
-    authors = [f"{prefix}author {i}" for i, size in enumerate(sizes) for _ in range(size)]
-    lines = [f"{row},{author}" for row, author in zip(rows[1:], authors, strict=True)]
-    path.write_text("\n".join([f"{rows[0]},author", *lines, ""]))
-    return str(path)
-
-
 @contextmanager
 def tiny_world(folder: Path) -> Iterator[str]:
     """A tiny BERT's folder, and one thread: then equal runs are equal to the bit."""

@@ -14,32 +14,26 @@ from dpfp_ray.cli.main import main
 from dpfp_ray.plan.method_spec import all_specs
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan
-from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.results.power import seeds_needed, smallest_difference
 from dpfp_ray.results.runs import label as label_of
-from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps import compare as comparing
-from dpfp_ray.sweeps.cluster import RayOptions
 from dpfp_ray.sweeps.compare import (
     audit_task,
-    audits_of,
     bind_cells,
     cells_of,
     compare,
     drawn,
     plan_cells,
     preview,
-    run_audits,
     runs_line,
     seeds_line,
     sensitivity_line,
     space_name,
 )
-from dpfp_ray.sweeps.driver import Runner
 from dpfp_ray.sweeps.trial import InputsOnce, Trial
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.step import Steps
-from tests.support.ray_runs import ONE_PROCESS, records, trial
+from tests.support.ray_runs import ONE_PROCESS, records
 from tests.support.tiny_runs import tiny_split
 
 METHODS = [spec.title.replace(" ", ":") for spec in all_specs().values()]
@@ -90,29 +84,6 @@ def test_every_method_is_a_trial_that_finishes(
 
 
 # --- audits -------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("ray_session")
-def test_every_plan_is_audited_once(
-    tiny_task: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Trials that were finished before start no Ray: audits must look at the store themselves.
-    looked: list[str] = []
-    monkeypatch.setattr(Runner, "check_storage", lambda runner: looked.append(runner.storage))
-    moments = {k: v for k, v in tiny_task.items() if k not in (*FREE, "epochs")}
-    moments |= {"method": "dpfp", "mode": "moments"}
-    trials = [trial(tiny_task), trial(tiny_task, seed_index=1), trial(moments)]
-    every, store, ledger = audits_of(trials), Store(tmp_path), Ledger(tmp_path / "ledger")
-    with Runner("test", str(tmp_path), RayOptions(seed=5), InputsOnce(), ledger) as runner:
-        runner.run([], varied=[], audits=list(every.values()))
-        run_audits(every, runner, canaries=1000)
-    assert looked == [str(tmp_path)]
-    assert [(e.status, e.use.purpose) for e in ledger.entries()] == [("finished", "audit")] * 2
-    stored = records(tmp_path)
-    assert set(stored) == set(every) == {f"audit-{each.plan.hash}" for each in trials}
-    audited: Any = [store.get(name) for name in every]
-    assert [record["plan"]["mode"] for record in audited] == ["paper", "moments"]
-    assert {record["audit"]["canaries"] for record in audited} == {60}  # half of the records
 
 
 SEEDS = {"seed": 1, "membership_seed": 2}

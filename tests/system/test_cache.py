@@ -2,7 +2,6 @@
 
 import math
 import resource
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,12 +66,6 @@ def test_a_number_comes_back_exactly(fresh_cache: Path, value: float) -> None:
     assert compute.calls == 1
 
 
-def test_a_version_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = cache.version("pytest")
-    monkeypatch.setattr("importlib.metadata.version", lambda name: pytest.fail("looked up again"))
-    assert cache.version("pytest") == first == pytest.__version__
-
-
 def test_another_version_of_the_accountant_computes_again(
     fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,16 +86,6 @@ def test_a_damaged_file_is_computed_again(fresh_cache: Path, damage: str) -> Non
 def test_a_number_that_cannot_be_kept_is_still_given(fresh_cache: Path) -> None:
     (cache_dir() / "numbers").touch()  # a file where the folder should be
     assert cached_number("x", Counted(1.0)) == 1.0
-
-
-def test_many_writers_leave_one_whole_file(fresh_cache: Path) -> None:
-    threads = [threading.Thread(target=cached_number, args=("x", Counted(1.5))) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(number_files(fresh_cache)) == 1
-    assert cached_number("x", Counted(9.9)) == 1.5
 
 
 MB = 10**6

@@ -53,20 +53,6 @@ def test_what_json_has_no_number_for_becomes_a_string(value: float, written: str
     assert str(float(written)) == str(value)
 
 
-def test_a_kill_before_the_rename_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_json(tmp_path / "file.json", "old")
-
-    def killed(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", killed)
-    with pytest.raises(KeyboardInterrupt):
-        write_json(tmp_path / "file.json", "new")
-    assert read_json(tmp_path / "file.json") == "old"
-
-
 @pytest.mark.parametrize(
     ("content", "says"),
     [('{"half": ', r"file\.json is not valid JSON"), (None, r"cannot read .*json: No such file")],
