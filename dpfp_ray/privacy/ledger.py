@@ -79,7 +79,7 @@ class Ledger:
 
     def mark(self, seed: int) -> str:
         """A secret seed as part of a `Use.run`: equal for equal seeds, useless to find them."""
-        key = next(iter(self.people.keys().values()))
+        key = self.people.key()
         return hashlib.blake2b(str(seed).encode(), key=key, digest_size=8).hexdigest()
 
     def begin(self, use: Use, resumed: bool = False) -> Entry:
@@ -153,23 +153,21 @@ class Ledger:
                     f"δ = {known.delta:.3g}; changing it to {epsilon:g} at {delta:.3g} "
                     f"needs force (dpfp ledger set --force)"
                 )
-            number = max((int(n.split("-")[0]) for n in self.files.names(TOTALS)), default=-1) + 1
             event = {"set_at": _now(), "who": _who(), "total": dataclasses.asdict(wanted)}
-            self.files.write_json(f"{TOTALS}/{number:06d}-{secrets.token_hex(4)}.json", event)
+            # Of two that are set at once, one has the number; the other one is refused.
+            self.files.write_json(f"{TOTALS}/{len(self.files.names(TOTALS)):06d}.json", event)
         return wanted
 
     # --- reading ---
 
     def total(self) -> Total | None:
-        """The last that was set; of several set at once, the least."""
+        """The last that was set."""
         names = self.files.names(TOTALS)
-        last = [name for name in names if name.split("-")[0] == names[-1].split("-")[0]]
-        found = []
-        for name in last:
-            with self.files.intact(f"{TOTALS}/{name}"):
-                facts = self._load(f"{TOTALS}/{name}")["total"]
-                found.append(Total(facts["epsilon"], facts["delta"], tuple(facts["orders"])))
-        return min(found, key=lambda total: total.epsilon, default=None)
+        if not names:
+            return None
+        with self.files.intact(f"{TOTALS}/{names[-1]}"):
+            facts = self._load(f"{TOTALS}/{names[-1]}")["total"]
+            return Total(facts["epsilon"], facts["delta"], tuple(facts["orders"]))
 
     def entries(self) -> list[Entry]:
         """All, oldest first. A damaged file is an error: left out, it would cost nothing."""

@@ -21,8 +21,7 @@ probability (1 − share)^k.
 
 **Writers at once.** A new set is stored before it is compared with the others, and its links are
 stored before it is used. Of two sets that are stored at once, the later one's writer sees the
-other. Two first writers may both make a key; each stores its set under every key that it sees, and
-all see the one that was written first, so any two sets have a key in common.
+other. Of two first writers one makes the key, and the other one reads it.
 """
 
 import hashlib
@@ -31,7 +30,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,9 +66,9 @@ class KnownPeople:
 
 # A folder or bucket of small objects, each of which is written once and never changed. Local
 # objects are for their owner only (0600 in folders of 0700); behind a URI that is the bucket's
-# policy to say. A second writer of one name fails, on folders and on S3; on other stores names
-# carry random digits. Every object carries a checksum, which covers its name too, so that a changed
-# number is noticed and not summed. It is no signature: the owner can make another one.
+# policy to say. A second writer of one name fails. Every object carries a checksum, which covers
+# its name too, so that a changed number is noticed and not summed. It is no signature: the owner
+# can make another one.
 
 
 def default_place() -> str:
@@ -172,15 +171,15 @@ class People:
         """
         if not texts:
             raise UserError("a data set without records cannot be entered in a ledger")
-        name, by_key = self._fingerprints(texts)
-        known = self.links().get(name)
-        if known is None:
-            self._store(SETS, name, by_key)
-            known = self._overlaps(name)
-            self._note(SETS, name, {"texts": len(texts), "overlaps": known})
-            for dev, shared in self._shared_with(DEV, by_key).items():
+        name, prints = self._fingerprints(texts)
+        overlaps = self.links().get(name)
+        if overlaps is None:
+            self._store(SETS, name, prints)
+            overlaps = self._overlaps(name, prints)
+            self._note(SETS, name, {"texts": len(texts), "overlaps": overlaps})
+            for dev, shared in self._shared_with(DEV, prints).items():
                 self._note(DEV, dev, {"overlaps": {name: shared}})
-        return KnownPeople(name, len(texts), known)
+        return KnownPeople(name, len(texts), overlaps)
 
     def register_dev(self, texts: ManyTexts) -> None:
         """Remember which records were dev rows, hence shown without any privacy.
@@ -190,11 +189,11 @@ class People:
         """
         if not texts:
             return
-        name, by_key = self._fingerprints(texts)
+        name, prints = self._fingerprints(texts)
         if any(file.split(".")[0] == name for file in self._notes(DEV)):
             return
-        self._store(DEV, name, by_key)
-        self._note(DEV, name, {"overlaps": self._shared_with(SETS, by_key)})
+        self._store(DEV, name, prints)
+        self._note(DEV, name, {"overlaps": self._shared_with(SETS, prints)})
 
     def dev_rows(self, data_sets: Iterable[str]) -> int:
         """How many texts of `data_sets` were dev rows as well: of the largest overlap."""
@@ -204,23 +203,20 @@ class People:
 
     def shared(self, texts: ManyTexts) -> dict[str, int]:
         """Stored sets, and how many of these texts each of them has; nothing is stored."""
-        keys = {key: self.files.read(f"{KEYS}/{key}") for key in self.files.names(KEYS)}
-        return self._shared_with(SETS, {k: fingerprints(texts, v) for k, v in keys.items()})
+        if not self.files.names(KEYS):
+            return {}
+        return self._shared_with(SETS, fingerprints(texts, self.key()))
 
-    def _fingerprints(self, texts: ManyTexts) -> tuple[str, dict[str, Fingerprints]]:
-        keys = self.keys()
-        by_key = {name: fingerprints(texts, key) for name, key in keys.items()}
-        main = min(by_key)
-        digest = hashlib.blake2b(by_key[main].tobytes(), key=keys[main], digest_size=8)
-        return digest.hexdigest(), by_key
+    def _fingerprints(self, texts: ManyTexts) -> tuple[str, Fingerprints]:
+        """The name of a data set of these texts, and its fingerprints."""
+        key = self.key()
+        prints = fingerprints(texts, key)
+        return hashlib.blake2b(prints.tobytes(), key=key, digest_size=8).hexdigest(), prints
 
-    def _store(self, folder: str, name: str, by_key: dict[str, Fingerprints]) -> None:
-        stored = self.files.names(folder)
-        for key, prints in by_key.items():
-            if f"{name}.{key}.npy" not in stored:
-                buffer = io.BytesIO()
-                np.save(buffer, self._sample(prints), allow_pickle=False)
-                self.files.write(f"{folder}/{name}.{key}.npy", buffer.getvalue())
+    def _store(self, folder: str, name: str, prints: Fingerprints) -> None:
+        buffer = io.BytesIO()
+        np.save(buffer, self._sample(prints), allow_pickle=False)
+        self.files.write(f"{folder}/{name}.npy", buffer.getvalue())
 
     def _note(self, folder: str, name: str, facts: dict[str, Any]) -> None:
         self.files.write_json(f"{folder}/{name}.{secrets.token_hex(4)}.json", facts)
@@ -228,19 +224,18 @@ class People:
     def _notes(self, folder: str) -> list[str]:
         return [file for file in self.files.names(folder) if file.endswith(".json")]
 
-    def keys(self) -> dict[str, bytes]:
-        """Every key, by name; the first call makes one."""
-        written = [*self.files.names(SETS), *self.files.names(ENTRIES)]  # after the first key
-        names = self.files.names(KEYS)
-        if not names:
+    def key(self) -> bytes:
+        """The key of all fingerprints; the first call makes it."""
+        written = [*self.files.names(SETS), *self.files.names(ENTRIES)]  # after the key
+        if not self.files.names(KEYS):
             if written:
                 raise UserError(
                     f"the ledger {self.files.name} has entries but no key to recognise people by; "
                     f"restore its folders {KEYS!r} and {SETS!r} from a backup"
                 )
-            self.files.write(f"{KEYS}/{secrets.token_hex(8)}", secrets.token_bytes(32))
-            names = self.files.names(KEYS)
-        return {name: self.files.read(f"{KEYS}/{name}") for name in names}
+            with suppress(UserError):  # another writer was faster
+                self.files.write(f"{KEYS}/key", secrets.token_bytes(32))
+        return self.files.read(f"{KEYS}/key")
 
     def links(self) -> dict[str, dict[str, int]]:
         """Set → the sets known before it that it overlaps with, and in how many texts."""
@@ -270,40 +265,31 @@ class People:
         links: dict[str, int] = self.files.read_json(f"{folder}/{file}")["overlaps"]
         return links
 
-    def _overlaps(self, name: str) -> dict[str, int]:
-        """Texts shared with every other stored set, those without links yet included.
-
-        A set that has no key in common with this one is still being written: its writer will
-        see this one, which is there under all of its keys.
-        """
+    def _overlaps(self, name: str, prints: Fingerprints) -> dict[str, int]:
+        """Texts shared with every other stored set, those without links yet included."""
         linked = self.links().keys()  # before the listing: what is linked has been stored
-        stored: dict[str, set[str]] = {}
-        for file in self.files.names(SETS):
-            if file.endswith(".npy"):
-                other, key, _ = file.split(".")
-                stored.setdefault(other, set()).add(key)
-        lost = sorted(other for other in linked if not stored.get(other, set()) & stored[name])
+        lost = sorted(linked - set(self._stored(SETS)))
         if lost:
             raise UserError(
                 f"the fingerprints of data set {lost[0]} are gone from the ledger "
                 f"{self.files.name}; restore its folder {SETS!r} from a backup"
             )
-        own = {key: self._load(SETS, name, key) for key in stored[name]}
-        return self._shared_with(SETS, own, sampled=True, but=name)
+        return self._shared_with(SETS, prints, but=name)
 
-    def _shared_with(
-        self, folder: str, by_key: dict[str, Fingerprints], *, sampled: bool = False, but: str = ""
-    ) -> dict[str, int]:
-        """Sets in `folder` that share texts with these, and how many; of two keys, either tells."""
-        own = by_key if sampled else {key: self._sample(one) for key, one in by_key.items()}
-        found: dict[str, int] = {}
-        for file in self.files.names(folder):
-            name, key = file.split(".")[:2]
-            if file.endswith(".npy") and key in own and name not in (but, *found):
-                shared = self._shared(own[key], self._load(folder, name, key))
-                if shared:
-                    found[name] = shared
-        return found
+    def _stored(self, folder: str) -> list[str]:
+        """The sets in `folder`."""
+        names = self.files.names(folder)
+        return [name.removesuffix(".npy") for name in names if name.endswith(".npy")]
+
+    def _shared_with(self, folder: str, prints: Fingerprints, but: str = "") -> dict[str, int]:
+        """Sets in `folder` that share texts with these, and how many."""
+        own = self._sample(prints)
+        shared = {
+            name: self._shared(own, self._load(folder, name))
+            for name in self._stored(folder)
+            if name != but
+        }
+        return {name: count for name, count in shared.items() if count}
 
     def _shared(self, one: Fingerprints, other: Fingerprints) -> int:
         """How many texts two sets share, by the smaller of their kept shares."""
@@ -320,8 +306,8 @@ class People:
         kept = prints[: np.searchsorted(prints, np.uint64(limit), side="right")]
         return np.concatenate([np.array([limit], dtype=np.uint64), kept])
 
-    def _load(self, folder: str, name: str, key: str) -> Fingerprints:
-        content = self.files.read(f"{folder}/{name}.{key}.npy")
+    def _load(self, folder: str, name: str) -> Fingerprints:
+        content = self.files.read(f"{folder}/{name}.npy")
         return np.load(io.BytesIO(content), allow_pickle=False).astype(np.uint64)
 
 

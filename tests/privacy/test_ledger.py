@@ -426,17 +426,6 @@ def test_a_total_is_set_once(ledger: Ledger) -> None:
     assert len(list((Path(ledger.files.name) / "totals").iterdir())) == 2
 
 
-def test_of_totals_set_at_once_the_least_counts(ledger: Ledger) -> None:
-    ledger.set_total(8.0, DELTA)
-    first = next((Path(ledger.files.name) / "totals").iterdir())
-    facts = json.loads(first.read_text())
-    facts["total"]["epsilon"] = 3.0
-    ledger.files.write_json("totals/000000-zz.json", {"total": facts["total"]})
-    total = ledger.total()
-    assert total is not None
-    assert total.epsilon == 3.0
-
-
 @pytest.mark.parametrize(
     ("epsilon", "delta"), [(0, 1e-5), (-1, 1e-5), (math.inf, 1e-5), (1, 0), (1, 1)]
 )
