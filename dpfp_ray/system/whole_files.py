@@ -31,18 +31,27 @@ NO_LINKS = (EPERM, ENOTSUP, EMLINK)  # what file systems without links say
 
 
 @contextmanager
-def whole_file(path: Path, mode: int = PUBLIC) -> Iterator[BinaryIO]:
-    """A file to write to; it replaces `path` in one step if the block ends without an error."""
-    if mode == PRIVATE:
-        private_folder(path.parent)
+def whole_path(path: Path) -> Iterator[Path]:
+    """A name to write to; what is there replaces `path` in one step if the block ends without an
+    error, and else it goes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = scratch_of(path)
     try:
-        with _synced(scratch, mode) as file:
-            yield file
+        yield scratch
+        with scratch.open("rb") as file:
+            os.fsync(file.fileno())  # without it, a power failure may leave the new name empty
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_file(path: Path, mode: int = PUBLIC) -> Iterator[BinaryIO]:
+    """As `whole_path`, for writers that want an open file."""
+    if mode == PRIVATE:
+        private_folder(path.parent)
+    with whole_path(path) as scratch, _new(scratch, mode) as file:
+        yield file
 
 
 def scratch_of(path: Path) -> Path:
@@ -50,14 +59,11 @@ def scratch_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid4().hex}")
 
 
-@contextmanager
-def _synced(scratch: Path, mode: int) -> Iterator[BinaryIO]:
-    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        if mode == PRIVATE:
-            os.fchmod(file.fileno(), mode)  # a umask may have taken more than it should
-        yield file
-        file.flush()
-        os.fsync(file.fileno())  # without it, a power failure may leave the new name empty
+def _new(scratch: Path, mode: int) -> BinaryIO:
+    file = os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb")
+    if mode == PRIVATE:
+        os.fchmod(file.fileno(), mode)  # a umask may have taken more than it should
+    return file
 
 
 def new_file(path: Path, content: bytes, mode: int = PUBLIC) -> bool:
@@ -68,8 +74,10 @@ def new_file(path: Path, content: bytes, mode: int = PUBLIC) -> bool:
     # The scratch file carries its target's name, so that `delete_secret` removes it after a kill.
     scratch = scratch_of(path)
     try:
-        with _synced(scratch, mode) as file:
+        with _new(scratch, mode) as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         try:
             os.link(scratch, path)  # unlike a rename, fails if the name is taken
         except FileExistsError:
@@ -89,20 +97,6 @@ def new_file(path: Path, content: bytes, mode: int = PUBLIC) -> bool:
     finally:
         os.close(folder)
     return True
-
-
-@contextmanager
-def whole_path(path: Path) -> Iterator[Path]:
-    """As `whole_file`, for writers that want a name; they leave nothing behind if they fail."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = scratch_of(path)
-    try:
-        yield scratch
-        with scratch.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def private_folder(path: Path) -> None:
