@@ -13,9 +13,8 @@ import io
 import os
 import re
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -47,61 +46,7 @@ class Found:
     modified: float  # seconds since the epoch
 
 
-class Files(ABC):
-    """Files below a path or URI. Names are relative to it.
-
-    Behind a URI, errors (but for a missing file) are UserErrors: the store cannot be reached.
-    `mode` is for local files only; who may read an object is the store's own setting.
-    """
-
-    name: str
-    local: bool
-
-    @abstractmethod
-    def exists(self) -> bool: ...
-
-    @abstractmethod
-    def find(self) -> list[Found]:
-        """Files that should hold a record, by path."""
-
-    @abstractmethod
-    def names(self, folder: str = "") -> list[str]:
-        """Names of the files in `folder`, without those in folders below it."""
-
-    @abstractmethod
-    def read(self, path: str) -> bytes:
-        """The content of a file that `find` gave; OSError if it cannot be had."""
-
-    @abstractmethod
-    def read_name(self, name: str) -> bytes:
-        """The content under `name`, as `read`."""
-
-    @abstractmethod
-    def writing(self, name: str, mode: int = PUBLIC) -> AbstractContextManager[IO[bytes]]:
-        """A stream that replaces what is under `name` in one step, at the block's end."""
-
-    def write(self, name: str, content: bytes, mode: int = PUBLIC) -> None:
-        """Put `content` under `name`, as `writing` does."""
-        with self.writing(name, mode) as file:
-            file.write(content)
-
-    @abstractmethod
-    def create(self, name: str, content: bytes, mode: int = PUBLIC) -> bool:
-        """Put `content` under `name` unless something else is there; whether it is there now.
-
-        Of several who try at once with contents of their own, one succeeds.
-        """
-
-    @abstractmethod
-    def delete(self, name: str) -> None:
-        """Remove the file under `name`, if it is there; OSError if it cannot be removed."""
-
-    @abstractmethod
-    def delete_folder(self, name: str) -> None:
-        """Remove all that is below `name`, if it is there, as `delete`."""
-
-
-def open_files(location: str | Path) -> Files:
+def open_files(location: str | Path) -> "Files":
     """The storage at a path or URI; nothing is created or read yet."""
     text = str(location)
     if "://" not in text:
@@ -143,8 +88,12 @@ def below(location: str, name: str) -> str:
     return f"{location.rstrip('/')}/{name}"
 
 
-class LocalFiles(Files):
-    """A folder, searched to the bottom: runs, compares and sweeps below it are found."""
+class LocalFiles:
+    """A folder, searched to the bottom: runs, compares and sweeps below it are found.
+
+    Names are relative to it. `mode` is of a new file; behind a URI, who may read an object is the
+    store's own setting.
+    """
 
     local = True
 
@@ -156,6 +105,7 @@ class LocalFiles(Files):
         return self.root.is_dir()
 
     def find(self) -> list[Found]:
+        """Files that should hold a record, by path."""
         records = []
         for folder, subfolders, names in os.walk(self.root):
             subfolders[:] = [n for n in subfolders if not n.startswith(".") and n != SEALED]
@@ -170,6 +120,7 @@ class LocalFiles(Files):
         return sorted(records, key=lambda file: file.path)
 
     def names(self, folder: str = "") -> list[str]:
+        """Names of the files in `folder`, without those in folders below it."""
         try:
             return os.listdir(self.root / folder)
         except FileNotFoundError:
@@ -178,13 +129,16 @@ class LocalFiles(Files):
             raise UserError(f"cannot read {self.root / folder}: {error.strerror}") from None
 
     def read(self, path: str) -> bytes:
+        """The content of a file that `find` gave; OSError if it cannot be had."""
         return Path(path).read_bytes()
 
     def read_name(self, name: str) -> bytes:
+        """The content under `name`, as `read`."""
         return self.read(str(self.root / name))
 
     @contextmanager
     def writing(self, name: str, mode: int = PUBLIC) -> Iterator[IO[bytes]]:
+        """A stream that replaces what is under `name` in one step, at the block's end."""
         path = self.root / name
         try:
             private_folder(self.root)  # its unfinished parts are secret
@@ -193,7 +147,15 @@ class LocalFiles(Files):
         except OSError as error:
             raise trouble(path, error) from None
 
+    def write(self, name: str, content: bytes, mode: int = PUBLIC) -> None:
+        with self.writing(name, mode) as file:
+            file.write(content)
+
     def create(self, name: str, content: bytes, mode: int = PUBLIC) -> bool:
+        """Put `content` under `name` unless something else is there; whether it is there now.
+
+        Of several who try at once with contents of their own, one succeeds.
+        """
         path = self.root / name
         try:
             private_folder(self.root)
@@ -202,15 +164,18 @@ class LocalFiles(Files):
             raise trouble(path, error) from None
 
     def delete(self, name: str) -> None:
+        """Remove the file under `name`, if it is there; OSError if it cannot be removed."""
         (self.root / name).unlink(missing_ok=True)
 
     def delete_folder(self, name: str) -> None:
+        """Remove all that is below `name`, if it is there, as `delete`."""
         with suppress(FileNotFoundError):
             shutil.rmtree(self.root / name)
 
 
-class RemoteFiles(Files):
-    """An object store, its prefix included; only its records/ is looked at, never all of it."""
+class RemoteFiles:
+    """The same of an object store, its prefix included; only its records/ is looked at, never all
+    of it. Errors but for a missing file are UserErrors: the store cannot be reached."""
 
     local = False
 
@@ -248,12 +213,15 @@ class RemoteFiles(Files):
 
     @contextmanager
     def writing(self, name: str, mode: int = PUBLIC) -> Iterator[IO[bytes]]:
-        import obstore
-
         buffer = io.BytesIO()  # an upload that is closed early would be kept
         yield buffer
+        self.write(name, buffer.getvalue())
+
+    def write(self, name: str, content: bytes, mode: int = PUBLIC) -> None:
+        import obstore
+
         with reachable(self.name):
-            obstore.put(self.store, name, buffer.getvalue())
+            obstore.put(self.store, name, content)
 
     def create(self, name: str, content: bytes, mode: int = PUBLIC) -> bool:
         import obstore
@@ -281,6 +249,9 @@ class RemoteFiles(Files):
         with reachable(self.name):
             for page in obstore.list(self.store, f"{name}/"):
                 obstore.delete(self.store, [one["path"] for one in page])
+
+
+Files = LocalFiles | RemoteFiles
 
 
 def is_record(name: str) -> bool:
