@@ -575,3 +575,13 @@ def test_a_mechanism_with_a_theorem_of_its_own_is_charged_by_it(
 )
 def test_what_is_published_is_never_less_than_the_sum(epsilon: float, text: str) -> None:
     assert float(rounded_up(epsilon)) == float(text)
+
+
+def test_json_has_one_object_for_each_group(ledger: Ledger) -> None:
+    ledger.set_total(8.0, DELTA)
+    run_through(ledger, use(ledger))
+    (group,) = json.loads(json.dumps(ledger.to_json()))
+    assert {"epsilon", "delta", "guarantee", "total", "entries"} <= group.keys()
+    assert (group["total"], group["adjacency"]) == (8.0, "zero_out")
+    (entry,) = group["entries"]
+    assert (entry["status"], entry["mechanism"][0]["planned"]) == ("finished", 100)
