@@ -191,3 +191,10 @@ def test_reading_does_not_hold_the_texts(
     tracemalloc.stop()
     assert len(task.train) + len(task.dev["dev"]) == rows
     assert peak < 3e6
+
+
+def test_a_stream_has_its_persons_in_a_column() -> None:
+    stream = datasets.Dataset.from_pandas(frame()).to_iterable_dataset()
+    assert in_memory(Plan(), stream, users="who")[1].train.users is not None
+    with pytest.raises(UserError, match="name the column"):
+        in_memory(Plan(), stream, users=["ann"] * 120)
