@@ -25,10 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(arguments: argparse.Namespace) -> int:
     from dpfp_ray import glossary
 
-    found = glossary(*arguments.words)
+    terms = glossary(*arguments.words)
     if arguments.json:
-        print(to_json([asdict(term) for term in found]))
+        print(to_json([asdict(term) for term in terms]))
         return 0
-    for term in found:
+    for term in terms:
         print(textwrap.fill(f"{term.name}: {term.text}", 80, subsequent_indent="  "))
     return 0

@@ -88,24 +88,24 @@ def command(arguments: argparse.Namespace) -> int:
     if arguments.address is None:
         from dpfp_ray import find_results
 
-        found = find_results(arguments.location, **asked)
+        answer = find_results(arguments.location, **asked)
     else:
         from dpfp_ray import ask_service
 
-        found = ask_service(arguments.address, token_file=arguments.token_file, **asked)
-    chosen = None if arguments.columns is None else found.chosen(arguments.columns)
+        answer = ask_service(arguments.address, token_file=arguments.token_file, **asked)
+    chosen = None if arguments.columns is None else answer.chosen(arguments.columns)
 
     if arguments.json:
-        names = chosen or found.columns
-        print(to_json([{name: row.get(name) for name in names} for row in found.rows]))
+        names = chosen or answer.columns
+        print(to_json([{name: row.get(name) for name in names} for row in answer.rows]))
     elif arguments.csv:
-        print(found.to_csv(chosen), end="")
-    elif found.rows:
-        show(found.rows, chosen, wide=arguments.wide)
-    if found.total == 0:
+        print(answer.to_csv(chosen), end="")
+    elif answer.rows:
+        show(answer.rows, chosen, wide=arguments.wide)
+    if answer.total == 0:
         print("no trial matches", file=sys.stderr)
-    elif len(found.rows) < found.total:
-        print(f"{len(found.rows):,} of {found.total:,} trials", file=sys.stderr)
+    elif len(answer.rows) < answer.total:
+        print(f"{len(answer.rows):,} of {answer.total:,} trials", file=sys.stderr)
     return 0
 
 
@@ -134,9 +134,9 @@ def show(
         fold=not (chosen or wide),
         styles=["red" if row.get("verdict") == "refuted" else None for row in rows],
     )
-    shown = "".join(_cell(row, name) for row in rows for name in names)
+    texts = "".join(_cell(row, name) for row in rows for name in names)
     for text in UNPROVED:
-        if text[0] in shown:
+        if text[0] in texts:
             stdout.print(text)
 
 

@@ -88,8 +88,8 @@ def describe(command: Sequence[str]) -> Description:
         facts["epsilon"] = ",".join(f"{budget:g}" for budget in budgets)
     about = facts.get("sweep") if verb == "sweep" else facts["task"] or facts.get("sweep")
     files = [str(name) for plan in plans[:1] for name in (plan.train_file, plan.dev_file) if name]
-    shown = {key: value for key, value in facts.items() if value}
-    return Description(f"{verb} {about or ''}".strip(), shown, tuple(files))
+    given_facts = {key: value for key, value in facts.items() if value}
+    return Description(f"{verb} {about or ''}".strip(), given_facts, tuple(files))
 
 
 def _joined(values: Iterable[str]) -> str:
@@ -113,9 +113,9 @@ def check_place(what: str, place: str | None) -> None:
     """Results of a job must be where they outlive it."""
     if place and ("://" in place or Path(place).is_absolute()):
         return
-    shown = f"{what} is {place!r}" if place else f"{what} is missing"
+    problem = f"{what} is {place!r}" if place else f"{what} is missing"
     raise UserError(
-        f"{shown}; a job's own folder goes with it: give {what} an absolute path or a URI that "
+        f"{problem}; a job's own folder goes with it: give {what} an absolute path or a URI that "
         "every node sees, such as /shared/runs or s3://bucket/runs"
     )
 

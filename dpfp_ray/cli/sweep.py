@@ -82,9 +82,9 @@ def show(results: "FinishedSweep", as_json: bool, wide: bool) -> None:
     if as_json:
         print(to_json(results.rows))
     else:
-        shown = ("status", "accuracy", "epsilon", "sigma", "train_seconds")
+        columns = ("status", "accuracy", "epsilon", "sigma", "train_seconds")
         optional = () if wide else ("status", "epsilon", "sigma", "train_seconds")
-        show_table(results.rows, [*results.space.varied, *shown], optional=optional)
+        show_table(results.rows, [*results.space.varied, *columns], optional=optional)
         print()
         for line in results.outcome.lines:
             print_prose(line)

@@ -98,12 +98,14 @@ def show(run: "TrainedRun", as_json: bool) -> None:
         f"accuracy {run.accuracy:.4f} ({metrics['rule']})"
     )
     if privacy["epsilon"]:
-        shown = ", ".join(
+        epsilons = ", ".join(
             f"{name} {'—' if value is None else format(float(value), '.3f')}"
             for name, value in privacy["epsilon"].items()
         )
         mark = f"{run.guarantee} ε" if run.guarantee in MARKS else "ε"
-        stdout.print(f"{mark} (δ = {privacy['delta']:.3g}): {shown};  σ = {privacy['sigma']:.4f}")
+        stdout.print(
+            f"{mark} (δ = {privacy['delta']:.3g}): {epsilons};  σ = {privacy['sigma']:.4f}"
+        )
     peak = run.record["cost"]["peak_memory_bytes"] / 2**20
     stdout.print(f"{time_text(run)}; peak memory {peak:,.0f} MiB")
     if run.statement:

@@ -72,8 +72,8 @@ class AllTexts:
                 self.names.append(take(split.users, distinct(split.users)[1]))
 
     def __len__(self) -> int:
-        told = sum(1 for column in self.beside for text in column if text)
-        return sum(map(len, (*self.columns, *self.names))) + told
+        others = sum(1 for column in self.beside for text in column if text)
+        return sum(map(len, (*self.columns, *self.names))) + others
 
     def __iter__(self) -> Iterator[str]:
         yield from chain.from_iterable(self.columns)

@@ -133,9 +133,9 @@ def packed(table: TokenTable, rows: Ints) -> "dict[str, Tensor]":
     source = table.offsets[rows][row] + place
 
     def spread(values: NDArray[np.integer], empty: int = 0) -> "Tensor":
-        found = np.full(count * longest, empty, np.int64)
-        found[where] = values
-        return torch.from_numpy(found.reshape(count, longest))
+        spread_values = np.full(count * longest, empty, np.int64)
+        spread_values[where] = values
+        return torch.from_numpy(spread_values.reshape(count, longest))
 
     batch = {name: spread(column[source]) for name, column in table.columns.items()}
     batch["input_ids"] = spread(table.columns["input_ids"][source], table.pad_token_id)
@@ -164,12 +164,12 @@ def unpacked(batch: "dict[str, Tensor]") -> "dict[str, Tensor]":
     real = batch[ROW] >= 0
     row, place = batch[ROW][real], batch[PLACE][real]
     shape = int(row.max()) + 1, int(place.max()) + 1
-    found = {}
+    columns = {}
     for name, values in batch.items():
         if name not in (ROW, PLACE):
             # Any id serves as padding where the mask hides it.
-            found[name] = torch.zeros(shape, dtype=values.dtype, device=values.device)
-            found[name][row, place] = values[real]
+            columns[name] = torch.zeros(shape, dtype=values.dtype, device=values.device)
+            columns[name][row, place] = values[real]
     mask = torch.zeros(shape, dtype=torch.int64, device=row.device)
     mask[row, place] = 1
-    return {**found, "attention_mask": mask}
+    return {**columns, "attention_mask": mask}

@@ -286,13 +286,13 @@ def without_common(column: Texts) -> Texts:
 def _user_column(table: RawTable, plan: Plan, taken: Sequence[int]) -> int | None:
     if plan.user_column is None:
         return None
-    found = find_column(table, plan.user_column, "--user-column")
-    if found in taken:
+    column = find_column(table, plan.user_column, "--user-column")
+    if column in taken:
         raise UserError(
             f"{table.header}: {plan.user_column!r} is the text or the label; give another "
             f"--user-column"
         )
-    return found
+    return column
 
 
 def read_asked(
@@ -317,9 +317,9 @@ def read_asked(
                 label = number_of(label_text(row.fields[-1]), numbers)
                 if label is None:
                     classes = ", ".join(shorten(name) for name in names[:12])
-                    found = shorten(row.fields[-1])
+                    written = shorten(row.fields[-1])
                     where = f"{table.columns[label_at]!r}"
-                    problem = f"{where} is {found}, expected one of {classes}"
+                    problem = f"{where} is {written}, expected one of {classes}"
             if problem:
                 bad.add(row.line, problem, row.path)
             else:
@@ -371,8 +371,8 @@ def _choose_columns(
         labels = named if plan.label_column else present(LABEL)
         label = labels[0] if len(labels) == 1 or (labels and glue) else None
     if not glue and table.path.suffix:  # data in memory have no suffix, and names of their own
-        found = {"text": text, "pair": pair, "label": label}
-        _say_guesses(table, {r: i for r, i in found.items() if not getattr(plan, f"{r}_column")})
+        columns = {"text": text, "pair": pair, "label": label}
+        _say_guesses(table, {r: i for r, i in columns.items() if not getattr(plan, f"{r}_column")})
     return texts, label
 
 
@@ -381,6 +381,6 @@ def _say_guesses(table: RawTable, guessed: Mapping[str, int | None]) -> None:
     roles = {role: table.columns[i] for role, i in guessed.items() if i is not None}
     roles = {role: name for role, name in roles.items() if name.casefold() != role}
     if roles:
-        shown = ", ".join(f"{role} from column {shorten(name)}" for role, name in roles.items())
+        guesses = ", ".join(f"{role} from column {shorten(name)}" for role, name in roles.items())
         flags = ", ".join(f"--{role}-column" for role in roles)
-        warnings.warn(Guess(f"{table.path}: {shown} (by its name; {flags} to change it)"))  # noqa: B028
+        warnings.warn(Guess(f"{table.path}: {guesses} (by its name; {flags} to change it)"))  # noqa: B028

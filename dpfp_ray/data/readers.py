@@ -274,17 +274,17 @@ def _open_delimited(
 
 def _open_jsonl(path: Path) -> RawTable:
     # Keys may be left out of single rows, so no one row can say what the columns are.
-    found: dict[str, None] = {}
+    keys: dict[str, None] = {}
     first: tuple[int, str] | None = None
     for line, value, problem in _parsed_lines(path):
-        found.update(dict.fromkeys(value))
+        keys.update(dict.fromkeys(value))
         first = first or (line, problem)
-    if not found:
+    if not keys:
         line, problem = first or (1, "no rows")
         raise UserError(
             f"{path}: line {line}: {problem or 'no keys'}; give one JSON object in each line"
         )
-    columns = tuple(found)
+    columns = tuple(keys)
 
     def rows(wanted: Sequence[int]) -> Iterator[Row]:
         names = [columns[i] for i in wanted]
@@ -361,8 +361,8 @@ def files_of(name: str | Path) -> list[Path]:
     path = Path(name).expanduser()
     if path.exists() or not has_magic(str(path)):
         return [path]
-    found = [Path(one) for one in glob(str(path), recursive=True)]
-    return sorted((one for one in found if one.is_file()), key=_in_order)
+    paths = [Path(one) for one in glob(str(path), recursive=True)]
+    return sorted((one for one in paths if one.is_file()), key=_in_order)
 
 
 def _in_order(path: Path) -> list[tuple[int, str]]:
@@ -393,8 +393,8 @@ def open_files(path: Path, names: tuple[str, ...] | None = None) -> RawTable:
         for table in tables:
             yield from _rows(table, columns, wanted)
 
-    known = None if all(table.text_columns is None for table in tables) else some
-    return RawTable(path, columns, rows, first.unit, known)
+    text_columns = None if all(table.text_columns is None for table in tables) else some
+    return RawTable(path, columns, rows, first.unit, text_columns)
 
 
 def _rows(table: RawTable, columns: tuple[str, ...], wanted: Sequence[int]) -> Iterator[Row]:
@@ -404,8 +404,8 @@ def _rows(table: RawTable, columns: tuple[str, ...], wanted: Sequence[int]) -> I
         return
     there = [name for name in (columns[i] for i in wanted) if name in table.columns]
     for row in table.rows([table.columns.index(name) for name in there]):
-        found = dict(zip(there, row.fields, strict=False))
-        yield Row(row.line, [found.get(columns[i]) for i in wanted], row.problem, table.path)
+        values = dict(zip(there, row.fields, strict=False))
+        yield Row(row.line, [values.get(columns[i]) for i in wanted], row.problem, table.path)
 
 
 def _refuse_other_columns(first: RawTable, tables: Sequence[RawTable]) -> None:

@@ -91,8 +91,8 @@ def load_task(plan: Plan, tables: Tables | None = None) -> Task:
 def _without_dev_persons(task: Task) -> Task:
     """Nobody of training may be in dev: its scores are shown as they are, and say who is in it."""
     for name, split in task.dev.items():
-        shown = set(split.users or ())
-        both = sorted(shown.intersection(task.train.users or ()))
+        dev_persons = set(split.users or ())
+        both = sorted(dev_persons.intersection(task.train.users or ()))
         if both:
             raise UserError(
                 f"{shorten(both[0])} is in training and in {name} (in both: {len(both):,}); "
@@ -108,11 +108,11 @@ def _squeeze(name: str) -> str:
 
 
 def _task_name(given: str) -> str:
-    known = (*task_names(), "custom")
+    names = (*task_names(), "custom")
     name = _squeeze(given)
-    if name in known:
+    if name in names:
         return name
-    raise UserError(unknown("task", given, known))
+    raise UserError(unknown("task", given, names))
 
 
 # Where the records come from -----------------------------------------------------------------
@@ -140,8 +140,8 @@ def _open_files(plan: Plan, glue: Glue | None) -> Tables:
 
 
 def _from_tables(name: str, plan: Plan, glue: Glue | None, tables: Tables) -> Task:
-    known = glue.labels if glue else plan.labels
-    whole, names = read_split(tables[0], plan, glue, known)
+    labels = glue.labels if glue else plan.labels
+    whole, names = read_split(tables[0], plan, glue, labels)
     require_all_classes(whole, names, tables[0].path)
     if tables[1] is not None:
         dev, _ = read_split(tables[1], plan, glue, names)
@@ -342,8 +342,8 @@ def _table(name: str, data: Any) -> RawTable:
     columns = _columns(name, data)
     lengths = {column: len(values) for column, values in columns.items()}
     if len(set(lengths.values())) > 1:
-        shown = ", ".join(f"{column} {count:,}" for column, count in lengths.items())
-        raise UserError(f"{name}: the columns differ in length ({shown}); give one row for each")
+        counts = ", ".join(f"{column} {count:,}" for column, count in lengths.items())
+        raise UserError(f"{name}: the columns differ in length ({counts}); give one row for each")
 
     def rows(wanted: Sequence[int]) -> Iterator[Row]:
         return numbered([[list(columns.values())[i] for i in wanted]])

@@ -209,15 +209,15 @@ def encode_chunk(chunk: Chunk, tokenizer: Any, limit: int) -> Encoded:
         padding=False,
         return_attention_mask=False,
     )
-    found: Encoded = {}
+    arrays: Encoded = {}
     for column in DTYPES:
         if column in encoded:
             # Without special tokens a text may have no token at all; attention needs one.
             empty = pad if column == "input_ids" else 0
             ids = [row or [empty] for row in encoded[column]]
-            found[column] = np.fromiter(chain.from_iterable(ids), DTYPES[column])
-    found[LENGTHS] = np.array([len(row) or 1 for row in encoded["input_ids"]], np.int64)
-    return found
+            arrays[column] = np.fromiter(chain.from_iterable(ids), DTYPES[column])
+    arrays[LENGTHS] = np.array([len(row) or 1 for row in encoded["input_ids"]], np.int64)
+    return arrays
 
 
 # The cache: one folder per key, which appears in one rename and is checked when it is opened. ----

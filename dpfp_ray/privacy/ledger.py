@@ -92,9 +92,9 @@ class Ledger:
 
     def begin_all(self, uses: Sequence[Use], resumed: bool = False) -> list[Entry]:
         """Enter all of `uses` or, if they would together pass the total, none of them."""
-        known = self.people.links()
+        links = self.people.links()
         for use in uses:
-            if use.people not in known:
+            if use.people not in links:
                 raise ValueError(f"data set {use.people!r} is not registered with this ledger")
         with self.files.locked():
             before = self.entries()
@@ -138,19 +138,19 @@ class Ledger:
         theorem is about a total that no result has influenced. δ is by default that of the total
         that is set, else 1e-6."""
         if delta is None:
-            known = self.total()
-            delta = known.delta if known else TOTAL_DELTA
+            current = self.total()
+            delta = current.delta if current else TOTAL_DELTA
         if not (0 < epsilon < math.inf and 0 < delta < 1):
             raise UserError(f"total epsilon {epsilon:g}, delta {delta:g}: give ε > 0 and 0 < δ < 1")
         wanted = ledger_cost.total_of(epsilon, delta)
         with self.files.locked():
-            known = self.total()
-            if known == wanted:
+            current = self.total()
+            if current == wanted:
                 return wanted
-            if known is not None and not force:
+            if current is not None and not force:
                 raise UserError(
-                    f"the ledger {self.files.name} has a total of ε = {known.epsilon:g} at "
-                    f"δ = {known.delta:.3g}; changing it to {epsilon:g} at {delta:.3g} "
+                    f"the ledger {self.files.name} has a total of ε = {current.epsilon:g} at "
+                    f"δ = {current.delta:.3g}; changing it to {epsilon:g} at {delta:.3g} "
                     f"needs force (dpfp ledger set --force)"
                 )
             event = {"set_at": _now(), "who": _who(), "total": dataclasses.asdict(wanted)}
@@ -185,18 +185,18 @@ class Ledger:
                 f"entry {lost[0]} of the ledger {self.files.name} has an end but no beginning; "
                 f"restore {ENTRIES}/{lost[0]}.json from a backup"
             )
-        found = []
+        parsed = []
         for name in openings:
             with self.files.intact(f"{ENTRIES}/{name}"):
                 own_ends = [self._load(end) for end in ends.get(name.removesuffix(".json"), [])]
-                found.append(entry_from_json(self._load(f"{ENTRIES}/{name}"), own_ends))
-        missing = max((entry.before + 1 for entry in found), default=0) - len(found)
+                parsed.append(entry_from_json(self._load(f"{ENTRIES}/{name}"), own_ends))
+        missing = max((entry.before + 1 for entry in parsed), default=0) - len(parsed)
         if missing > 0:
             raise UserError(
                 f"{missing} or more entries are gone from the ledger {self.files.name}; restore "
                 f"its folder {ENTRIES!r} from a backup: without them the sum would be too small"
             )
-        return sorted(found, key=lambda entry: (entry.opened_at, entry.id))
+        return sorted(parsed, key=lambda entry: (entry.opened_at, entry.id))
 
     def groups(self, records_per_person: int = 1) -> list[Spent]:
         entries = self.entries()  # before the links: see the proof

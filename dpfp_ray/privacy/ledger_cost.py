@@ -132,12 +132,12 @@ def for_group(part: Part, records: int) -> Part:
     if isinstance(part, Pure):
         return replace(part, epsilon=records * part.epsilon)
     doublings = math.ceil(math.log2(records))
-    known = [
+    bounded = [
         (order / 2**doublings, 3**doublings * value)
         for order, value in zip(part.orders, part.values, strict=True)
         if order >= 2 ** (doublings + 1)
     ]
-    orders, values = zip(*(known or [(2.0, math.inf)]), strict=True)
+    orders, values = zip(*(bounded or [(2.0, math.inf)]), strict=True)
     return RdpCurve(orders, values)
 
 
@@ -267,8 +267,8 @@ def _renyi_of_one(part: Part, orders: tuple[float, ...]) -> tuple[float, ...]:
         return tuple(randomised_response_renyi(part.epsilon, alpha) for alpha in orders)
     if isinstance(part, RdpCurve):
         # Rényi divergence grows with the order: the next known order bounds those below it.
-        known = list(zip(part.orders, part.values, strict=True))
-        return tuple(next((v for o, v in known if o >= alpha), math.inf) for alpha in orders)
+        points = list(zip(part.orders, part.values, strict=True))
+        return tuple(next((v for o, v in points if o >= alpha), math.inf) for alpha in orders)
     if part.p == 1:
         return tuple(alpha / (2 * part.noise_multiplier**2) for alpha in orders)
     import dp_accounting

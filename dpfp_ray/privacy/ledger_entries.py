@@ -304,8 +304,8 @@ class Spent:
     @property
     def shown(self) -> str:
         """ε of the private uses for people: rounded up, † or § if any is nominal or claimed."""
-        found = {entry.use.guarantee for entry in self.used}
-        marks = "".join(mark for guarantee, mark in MARKS.items() if guarantee in found)
+        guarantees = {entry.use.guarantee for entry in self.used}
+        marks = "".join(mark for guarantee, mark in MARKS.items() if guarantee in guarantees)
         return rounded_up(self.private_epsilon) + marks
 
     @property
@@ -349,8 +349,8 @@ class Spent:
         private = {entry.use.method for entry in used if entry.use.guarantee != "none"}
         bare = [name for name in self.unprotected if name in private]
         notes += [f"labels not protected by {', '.join(bare)}"] if bare else []
-        shown = sorted({entry.use.method for entry in used if entry.use.loss_shown})
-        notes += [f"not covered: the training loss of {', '.join(shown)}"] if shown else []
+        losses = sorted({entry.use.method for entry in used if entry.use.loss_shown})
+        notes += [f"not covered: the training loss of {', '.join(losses)}"] if losses else []
         if self.dev_rows:
             notes.append(f"not covered: {self.dev_rows:,} of their texts, which were dev rows, too")
         return "; ".join(notes)
@@ -436,12 +436,12 @@ def _sum(
         e for e in private if e is private[0] or (first_list and e.use.fixed_list == first_list)
     ]
     filters = ledger_cost.filters_from([part for entry in first for part in entry.use.parts])
-    found = [ledger_cost.filter_epsilon(done, delta, filters)]
+    sums = [ledger_cost.filter_epsilon(done, delta, filters)]
     if _fixed_beforehand(private):
         planned = counted(private, planned=True, records_per_person=records_per_person)
         kind = "one use" if len({entry.same for entry in private}) == 1 else "a fixed list"
-        found.append((ledger_cost.composed_epsilon(planned, delta), f"composition of {kind}"))
-    return min(found)
+        sums.append((ledger_cost.composed_epsilon(planned, delta), f"composition of {kind}"))
+    return min(sums)
 
 
 def _fixed_beforehand(entries: Sequence[Entry]) -> bool:

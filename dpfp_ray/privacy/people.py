@@ -316,5 +316,5 @@ def fingerprints(texts: Iterable[str], key: bytes) -> Fingerprints:
 
     A set of nothing but empty texts keeps the empty one: its records must be of some people.
     """
-    found = np.unique(hashes(filter(None, map(normal, texts)), key=key))
-    return found if len(found) else np.unique(hashes([""], key=key))
+    prints = np.unique(hashes(filter(None, map(normal, texts)), key=key))
+    return prints if len(prints) else np.unique(hashes([""], key=key))

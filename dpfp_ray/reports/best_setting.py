@@ -135,9 +135,9 @@ class SweepOutcome:
     def verdict(self) -> str:
         if self.p_next is None:
             return "not tested against each other"
-        told = "told apart" if self.p_next <= LEVEL else "not told apart"
+        call = "told apart" if self.p_next <= LEVEL else "not told apart"
         few = "" if len(self.settings[0].runs) > 1 else ", one seed each"
-        return f"{told} (paired test, p = {self.p_next:.2g}{few})"
+        return f"{call} (paired test, p = {self.p_next:.2g}{few})"
 
     def majority_text(self, cell: Cell) -> str:
         if cell.majority is None:

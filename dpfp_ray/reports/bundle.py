@@ -66,12 +66,12 @@ def portable_plan(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def needed_files(fields: Mapping[str, Any]) -> list[str]:
     """The fields that name something on disk, which whoever runs the plan must have."""
-    found = [
+    named = [
         name
         for name in FILE_FIELDS
         if fields.get(name) and not str(fields[name]).startswith("memory:")
     ]
-    return found + (["model"] if is_folder(str(fields.get("model") or "")) else [])
+    return named + (["model"] if is_folder(str(fields.get("model") or "")) else [])
 
 
 def is_folder(model: str) -> bool:
@@ -111,11 +111,11 @@ def refuse_secrets(files: Mapping[str, bytes]) -> None:
     for name, content in files.items():
         if name.endswith(".png"):
             continue  # compressed; whatever is drawn is in the .svg too
-        found = HOME.search(content)
-        if found or (len(home) > 2 and home in content):
-            shown = found[0].decode(errors="replace")[:80] if found else str(Path.home())
+        match = HOME.search(content)
+        if match or (len(home) > 2 and home in content):
+            folder = match[0].decode(errors="replace")[:80] if match else str(Path.home())
             raise UserError(
-                f"{name} would show the folder {shown}; change the title or the name that holds it"
+                f"{name} would show the folder {folder}; change the title or the name that holds it"
             )
         for variable, value in secrets.items():
             if value in content:
@@ -249,13 +249,13 @@ def plan_text(cell: Mapping[str, Any]) -> str:
 
 def installed() -> list[str]:
     """name==version of every package; where it was installed from is this machine's business."""
-    found = {
+    versions = {
         str(one.metadata["Name"]).lower(): one.version
         for one in metadata.distributions()
         if one.metadata["Name"]
     }
-    found.pop("dpfp-ray", None)  # environment.json has it: an index may not
-    return [f"{name}=={version}" for name, version in sorted(found.items())]
+    versions.pop("dpfp-ray", None)  # environment.json has it: an index may not
+    return [f"{name}=={version}" for name, version in sorted(versions.items())]
 
 
 def environment() -> dict[str, Any]:

@@ -410,9 +410,9 @@ def rate_entry(cell: Cell) -> Entry:
     """Examples a second with their spread over seeds."""
     if not cell.rates:
         return Entry(MISSING)
-    shown = number(mean(cell.rates), ",.0f")
+    rate = number(mean(cell.rates), ",.0f")
     spread = f" ± {stdev(cell.rates):,.0f}" if len(cell.rates) > 1 else ""
-    return Entry(shown.text + spread, shown.value)
+    return Entry(rate.text + spread, rate.value)
 
 
 def device_text(run: Run) -> str | None:

@@ -82,13 +82,13 @@ def _points(cells: Sequence[Cell]) -> Mapping[float | None, _Point]:
 
     shades = matplotlib.colormaps[COLOURS]
     budgets = sorted({c.key.epsilon for c in cells if c.key.epsilon is not None})
-    found: dict[float | None, _Point] = {}
+    points: dict[float | None, _Point] = {}
     for place, epsilon in enumerate(budgets):
         share = place / (len(budgets) - 1) if len(budgets) > 1 else 0.5
         colour = shades(_LIGHTEST * (1 - share)) if len(budgets) > 1 else shades(0.0)
         marker = _MARKERS[place % len(_MARKERS)]
-        found[epsilon] = _Point(colour, marker, _SPREAD * (share - 0.5))
-    return found
+        points[epsilon] = _Point(colour, marker, _SPREAD * (share - 0.5))
+    return points
 
 
 def _draw_cell(axes: Any, cell: Cell, row: int, point: _Point) -> None:
@@ -218,12 +218,12 @@ def _method_line(axes: Any, line: Sequence[Cell], look: Any) -> None:
             axes.plot([at], [score], color=look["color"], marker=look["marker"])
         if cell.guarantee == "refuted":
             axes.plot([at], [score], color="#A8071A", marker="x", markersize=10, zorder=4)
-    known = [(x, cell.interval) for x, cell in zip(across, line, strict=True) if cell.interval]
-    lows = [100 * ends[0] for _, ends in known]
-    highs = [100 * ends[1] for _, ends in known]
-    if len(known) > 1:
-        axes.fill_between([x for x, _ in known], lows, highs, color=look["color"], alpha=0.13, lw=0)
-    for (x, _), low, high in zip(known, lows, highs, strict=True):
+    bars = [(x, cell.interval) for x, cell in zip(across, line, strict=True) if cell.interval]
+    lows = [100 * ends[0] for _, ends in bars]
+    highs = [100 * ends[1] for _, ends in bars]
+    if len(bars) > 1:
+        axes.fill_between([x for x, _ in bars], lows, highs, color=look["color"], alpha=0.13, lw=0)
+    for (x, _), low, high in zip(bars, lows, highs, strict=True):
         axes.plot([x, x], [low, high], color=look["color"], linewidth=1.1, marker="_", alpha=0.8)
 
 
@@ -263,7 +263,7 @@ def _difference_axes(axes: Any, pairs: Sequence[tuple[Contest, Pair]]) -> None:
     labels: list[str] = []
     named = set()
     for at, (contest, pair) in enumerate(pairs):
-        known = {c.key.method: c for c in (*contest.ranked, contest.plain) if c is not None}
+        cells = {c.key.method: c for c in (*contest.ranked, contest.plain) if c is not None}
         marker, colour, word = _CALLS[pair.call]
         low, high = (100 * end for end in pair.simultaneous)
         axes.plot([low, high], [at, at], color=colour, linewidth=1.4)
@@ -278,7 +278,7 @@ def _difference_axes(axes: Any, pairs: Sequence[tuple[Contest, Pair]]) -> None:
         )
         named.add(word)
         budget = "" if contest.budget is None else f", ε = {contest.budget.epsilon:g}"
-        names = [clean(tagged_label(known[name]), 32) for name in (pair.first, pair.second)]
+        names = [clean(tagged_label(cells[name]), 32) for name in (pair.first, pair.second)]
         labels.append(" − ".join(names) + budget)
     axes.axvline(0, color="#222222", linewidth=1)
     axes.set_yticks(range(len(labels)), labels=labels)

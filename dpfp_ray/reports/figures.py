@@ -39,10 +39,10 @@ def all_figures(
     contests: Sequence[Contest] | None = None,
 ) -> list[Drawing]:
     """In the order in which the page shows them; names are unique."""
-    found = contests_of(cells) if contests is None else contests
+    all_contests = contests_of(cells) if contests is None else contests
     makers: tuple[Callable[[], Iterator[Drawing]], ...] = (
         lambda: epsilon_figures(cells, command),
-        lambda: difference_figures(found, command),
+        lambda: difference_figures(all_contests, command),
         lambda: cost_figures(cells, command),
         lambda: heat_maps(runs, "batch_size", command, paper.FIGURE_CLAIMS["batch"]),
         lambda: heat_maps(runs, "clip", command, paper.FIGURE_CLAIMS["clip"]),
@@ -189,7 +189,7 @@ def _draw(axes: Any, lines: Sequence[tuple[Cell, list[Point]]], budget: Budget) 
     spent_axes = axes.twinx()
     spent_axes.spines["right"].set_visible(True)
     spent_axes.grid(visible=False)
-    shown = False
+    any_spent = False
     for cell, points in lines:
         look = style[cell.key.method]
         epochs = [point[0] for point in points]
@@ -197,7 +197,7 @@ def _draw(axes: Any, lines: Sequence[tuple[Cell, list[Point]]], budget: Budget) 
         axes.plot(epochs, scores, label=clean(cell.title, 40), **look)
         spent = [(point[0], point[2]) for point in points if point[2] is not None]
         if cell.private and spent:
-            shown = True
+            any_spent = True
             start = [(0.0, 0.0), *spent]
             spent_axes.plot(
                 [x for x, _ in start],
@@ -211,9 +211,9 @@ def _draw(axes: Any, lines: Sequence[tuple[Cell, list[Point]]], budget: Budget) 
     axes.set_xlabel("passes over the training data (epochs)")
     axes.set_ylabel("dev accuracy (%)")
     name = ACCOUNTANT_NAMES.get(budget.accountant, budget.accountant)
-    spent_axes.set_ylabel(f"ε spent, by {name} (dotted)" if shown else "")
+    spent_axes.set_ylabel(f"ε spent, by {name} (dotted)" if any_spent else "")
     spent_axes.set_ylim(bottom=0)
-    if not shown:
+    if not any_spent:
         spent_axes.set_yticks([])
     axes.legend(
         loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=4, frameon=False, borderaxespad=0

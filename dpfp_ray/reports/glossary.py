@@ -25,23 +25,23 @@ class Term:
 
 def glossary(*words: str) -> list[Term]:
     """What these words mean; without any, all terms in the order of the document."""
-    found: list[Term] = []
+    terms: list[Term] = []
     for word in words:
-        known = look_up(word)
-        if not known:
+        matches = look_up(word)
+        if not matches:
             raise UserError(f"the glossary does not know {word!r}; dpfp glossary shows all words")
-        found += [term for term in known if term not in found]
-    return found if words else _all_terms()
+        terms += [term for term in matches if term not in terms]
+    return terms if words else _all_terms()
 
 
 def _all_terms() -> list[Term]:
     source = (shipped("docs") / "glossary.md").read_text(encoding="utf-8")
-    found: list[Term] = []
+    terms: list[Term] = []
     for block in re.split(r"\n\n|\n(?=- )", source):
         match = TERM.match(" ".join(block.split()))
         if match:
-            found.append(Term(_plain(match["name"] + match["more"]), _plain(match["text"])))
-    return found
+            terms.append(Term(_plain(match["name"] + match["more"]), _plain(match["text"])))
+    return terms
 
 
 def look_up(word: str) -> list[Term]:

@@ -104,8 +104,8 @@ def measured(cell: Cell) -> str:
 def accuracy_text(cell: Cell) -> str:
     """With its interval over rows and seeds, where one is known."""
     ends = cell.interval
-    shown = f" [{100 * ends[0]:.1f}, {100 * ends[1]:.1f}]" if ends else ""
-    return f"{100 * cell.accuracy:.1f}%{shown}"
+    interval = f" [{100 * ends[0]:.1f}, {100 * ends[1]:.1f}]" if ends else ""
+    return f"{100 * cell.accuracy:.1f}%{interval}"
 
 
 def worth(winners: Sequence[Cell], refuted: Sequence[Run]) -> str:

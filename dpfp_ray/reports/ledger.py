@@ -57,10 +57,10 @@ class LedgerView:
             return max(
                 self.groups, key=lambda one: (one.epsilon, one.private_epsilon), default=None
             )
-        found = [one for one in self.groups if self.people in (one.people, *one.data_sets)]
-        if not found:
+        asked = [one for one in self.groups if self.people in (one.people, *one.data_sets)]
+        if not asked:
             raise UserError(f"the ledger {self.ledger.files.name} has no people {self.people!r}")
-        return found[0]
+        return asked[0]
 
     @property
     def total(self) -> Total | None:
@@ -109,8 +109,8 @@ class LedgerView:
             {name: getattr(one, name) for name in SUMMARY} | {"uses": len(one.used)}
             for one in self.groups
         ]
-        shown = nothing if self.spent is None else self.spent.to_json()
-        return shown | {"ledger": self.ledger.files.name, "groups": summaries}
+        details = nothing if self.spent is None else self.spent.to_json()
+        return details | {"ledger": self.ledger.files.name, "groups": summaries}
 
     def write(self, output: str | Path) -> list[Path]:
         """ledger.json, .csv, .md, .svg and .png into the folder `output`."""
@@ -179,11 +179,11 @@ def spent_on(book: Ledger, records: Iterable[Record]) -> Paid:
     whose |= {entry.use.found: entry.use.people for entry in entries if entry.use.found}
     used = [record for record in records if status_of(record) != "refused"]
     people = [whose.get(entry_of(one)) or whose.get(fingerprint(one)) for one in used]
-    found: list[Spent] = []
+    sums: list[Spent] = []
     for name in dict.fromkeys(people):
-        if name is not None and all(name not in one.data_sets for one in found):
-            found.append(book.spent(name))
-    return Paid(found, people.count(None))
+        if name is not None and all(name not in one.data_sets for one in sums):
+            sums.append(book.spent(name))
+    return Paid(sums, people.count(None))
 
 
 def known_ledger(place: str | None) -> Ledger | None:

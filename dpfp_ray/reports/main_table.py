@@ -58,17 +58,17 @@ def main_table(cells: Sequence[Cell], contests: Sequence[Contest] | None = None)
     for model, method in dict.fromkeys((c.key.model, c.key.method) for c in ordered):
         mine = [c for c in ordered if (c.key.model, c.key.method) == (model, method)]
         scores = {place: cell for place in places if (cell := cell_at(mine, place))}
-        ours = [own_entry(place, scores, won) for place in places]
+        own_entries = [own_entry(place, scores, won) for place in places]
         worst = max(mine, key=lambda c: (c.guarantee == "refuted", len(c.mark)))
         tone = "refuted" if all(c.guarantee == "refuted" for c in mine) else ""
         label = [text(model), replace(text(worst.title), alarm=worst.guarantee == "refuted")]
-        rows.append(Row([*label, text(OURS), *ours], tone))
-        theirs = [paper_number(place, scores) for place in places]
-        if any(theirs):
-            cited += filter(None, theirs)
-            documented = [percent(hit.value / 100 if hit else None) for hit in theirs]
+        rows.append(Row([*label, text(OURS), *own_entries], tone))
+        paper_numbers = [paper_number(place, scores) for place in places]
+        if any(paper_numbers):
+            cited += filter(None, paper_numbers)
+            documented = [percent(hit.value / 100 if hit else None) for hit in paper_numbers]
             rows.append(Row([*label, text(PAPERS), *documented], "paper"))
-            gaps = [gap_entry(e, d) for e, d in zip(ours, documented, strict=True)]
+            gaps = [gap_entry(e, d) for e, d in zip(own_entries, documented, strict=True)]
             rows.append(Row([*label, text(DIFFERENCE), *gaps], "difference"))
     columns = [Column(name, numeric=False) for name in ("Model", "Method", "Whose")]
     columns += [Column(p.title, str(p.budget or "without privacy")) for p in places]
@@ -123,10 +123,10 @@ def own_entry(place: Place, scores: dict[Place, Cell], won: set[int]) -> Entry:
     score, spread = cell.split(place.split) or (cell.accuracy, cell.spread)
     # The test is on the task's first dev set; a second one's number is not called by it.
     first = next(iter(cell.first.splits), place.split) == place.split
-    shown = percent(score, spread, bold=first and id(cell) in won)
+    entry = percent(score, spread, bold=first and id(cell) in won)
     marks = (" (one class)" if cell.one_class else "") + (" (tuned)" if cell.tuning else "")
     refuted = cell.guarantee == "refuted"
-    return replace(shown, text=shown.text + marks + REFUTED * refuted, alarm=refuted)
+    return replace(entry, text=entry.text + marks + REFUTED * refuted, alarm=refuted)
 
 
 def paper_number(place: Place, scores: dict[Place, Cell]) -> Cited | None:

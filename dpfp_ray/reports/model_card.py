@@ -292,13 +292,13 @@ def train_command(plan: Plan) -> str:
     files = needed_files(plan.to_dict())
     for name in FIELDS:
         value = getattr(plan, name)
-        known = name in ("records", "classes", "task", "method") or name in NOT_HASHED
+        implied = name in ("records", "classes", "task", "method") or name in NOT_HASHED
         same = value == getattr(usual, name) and name not in ("mode", "scope")
-        if known or value is None or same or name in plan.spec.unused:
+        if implied or value is None or same or name in plan.spec.unused:
             continue
         value = own_name(value) if name in files else value
-        shown = ",".join(value) if isinstance(value, tuple) else str(value)
-        flags.append(f"--{name.replace('_', '-')} {shlex.quote(shown)}")
+        flag_value = ",".join(value) if isinstance(value, tuple) else str(value)
+        flags.append(f"--{name.replace('_', '-')} {shlex.quote(flag_value)}")
     task = [] if plan.task == "custom" else [f"--task {plan.task}"]
     words = [*task, f"--method {plan.method}", *flags, "--output runs/again"]
     return "dpfp train " + " ".join(words)

@@ -169,7 +169,7 @@ def report_of(
     refuted = [run for run in runs if run.refuted]
     sweep = SweepOutcome(runs)
     compared = any(len(contest.ranked) > 1 for contest in contests)
-    told = sweep.headline if sweep.searched and not compared else ""
+    sentence = sweep.headline if sweep.searched and not compared else ""
     tables = [
         *([settings_table(sweep)] if sweep.searched else []),
         overview(cells, contests),
@@ -186,9 +186,9 @@ def report_of(
     return Report(
         title or TITLE,
         command,
-        told or headline(contests, refuted),
+        sentence or headline(contests, refuted),
         contests,
-        "settings" if told else "overview",
+        "settings" if sentence else "overview",
         {table.name: table for table in tables if table.rows},
         [],
         _statements(cells),
@@ -207,13 +207,13 @@ def draw_figures(report: Report, runs: Sequence[Run], cells: Sequence[Cell]) -> 
 def _statements(cells: Sequence[Cell]) -> list[Statement]:
     statements = []
     for cell in cells:
-        shown = statement_text(cell.first)
-        if shown is None:
+        words = statement_text(cell.first)
+        if words is None:
             continue
         at = f" at {cell.budget}" if cell.budget else ""
         title = f"{cell.title} on {cell.key.task}{at}, {cell.key.model}"
         runs = ", ".join(str(run.row["id"]) for run in cell.runs)
-        statements.append(Statement(title, guarantee_text(cell), shown, runs))
+        statements.append(Statement(title, guarantee_text(cell), words, runs))
     return statements
 
 

@@ -140,9 +140,9 @@ def paper_table() -> Table:
     columns += [Column(t, f"ε = {b} (RDP)") for b in BUDGETS for t in titles]
     rows, seen = [], dict.fromkeys((d.family, d.method) for d in DOCUMENTED.values())
     for family, method in seen:
-        found = [DOCUMENTED[family, method, budget] for budget in BUDGETS]
-        scores = [s for d in found for s in (*d.scores.values(), d.average)]
-        head = [text(family), text(method_label(method)), text(found[0].cited)]
+        documented = [DOCUMENTED[family, method, budget] for budget in BUDGETS]
+        scores = [s for d in documented for s in (*d.scores.values(), d.average)]
+        head = [text(family), text(method_label(method)), text(documented[0].cited)]
         rows.append(Row([*head, *(number(score, ".2f") for score in scores)]))
     foot = []
     for accountant, name in (("gdp", "Gaussian DP + CLT"), ("pld", "Compose tradeoff func.")):

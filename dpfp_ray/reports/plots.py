@@ -138,8 +138,8 @@ def finish(figure: "Figure", name: str, title: str, caption: str, command: str) 
 
 def clean(text: str, longest: int = 400) -> str:
     """Control characters would make an SVG that no XML reader accepts."""
-    shown = "".join(letter if letter.isprintable() else " " for letter in text)
-    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    return printable if len(printable) <= longest else printable[: longest - 1] + "…"
 
 
 def tagged_label(cell: Cell) -> str:
@@ -154,13 +154,13 @@ def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     Methods of `_STYLES` always look the same. The others do too, unless two of one figure would
     look alike: their place in `_MORE` comes from their name.
     """
-    found: dict[str, tuple[str, str, str]] = {}
+    looks: dict[str, tuple[str, str, str]] = {}
     for name in names:
         start = zlib.crc32(name.encode("utf-8", "replace")) % len(_MORE)
         spare = [*_MORE[start:], *_MORE[:start]]
-        free = [look for look in spare if look not in found.values()] or spare
-        found[name] = _STYLES.get(name, free[0])
-    return {name: _options(look) for name, look in found.items()}
+        free = [look for look in spare if look not in looks.values()] or spare
+        looks[name] = _STYLES.get(name, free[0])
+    return {name: _options(look) for name, look in looks.items()}
 
 
 def line_styles() -> list[dict[str, Any]]:
@@ -180,11 +180,11 @@ def plain_ticks(axis: Any, values: Sequence[float]) -> None:
 
 def short(value: float, form: str = "g") -> str:
     """5e-06 is written 5e-6 in the paper, and 0.0001 beside it is 1e-4."""
-    shown = format(value, form)
+    number_text = format(value, form)
     if 0 < abs(value) < 1e-3:
         digits, power = f"{value:.2e}".split("e")
-        shown = f"{float(digits):g}e{int(power)}"
-    return shown.replace("e-0", "e-").replace("e+0", "e")
+        number_text = f"{float(digits):g}e{int(power)}"
+    return number_text.replace("e-0", "e-").replace("e+0", "e")
 
 
 def log_x_axis(axes: "Axes", values: Sequence[float], base: int = 10) -> None:

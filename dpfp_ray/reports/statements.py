@@ -70,8 +70,8 @@ def as_yaml(entry: dict[str, Any]) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style)
 
     Dumper.add_representer(str, text)
-    shown: str = yaml.dump(entry, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
-    return shown
+    yaml_text: str = yaml.dump(entry, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return yaml_text
 
 
 def statement_text(run: Run) -> str | None:

@@ -81,8 +81,8 @@ def heat_maps(runs: Sequence[Run], field: str, command: str, claim: str) -> Iter
             continue
         number += 1
         model, task, method = held[:3]
-        shown = method_label(method) + marks[held]
-        title = f"Accuracy over {SYMBOLS[field]} × learning rate: {shown}, {task}, {model}"
+        method_name = method_label(method) + marks[held]
+        title = f"Accuracy over {SYMBOLS[field]} × learning rate: {method_name}, {task}, {model}"
         with canvas(height=1.9 + 0.5 * len(rows)) as (figure, axes):
             averages = {at: 100 * mean(values) for at, values in scores.items()}
             _draw(figure, axes, columns, rows, averages)

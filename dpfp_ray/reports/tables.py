@@ -87,27 +87,27 @@ def build(
     """A row for each item; a column is a title and what makes its entry. Columns without any number
     are words."""
     rows = [Row([entry(item) for entry in columns.values()], tone(item)) for item in items]
-    shown = [
+    headings = [
         Column(title, numeric=any(row.entries[at].value is not None for row in (*rows, *foot)))
         for at, title in enumerate(columns)
     ]
-    return Table(name, title, shown, rows, foot, notes)
+    return Table(name, title, headings, rows, foot, notes)
 
 
 def text(value: object) -> Entry:
     """Text from anywhere, on one line; control characters and direction marks could hide some."""
-    shown = "" if value is None else str(value)
-    shown = "".join(letter if letter.isprintable() else " " for letter in shown).strip()
-    return Entry(shown or MISSING)
+    line = "" if value is None else str(value)
+    line = "".join(letter if letter.isprintable() else " " for letter in line).strip()
+    return Entry(line or MISSING)
 
 
 def number(value: float | None, form: str = "g", mark: str = "", bold: bool = False) -> Entry:
     """A number in a format; None is shown as missing, never filled."""
     if value is None or math.isnan(value):
         return Entry(MISSING)
-    shown = ("-∞" if value < 0 else "∞") if math.isinf(value) else format(value, form)
-    shown = shown.replace("e-0", "e-")
-    return Entry(re.sub("^-", "−", shown) + mark, float(value), bold)
+    digits = ("-∞" if value < 0 else "∞") if math.isinf(value) else format(value, form)
+    digits = digits.replace("e-0", "e-")
+    return Entry(re.sub("^-", "−", digits) + mark, float(value), bold)
 
 
 def percent(
@@ -125,12 +125,12 @@ def duration(seconds: float | None) -> Entry:
     if seconds is None or not math.isfinite(seconds):
         return Entry(MISSING)
     if seconds < 60:
-        shown = f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+        words = f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     elif seconds < 3600:
-        shown = f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
+        words = f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
     else:
-        shown = f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60:02d} min"
-    return Entry(shown, float(seconds))
+        words = f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60:02d} min"
+    return Entry(words, float(seconds))
 
 
 # Columns beyond which a LaTeX table is shrunk to the line; the paper scales its own by 0.85.
@@ -217,8 +217,8 @@ def to_markdown(table: Table) -> str:
     lines.append(f"| {' | '.join(markdown_text(title) for title in titles)} |")
     lines.append(f"|{'|'.join(' ---: ' if c.numeric else ' --- ' for c in table.columns)}|")
     for row in (*table.rows, *table.foot):
-        shown = (markdown_text(e.text) for e in row.entries)
-        cells = [f"**{s}**" if e.bold else s for e, s in zip(row.entries, shown, strict=True)]
+        texts = (markdown_text(e.text) for e in row.entries)
+        cells = [f"**{s}**" if e.bold else s for e, s in zip(row.entries, texts, strict=True)]
         lines.append(f"| {' | '.join(cells)} |")
     if table.notes:
         lines += ["", *(f"- {markdown_text(note)}" for note in table.notes)]

@@ -189,6 +189,6 @@ def once_each(runs: Sequence[Run]) -> list[Run]:
 
 def budgets_of(cells: Iterable[Cell]) -> list[Budget]:
     """The accountant by which most was run comes first, then ε ascending."""
-    found = [cell.budget for cell in cells if cell.budget is not None]
-    uses = Counter(budget.accountant for budget in found)
-    return sorted(set(found), key=lambda b: (-uses[b.accountant], b.accountant, b.epsilon))
+    budgets = [cell.budget for cell in cells if cell.budget is not None]
+    uses = Counter(budget.accountant for budget in budgets)
+    return sorted(set(budgets), key=lambda b: (-uses[b.accountant], b.accountant, b.epsilon))

@@ -51,8 +51,8 @@ class Contest:
         return None
 
     def score(self, cell: Cell) -> MethodScore | None:
-        known = self.statistics.methods if self.statistics else ()
-        return next((one for one in known if one.name == cell.key.method), None)
+        methods = self.statistics.methods if self.statistics else ()
+        return next((one for one in methods if one.name == cell.key.method), None)
 
     @cached_property
     def winner(self) -> Cell | None:
@@ -102,8 +102,8 @@ class Contest:
 
     def pairs_of(self, cell: Cell) -> list[Pair]:
         others = [*self.ranked, *([self.plain] if self.plain else [])]
-        found = [self.pair(cell, other) for other in others if other is not cell]
-        return [pair for pair in found if pair is not None]
+        pairs = [self.pair(cell, other) for other in others if other is not cell]
+        return [pair for pair in pairs if pair is not None]
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -193,12 +193,12 @@ def _test(contest: Contest, others: Sequence[float] = ()) -> Contest:
     doubts = [cell.untested for cell in here if cell.untested]
     if doubts:
         return replace(contest, why_not=doubts[0])
-    known = [cell for cell in here if correct_answers(cell.runs) is not None]
-    if len(known) < 2:
-        return replace(contest, why_not=NO_ANSWERS if len(known) < len(here) else "")
+    answered = [cell for cell in here if correct_answers(cell.runs) is not None]
+    if len(answered) < 2:
+        return replace(contest, why_not=NO_ANSWERS if len(answered) < len(here) else "")
     runs = {
         cell.key.method: [run.answers for run in cell.runs if run.answers is not None]
-        for cell in known
+        for cell in answered
     }
     try:
         return replace(contest, statistics=compare_predictions(runs, others=others))

@@ -128,11 +128,11 @@ def smallest_difference(
 
     # From below: power rises with the difference, as long as it is not the whole disagreement.
     grid = np.linspace(0.0, 1.0, 201)
-    found = next((index for index in range(1, 201) if missing(float(grid[index])) <= 0), None)
+    first = next((index for index in range(1, 201) if missing(float(grid[index])) <= 0), None)
     smallest = (
         None
-        if found is None
-        else float(optimize.brentq(missing, grid[found - 1], grid[found], xtol=1e-6))
+        if first is None
+        else float(optimize.brentq(missing, grid[first - 1], grid[first], xtol=1e-6))
     )
     scope: Scope = "methods" if seeds > 1 else "these models"
     return Sensitivity(rows, seeds, methods, smallest, scope, power, level, spread)

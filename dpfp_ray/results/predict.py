@@ -95,8 +95,8 @@ def wilson(right: int, rows: int) -> Interval | None:
     """The interval of a share; None of no rows."""
     if not rows:
         return None
-    found = binomtest(right, rows).proportion_ci(CONFIDENCE, "wilson")
-    return float(found.low), float(found.high)
+    interval = binomtest(right, rows).proportion_ci(CONFIDENCE, "wilson")
+    return float(interval.low), float(interval.high)
 
 
 def evaluate_answers(predicted: ArrayLike, labels: ArrayLike, names: Sequence[str]) -> Evaluation:

@@ -58,12 +58,12 @@ def sort_rows(
     ordered = list(rows)
     if sort is None:
         return ordered
-    known = _known(rows, columns)
+    valid = _known(rows, columns)
     keys = [(name.lstrip("+-"), name[0]) for name in _names(sort, "sort")]
     if len(keys) > MAX_KEYS:
         raise UserError(f"sort has {len(keys)} columns; use at most {MAX_KEYS}")
     for given, sign in reversed(keys):  # sorts are stable, so the first key is applied last
-        name = resolve(given, known)
+        name = resolve(given, valid)
         descending = sign == "-" or (sign != "+" and higher_is_better(name))
         present = [row for row in ordered if not _missing(row.get(name))]
         missing = [row for row in ordered if _missing(row.get(name))]

@@ -103,16 +103,16 @@ class Run:
     def named_task(self) -> str:
         """The task; a subset, a file of one's own or another unit is another task."""
         plan, name = self.record["plan"], str(self.row["task"] or "unknown")
-        shown = TASK_NAMES.get(name, name)
+        task_name = TASK_NAMES.get(name, name)
         if plan.get("train_file"):
-            shown += f": {str(plan['train_file']).replace(chr(92), '/').rsplit('/', 1)[-1]}"
+            task_name += f": {str(plan['train_file']).replace(chr(92), '/').rsplit('/', 1)[-1]}"
         if plan.get("max_train") is not None:
             records = self.row["records"]  # of an audit too: its canaries take records' places
             of = f"{self.row['unit']}s"
-            shown += f" ({records:,} {of})" if isinstance(records, int) else " (subset)"
+            task_name += f" ({records:,} {of})" if isinstance(records, int) else " (subset)"
         elif self.row["unit"] == "person":
-            shown += " (per person)"
-        return shown
+            task_name += " (per person)"
+        return task_name
 
     @cached_property
     def model(self) -> str:
@@ -233,12 +233,12 @@ def correct_answers(runs: Sequence[Run]) -> "NDArray[np.bool_] | None":
     from dpfp_ray.training.dev_scores import stack
 
     kept = [run.answers for run in runs]
-    known = [one for one in kept if one is not None]
-    if not known or len(known) < len(kept) or known[0].rows < 2:
+    answers = [one for one in kept if one is not None]
+    if not answers or len(answers) < len(kept) or answers[0].rows < 2:
         return None
     try:
-        found: NDArray[np.bool_] = stack(known) == known[0].truth()
-        return found
+        correct: NDArray[np.bool_] = stack(answers) == answers[0].truth()
+        return correct
     except UserError:
         return None
 

@@ -64,19 +64,19 @@ class Store:
 
     def records(self) -> list[Record]:
         """All records, by id; where two have the same trial id, the one written later."""
-        found = self.files.find()
+        files = self.files.find()
         if self.files.local:
-            read = [self._read(file) for file in found]
+            read = [self._read(file) for file in files]
         else:
             with ThreadPoolExecutor(READERS) as pool:
-                read = list(pool.map(self._read, found))
-        broken = [file.path for file, record in zip(found, read, strict=True) if record is None]
+                read = list(pool.map(self._read, files))
+        broken = [file.path for file, record in zip(files, read, strict=True) if record is None]
         if broken:
             more = f" and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
             warnings.warn(
                 f"skipped, no whole record: {', '.join(broken[:NAMED])}{more}", stacklevel=2
             )
-        whole = [(record, file) for file, record in zip(found, read, strict=True) if record]
+        whole = [(record, file) for file, record in zip(files, read, strict=True) if record]
         return sorted(distinct(whole), key=record_id)
 
     def get(self, identity: str) -> Record | None:
@@ -148,8 +148,8 @@ def distinct(found: Iterable[tuple[Record, Found]]) -> list[Record]:
         if not record["trial"].get("id"):
             loose[_copy_mark(record)] = record
             continue
-        known = trials.get(record_id(record))
-        if known is None or _freshness(record, file) > _freshness(*known):
+        earlier = trials.get(record_id(record))
+        if earlier is None or _freshness(record, file) > _freshness(*earlier):
             trials[record_id(record)] = (record, file)
     kept = [record for record, _ in trials.values()]
     copies = {_copy_mark(record) for record in kept} if loose else set()
@@ -200,9 +200,9 @@ def find_results(
 ) -> FoundRows:
     """As `load_results`, in plain Python; `COLUMNS` has the columns that every row has."""
     rows = [flatten(record) for record in load_records(*places)]
-    known = columns_of(rows)
-    found = sort_rows(filter_rows(rows, where, known), sort, known)
-    return FoundRows(found[:limit], known, len(found))
+    names = columns_of(rows)
+    matching = sort_rows(filter_rows(rows, where, names), sort, names)
+    return FoundRows(matching[:limit], names, len(matching))
 
 
 def load_results(
@@ -218,9 +218,9 @@ def load_results(
 
     >>> load_results("runs", where="method == 'dpsgd' and epsilon <= 3")  # doctest: +SKIP
     """
-    found = find_results(*places, where=where, sort=sort, limit=limit)
-    frame = as_frame(found.rows)
-    return frame if columns is None else frame[found.chosen(columns)]
+    matching = find_results(*places, where=where, sort=sort, limit=limit)
+    frame = as_frame(matching.rows)
+    return frame if columns is None else frame[matching.chosen(columns)]
 
 
 def as_frame(rows: list[Row]) -> "pandas.DataFrame":

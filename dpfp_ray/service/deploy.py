@@ -212,13 +212,13 @@ def serve(
     digest = None if token is None else digest_of(token)
     check_exposure(host, digest)
     # Absolute, and chosen here: the replica is another process, with another environment.
-    shown = resolve_storage(str(storage))
+    store_place = resolve_storage(str(storage))
     book = resolve_storage(str(ledger or default_place()))
-    if not (store := Store(shown)).exists():
+    if not (store := Store(store_place)).exists():
         print(f"dpfp: there is nothing at {store.name} yet", file=sys.stderr)
     with settings(**PROMPT), connected(where):
         with stderr.status("starting Ray Serve …"):  # on a terminal only
-            place = deploy(shown, Place(host, port, route_prefix), digest, book)
+            place = deploy(store_place, Place(host, port, route_prefix), digest, book)
         try:
             yield place
         finally:

@@ -73,8 +73,8 @@ class Snapshot:
             if running:
                 planned = max(run.record["trial"].get("planned", 0) for run in running)
                 wholes = [run.whole_seconds for run in runs if run.row["status"] != "failed"]
-                known = [seconds for seconds in wholes if seconds]
-                each = statistics.fmean(known) if known else None
+                durations = [seconds for seconds in wholes if seconds]
+                each = statistics.fmean(durations) if durations else None
                 lefts = [run.seconds_left(now) for run in running]
                 ends.append(queue_seconds(lefts, max(0, planned - len(runs)), each))
         known_ends = [seconds for seconds in ends if seconds is not None]

@@ -170,8 +170,8 @@ def preview(
     if difference is not None:
         lines.append(seeds_line(bound, rows, difference))
     repeated = seeds + (tune or 0) + bool(audit)
-    found = price(plans, task, local_resources(options), book, seeds=repeated)
-    return [*lines, *found.lines]
+    cost = price(plans, task, local_resources(options), book, seeds=repeated)
+    return [*lines, *cost.lines]
 
 
 def with_best(settings: Settings | None, stores: Sequence[str | Path]) -> Settings:
@@ -211,14 +211,14 @@ def sensitivity_line(plans: Sequence[Plan], seeds: int, rows: int) -> str:
         return f"dev rows: {rows}; nothing can be compared on them"
     sensitivity = smallest_difference(rows=rows, seeds=seeds, methods=methods, level=level)
     smallest = sensitivity.smallest_difference
-    shown = "none" if smallest is None else f"{100 * smallest:.1f} points"
+    smallest_text = "none" if smallest is None else f"{100 * smallest:.1f} points"
     if seeds < 2:
         return (
             f"1 seed names no winner: the spread over seeds is unknown. These models alone are "
-            f"told apart from {shown} on; use --seeds 5 to compare methods"
+            f"told apart from {smallest_text} on; use --seeds 5 to compare methods"
         )
     return (
-        f"smallest difference that {seeds} seeds on {rows:,} dev rows show: {shown} "
+        f"smallest difference that {seeds} seeds on {rows:,} dev rows show: {smallest_text} "
         f"(in 80 of 100 repetitions, {methods} methods at each ε; assumed spread, "
         "docs/statistics.md)"
     )
@@ -531,10 +531,10 @@ def compare(
             store.put(record)
     store.export()
     records, chosen = store.records(), {trial.id for trial in trials}
-    shown = [record for record in records if record["trial"]["id"] in chosen]
+    own_records = [record for record in records if record["trial"]["id"] in chosen]
     made = compared(records, [*chosen, *audits], select)
     store.files.write("table.md", made.to_markdown().encode())
-    return Comparison(storage, made, shown, runner.charges.spent())
+    return Comparison(storage, made, own_records, runner.charges.spent())
 
 
 def say(line: str) -> None:

@@ -402,7 +402,7 @@ class Runner:
         # Without a name of ours Tune makes a folder's name of the whole config.
         tune_config.trial_dirname_creator = lambda trial: str(trial.trial_id)
         callbacks: list[Any] = [LastRecords(self.storage)]
-        shown: Any = busy("selection in progress")
+        display: Any = busy("selection in progress")
         if not self.sealed:
             before = Store(self.storage).records()
             counts = TrialCounts(self.name, total, before, spent=lambda: self.charges.shown)
@@ -411,8 +411,8 @@ class Runner:
                 for record in before
                 if record["trial"].get("status") == "finished"
             ]
-            shown = LiveTable(self.name, total, total - left, varied, filter(None, taken))
-            callbacks += [shown, counts, *self._trackers]
+            display = LiveTable(self.name, total, total - left, varied, filter(None, taken))
+            callbacks += [display, counts, *self._trackers]
         tuner = ray.tune.Tuner(
             trainable,
             param_space=space,
@@ -426,7 +426,7 @@ class Runner:
             ),
         )
         try:
-            with shown:
+            with display:
                 ended = tuner.fit()
             for reason in filter(None, (no_room(str(error)) for error in ended.errors)):
                 raise UserError(reason)

@@ -204,8 +204,8 @@ class LiveTable(Callback):
         best = self._best()
         if best in begun[SHOWN:]:
             begun[SHOWN - 1] = best
-        shown = begun[:SHOWN]
-        rows = [self._cells(trial) for trial in shown]
+        visible = begun[:SHOWN]
+        rows = [self._cells(trial) for trial in visible]
         optional = (*self.varied, "epoch", "ε spent")
         names = (*self.varied, "state", "epoch", "accuracy", "ε spent", "time left")
         columns = {name: [row[name] for row in rows] for name in names}
@@ -213,7 +213,7 @@ class LiveTable(Callback):
         table = Table()
         for name in kept:
             table.add_column(name, no_wrap=True)
-        for trial, row in zip(shown, rows, strict=True):
+        for trial, row in zip(visible, rows, strict=True):
             table.add_row(*(row[name] for name in kept), style="bold" if trial is best else "")
         lines = (
             Text(line, no_wrap=True, overflow="ellipsis") for line in (self.title, self._summary())

@@ -132,10 +132,12 @@ class OptunaSearch(Searcher):
         that those side by side differ. What cannot run counts as the worst that was seen; trials
         that failed teach nothing."""
         study = optuna.create_study(directions=self.directions)
-        known = [scores for p in self.proposals if (scores := self.scores(p))]
+        settled_scores = [scores for p in self.proposals if (scores := self.scores(p))]
         worst = [
             (min if mode == "max" else max)(values)
-            for (_, mode), values in zip(self.space.metrics, zip(*known, strict=True), strict=False)
+            for (_, mode), values in zip(
+                self.space.metrics, zip(*settled_scores, strict=True), strict=False
+            )
         ]
         for proposal in self.proposals:
             scores = worst if proposal["id"] is None else self.scores(proposal)

@@ -449,9 +449,9 @@ def host_of(address: str) -> str:
 
 def check_http(address: str) -> str:
     """`http://host:port`, checked: a web address without a password in it."""
-    shown = public(address)[:100]
+    public_address = public(address)[:100]
     if not address.startswith(("http://", "https://")) or not host_of(address):
-        raise UserError(f"address is {shown!r}; give one such as http://head:8265")
+        raise UserError(f"address is {public_address!r}; give one such as http://head:8265")
     if "@" in urlsplit(address).netloc:
-        raise UserError(f"{shown} holds a password, which others would see; use a token")
+        raise UserError(f"{public_address} holds a password, which others would see; use a token")
     return address.rstrip("/")

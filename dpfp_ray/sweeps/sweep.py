@@ -334,13 +334,13 @@ def make_scheduler(space: SearchSpace, storage: str) -> "TrialScheduler | None":
     from dpfp_ray.sweeps.experiment import trial_metrics
 
     metric, mode = space.metrics[0]
-    told: dict[str, Any] = {"time_attr": "epoch", "metric": metric, "mode": mode}
+    options: dict[str, Any] = {"time_attr": "epoch", "metric": metric, "mode": mode}
     scheduler: TrialScheduler
     if space.scheduler == "median":
-        scheduler = MedianStoppingRule(**told, grace_period=1, min_samples_required=3)
+        scheduler = MedianStoppingRule(**options, grace_period=1, min_samples_required=3)
     else:  # Hyperband's brackets differ in how early a poor trial is stopped
         brackets = 3 if space.scheduler == "hyperband" else 1
-        scheduler = ASHAScheduler(**told, max_t=NO_EPOCH_LIMIT, brackets=brackets)
+        scheduler = ASHAScheduler(**options, max_t=NO_EPOCH_LIMIT, brackets=brackets)
     controller: Any = None
     for record in Store(storage).records():
         if record["trial"].get("status") not in SETTLED or not record.get("history"):

@@ -54,9 +54,9 @@ def cached_number(key: str, compute: Callable[[], float]) -> float:
     name = hashlib.blake2b(full_key.encode(), digest_size=16).hexdigest()
     path = cache_dir() / "numbers" / f"{name}.json"
     try:
-        known = json.loads(path.read_text())
-        if known["key"] == full_key:
-            return float(known["value"])
+        remembered = json.loads(path.read_text())
+        if remembered["key"] == full_key:
+            return float(remembered["value"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there yet, or damaged: compute it again
     value = compute()

@@ -198,11 +198,11 @@ class Lease:
 
     def _others(self) -> dict[str, Claim]:
         """Living claims of others."""
-        found: dict[str, Claim] = {}
+        living: dict[str, Claim] = {}
         self._dead_claims = {}
         for name, claim in self._claims(self._names()):
-            (self._dead_claims if self._dead(name, claim) else found)[name] = claim
-        return found
+            (self._dead_claims if self._dead(name, claim) else living)[name] = claim
+        return living
 
     def _remove_dead(self) -> None:
         for name in self._dead_claims:

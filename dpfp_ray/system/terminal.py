@@ -126,14 +126,16 @@ def counted(
         columns = [*Progress.get_default_columns()]
     columns += [TextColumn("{task.completed:,.0f} rows")]
     minute, done = Minute(), 0
-    shown = bar and stderr.is_terminal
-    with Progress(*columns, console=stderr, disable=not shown, transient=total is None) as display:
+    visible = bar and stderr.is_terminal
+    with Progress(
+        *columns, console=stderr, disable=not visible, transient=total is None
+    ) as display:
         task = display.add_task(label, total=total)
         for part in parts:
             yield part
             done += rows(part)
             display.update(task, completed=done)
-            if not shown and minute.over():
+            if not visible and minute.over():
                 of = "" if total is None else f" of {total:,}"
                 minute.say(f"{label}: {done:,}{of} rows")
 
@@ -194,13 +196,13 @@ def queue_seconds(
     `each` seconds and starts when another one ends.
     """
     places = [each if left is None else left for left in running] or [0.0]
-    known = [left for left in places if left is not None]
-    if len(known) < len(places) or (waiting and each is None):
+    lefts = [left for left in places if left is not None]
+    if len(lefts) < len(places) or (waiting and each is None):
         return None
-    heapq.heapify(known)
+    heapq.heapify(lefts)
     for _ in range(waiting):
-        heapq.heapreplace(known, known[0] + (each or 0.0))
-    return max(known)
+        heapq.heapreplace(lefts, lefts[0] + (each or 0.0))
+    return max(lefts)
 
 
 def clock(seconds: float) -> str:

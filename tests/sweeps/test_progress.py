@@ -39,7 +39,7 @@ def table(total: int = 4, done: int = 0) -> LiveTable:
 
 
 def test_one_line_a_trial_with_the_right_count(output: io.StringIO) -> None:
-    ends = [("finished", {"accuracy": 0.5, "epsilon": 3.0, "nominal": True})]
+    ends = [("finished", {"accuracy": 0.5, "epsilon": 3.0, "guarantee": "nominal"})]
     ends += [("running", {"accuracy": 0.25, "epsilon": 1.5}), ("failed", {"error": "no luck"})]
     with table(total=4, done=1) as shown:
         for number, (status, result) in enumerate(ends):
