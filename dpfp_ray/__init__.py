@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from dpfp_ray.auditing.audit import audit as audit
+    from dpfp_ray.auditing.referee import check as check
     from dpfp_ray.plan.plan import Plan as Plan
     from dpfp_ray.privacy.calibration import calibrate as calibrate
     from dpfp_ray.reports.export import export as export
@@ -61,6 +62,7 @@ _MODULES = {
     "audit": "auditing.audit",
     "best_plan": "sweeps.sweep",
     "calibrate": "privacy.calibration",
+    "check": "auditing.referee",
     "compare": "sweeps.compare",
     "evaluate": "results.predict",
     "export": "reports.export",

@@ -9,7 +9,7 @@ Two things are done for it that its users have to do as well:
 - A step whose draw is empty gets no forward pass, because no encoder takes zero rows: its
   per-example gradients are said to be none, and Opacus adds its noise to zero.
 - Rows in memory at once are limited by `BatchMemoryManager`; for whole per-example gradients to
-  what fits into 2 GB, as in our own benchmarks.
+  what fits into 1 GB.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
     from dpfp_ray.plan.plan import Plan
 
-GRADIENT_BYTES = 2 * 2**30  # whole per-example gradients in memory at once
+GRADIENT_BYTES = 2**30  # whole per-example gradients in memory at once; Opacus needs it thrice
+# Of a row of a frozen encoder. Opacus has no rule for rows without a finite gradient: one of them
+# makes every weight undefined, so its presence shows. Squares of larger numbers overflow.
+LARGEST_NUMBER = 1e15
 ACCOUNTANTS = ("prv", "rdp")  # Opacus's own; its gdp is the paper's, which is ours too
 
 
@@ -148,7 +151,12 @@ class Opacus(Contestant):
 
         rows = np.array([place for (place,) in places], dtype=np.int64)
         labels = torch.from_numpy(np.asarray(self.table.labels[rows], dtype=np.int64))
-        return self.table.collate(rows), labels
+        batch = self.table.collate(rows)
+        if "representation" in batch:
+            h = batch["representation"]
+            fine = (h.abs() < LARGEST_NUMBER).all(1, keepdim=True)
+            batch["representation"] = h.where(fine, 0.0)
+        return batch, labels
 
     def take_part(self, batch: Any) -> Any:
         """Rows that fit into memory; the optimizer itself knows when the step is complete."""
@@ -211,6 +219,11 @@ class Opacus(Contestant):
             "empty batches encoders do not take",
             "noise and draws are from generators with 32 bits of seed (secure_mode off)",
         ]
+        if self.plan.scope == "head":
+            found.append(
+                f"rows with numbers that are not finite, or above {LARGEST_NUMBER:g}, are given to "
+                "Opacus as zeros, because one without a finite gradient would show"
+            )
         if self.plan.scope == "lora":
             found.append("every matrix was seen to move in the first steps (opacus#820)")
         return found

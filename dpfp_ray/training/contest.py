@@ -31,8 +31,8 @@ class Contest:
     def __init__(
         self,
         plan: Plan,
-        model: Classifier,
         noise_multiplier: float,
+        model: Classifier,
         table: Table,
         comm: Comm,
         seed: int,
@@ -104,11 +104,20 @@ class Contest:
                 f"declared rate {p:.4g} gives about {trials * p:,.0f}; its ε does not hold"
             )
 
+    def check_weights(self) -> None:
+        """Our methods leave out a record without a finite gradient; a library may not."""
+        if not all(weight.isfinite().all() for weight in self.model.parameters()):
+            raise UserError(
+                f"{self.plan.spec.title} ended with undefined weights: some record has no finite "
+                f"gradient, and the weights show that it is there; keep them to yourself"
+            )
+
     def claim(self) -> dict[str, Any]:
         """What is claimed of the run, and by whom: for its record."""
         by = self.plan.spec.by_library
         assert by is not None, "checked at the start"
         self.check_draws()
+        self.check_weights()
         return {
             **installed(by.library),
             "says": by.claim,

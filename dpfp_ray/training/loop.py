@@ -124,7 +124,7 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
     # A plan names an encoder, and other weights can have the same name.
     content = f"{data.train.content()} {weights_hash(model)}"
     seed = run_seed(run.seed, plan, noise_multiplier, content)
-    steps = make_steps(run, model, data.train, comm, seed)
+    steps = make_steps(plan, noise_multiplier, model, data.train, comm, seed)
     spending = Spending(plan, noise_multiplier)
     progress = Progress()
     epoch_ends = plan.epoch_ends()
@@ -195,11 +195,12 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
     return progress
 
 
-def make_steps(run: Run, model: Classifier, table: Table, comm: Comm, seed: int) -> Steps | Contest:
-    """Ours, or those of the library that the plan's method is made by."""
-    plan, noise_multiplier = run.plan, run.prepared.noise_multiplier
+def make_steps(
+    plan: Plan, noise_multiplier: float, model: Classifier, table: Table, comm: Comm, seed: int
+) -> Steps | Contest:
+    """Ours, or those of the library that the plan's method is made by; `seed` is the run's own."""
     if plan.spec.by_library:
-        return Contest(plan, model, noise_multiplier, table, comm, seed)
+        return Contest(plan, noise_multiplier, model, table, comm, seed)
     method = make_method(plan, model, noise_multiplier * plan.C, seed)
     sampler = make_sampler(plan, seed)
     return Steps(plan, method, make_optimizer(plan, method), table, sampler, comm, seed)
