@@ -166,7 +166,8 @@ def _proved(plan: Plan, mech: accounting.Mechanism) -> dict[str, Any]:
             return {"epsilon": None, "why": nominal.not_proved}
         return {"epsilon": shown_epsilon(mech, plan.delta), "why": nominal.proved}
     if by := plan.spec.by_library:
-        why = f"the code that draws, clips and adds noise is that of {by.library}; `dpfp check` looks at what it does"
+        code = f"the code that draws, clips and adds noise is that of {by.library}"
+        why = f"{code}; `dpfp check` looks at what it does"
         return {"epsilon": None, "why": why}
     known = [accounting.epsilon(mech, plan.delta, name) for name in ("pld", "rdp")]
     least = min((value for value in known if value is not None), default=None)
