@@ -267,3 +267,10 @@ def test_the_reason_is_one_line(error: Exception, reason: str) -> None:
 )
 def test_what_ended_a_process_is_one_line(text: str | None, reason: str) -> None:
     assert last_error(SimpleNamespace(get_error=lambda: text)) == reason
+
+
+@pytest.mark.parametrize("mode", ["paper", "moments"])
+def test_named_trials_have_seeds_and_releases_of_their_own(mode: str) -> None:
+    one, other = (Trial(make(mode=mode).plan, 0.5, name=name) for name in ("a", "b"))
+    assert (one.id, other.id) == ("a", "b")
+    assert one.seed(1) != other.seed(1)
