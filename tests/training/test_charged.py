@@ -75,35 +75,6 @@ def test_a_finished_run_is_charged_for_all_its_steps(head: Values, ledger: Path)
     )
 
 
-def test_the_entry_is_there_before_the_first_step(
-    head: Values, ledger: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[str] = []
-
-    def spy(*args: Any, **options: Any) -> Any:
-        seen.extend(entry.status for entry in Ledger(ledger).entries())
-        raise RuntimeError("no step was made")
-
-    monkeypatch.setattr(train_module, "train_steps", spy)
-    with pytest.raises(RuntimeError, match="no step"):
-        go(head, ledger)
-    assert seen == ["open"]
-
-
-@pytest.mark.slow
-def test_another_text_column_of_a_file_is_the_same_people(
-    head: Values, ledger: Path, tmp_path: Path
-) -> None:
-    rows = [
-        (f"title {i} of some review", f"the body of review number {i}", i % 2) for i in range(40)
-    ]
-    data = dict(zip(("title", "body", "stars"), map(list, zip(*rows, strict=True)), strict=True))
-    plan = drop(head, train_file=None, dev_file=None)
-    for column in ("title", "body"):
-        go(plan, ledger, data=data, dev=data, text=column, label="stars")
-    assert len(only(ledger).used) == 2
-
-
 @pytest.mark.slow
 def test_records_that_were_dev_rows_are_named(head: Values, ledger: Path) -> None:
     go(head, ledger)
@@ -230,15 +201,6 @@ def test_a_run_that_fails_before_its_first_draw_is_charged_for_nothing(
     assert only(ledger).epsilon == 0
 
 
-def test_a_run_whose_model_does_not_fit_its_device_is_charged_for_nothing(
-    head: Values, ledger: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dpfp_ray.models.representations.HeadClassifier.to", fail, raising=False)
-    with pytest.raises(RuntimeError, match="memory"):
-        go(head, ledger)
-    assert sum(entry.charged for entry in Ledger(ledger).entries()) == 0
-
-
 @pytest.mark.parametrize("number", [0, 4])
 def test_a_step_that_fails_after_its_draw_is_charged(
     head: Values, ledger: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -304,21 +266,6 @@ def test_a_stopped_run_costs_what_it_planned(
     (entry,) = only(ledger).entries
     assert entry.status == "open"
     assert entry.charged == entry.use.steps
-
-
-@pytest.mark.slow
-def test_a_resumed_run_is_not_charged_twice(
-    head: Values, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go(head, tmp_path / "unbroken")
-    with monkeypatch.context() as patch:
-        after(3, ctrl_c, patch)
-        with pytest.raises(Interrupted):
-            go(head, ledger, tmp_path / "run")
-    go(head, ledger, tmp_path / "run")
-    spent = only(ledger)
-    assert [entry.status for entry in spent.entries] == ["finished", "finished"]
-    assert spent.epsilon == pytest.approx(only(tmp_path / "unbroken").epsilon)
 
 
 @pytest.mark.slow

@@ -20,15 +20,12 @@ import torch
 
 from dpfp_ray.cli.main import main
 from dpfp_ray.privacy.calibration import Spending
-from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.lease import PREFIX, Claim
-from dpfp_ray.system.whole_files import without_checksum
 from dpfp_ray.training.dev_scores import DevPredictions
 from dpfp_ray.training.prepare import Prepared, prepare
 from dpfp_ray.training.record import read_record
 from dpfp_ray.training.run_folder import RESULT, RESUME, WEIGHTS, load_state, save_state
-from dpfp_ray.training.run_folder import SEED as SEED_FILE
 from tests.support.tiny_runs import Killed, Listener, run_with, tiny_world, write_csv
 
 SEED = 311_700_000_000_000_000_000_000_000_000_000_000_113  # 128 bits
@@ -148,37 +145,6 @@ def test_a_killed_process_ends_with_the_same_weights(
 
 
 @pytest.mark.slow
-def test_a_process_killed_before_its_first_save_draws_the_same_noise_and_pays_once(
-    world: Path, tmp_path: Path
-) -> None:
-    folder, ledger = tmp_path / "run", tmp_path / "ledger"
-    # One epoch of 180 steps: nothing is saved before its end.
-    command = arguments(world, folder, "large.csv", batch_size=2, epochs=1, seed=None)
-    command += ["--ledger", str(ledger)]
-    process = start(command)
-    wait_for(folder / SEED_FILE, process)
-    time.sleep(0.3)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    assert not (folder / RESUME).exists()
-    kept = without_checksum((folder / SEED_FILE).read_bytes())
-    seed = strict(kept.decode())["seed"]
-
-    err = finish(command)
-    assert "starting again with the same noise" in err
-    unbroken = [str(tmp_path / "unbroken") if word == str(folder) else word for word in command]
-    unbroken[-1] = str(tmp_path / "other ledger")
-    finish([*unbroken, "--seed", str(seed)])
-    weights = [tmp_path / name / WEIGHTS for name in ("run", "unbroken")]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
-    (paid,), (once,) = (Ledger(tmp_path / name).groups() for name in ("ledger", "other ledger"))
-    assert len(paid.entries) == 2
-    assert paid.epsilon == once.epsilon
-    assert not (folder / SEED_FILE).exists()
-
-
-@pytest.mark.slow
 def test_an_interrupted_process_saves_itself_and_goes_on_without_its_seed_given(
     world: Path, unbroken: Path, tmp_path: Path
 ) -> None:
@@ -289,13 +255,6 @@ def test_a_result_holds_plan_history_privacy_and_cost(finished: Values) -> None:
     assert finished["labels"] == ["negative", "positive"]
 
 
-def test_a_private_run_quotes_its_last_epoch(finished: Values) -> None:
-    metrics = finished["metrics"]
-    assert metrics["accuracy"] == finished["history"][-1]["dev"]["dev"]["accuracy"]
-    assert metrics["rule"] == "last epoch"
-    assert {"f1", "matthews", "recall", "calibration_error", "one_class"} <= set(metrics)
-
-
 def test_the_answers_behind_the_quoted_score_are_kept(finished: Values) -> None:
     kept = finished["predictions"][0]
     assert kept["epoch"] == finished["metrics"]["epoch"]
@@ -306,25 +265,12 @@ def test_the_answers_behind_the_quoted_score_are_kept(finished: Values) -> None:
     assert all("predicted" not in epoch["dev"]["dev"] for epoch in finished["history"])
 
 
-def test_a_subset_has_its_own_d_p_and_delta(do: Callable[..., Values]) -> None:
-    result = do(max_train=20)
-    assert result["plan"]["records"] == 20
-    assert result["privacy"]["p"] == 4 / (2 * 20)
-    assert result["privacy"]["delta"] == 1 / 40
-    assert result["privacy"]["steps"] == 10
-
-
 def test_saved_weights_carry_their_plan(finished: Values, tmp_path: Path) -> None:
     from safetensors import safe_open
 
     with safe_open(tmp_path / WEIGHTS, framework="pt") as file:
         assert file.metadata()["plan_hash"] == finished["plan_hash"]
         assert {"head.weight", "head.bias"} < set(file.keys())
-
-
-def test_weights_can_be_left_out(do: Callable[..., Values], tmp_path: Path) -> None:
-    do("--no-weights")
-    assert [path.name for path in tmp_path.iterdir()] == [RESULT]
 
 
 def test_runs_without_a_given_seed_differ(do: Callable[..., Values], tmp_path: Path) -> None:
@@ -335,13 +281,6 @@ def test_runs_without_a_given_seed_differ(do: Callable[..., Values], tmp_path: P
 
 
 # The same folder again ---------------------------------------------------------------------------
-
-
-def test_a_finished_run_is_not_repeated(
-    do: Callable[..., Values], finished: Values, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dpfp_ray.training.train.run_events", None)  # calling it would fail
-    assert do() == finished
 
 
 def test_overwrite_repeats_it(do: Callable[..., Values], finished: Values, tmp_path: Path) -> None:
