@@ -1,6 +1,5 @@
 import json
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,25 +172,6 @@ def test_damaged_entry_is_rebuilt(cache: Path, how: str) -> None:
     assert tokenise(some_split(), bert_like(), 9).columns["input_ids"].tolist() == expected
     assert [path.name for path in (cache / "tokens").iterdir()] == [entry.name]
     assert "input_ids" in json.loads((entry / "checksums.json").read_text())
-
-
-def test_racing_writers_all_succeed(cache: Path) -> None:
-    start = threading.Barrier(4)
-    results: list[list[int]] = []
-
-    def work() -> None:
-        tokenizer = bert_like()
-        start.wait()
-        results.append(tokenise(some_split(), tokenizer, 9).columns["input_ids"].tolist())
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 4
-    assert all(result == results[0] for result in results)
-    assert len(list((cache / "tokens").iterdir())) == 1
 
 
 def test_cache_that_cannot_be_written_is_no_reason_to_stop(cache: Path) -> None:
