@@ -25,7 +25,6 @@ from tests.support.tiny_models import TEXTS
 
 SIZES = (1, 2, 5, 2, 7)  # of five persons, whose rows lie in disorder
 PERSONS = np.random.default_rng(3).permutation(np.repeat(np.arange(5), SIZES))
-TABLE_ROWS = len(PERSONS)
 STEPS: dict[str, dict[str, Any]] = {
     **{
         f"{clipping} {scope}": {"method": "dpsgd", "clipping": clipping, "scope": scope}

@@ -404,15 +404,6 @@ def test_noise_is_sigma_on_every_coordinate_and_over_B(zoo: Path) -> None:
     assert head.std().item() * plan.B == pytest.approx(2.5 / HEAD_SHARE, rel=0.25)
 
 
-def test_no_row_counts_for_more_than_the_clip(zoo: Path) -> None:
-    rows = make_rows(zoo)
-    method = Rgp(make_plan(clip=1e-3, rank=4), make_model(zoo), 0.0, SEED)
-    for index in range(6):
-        method.begin(0, 1)
-        method.backward(some(rows, slice(index, index + 1)))
-        assert method.sums.norm().item() == pytest.approx(1e-3, rel=1e-4)
-
-
 def test_noise_coordinates_count_carriers_and_head(zoo: Path) -> None:
     method = Rgp(make_plan(rank=2), make_model(zoo), 1.0, SEED)
     linears = {n: p for n, p in trainable_parameters(method.model) if not n.startswith("head")}
