@@ -48,6 +48,7 @@ MOST = 4_000_000  # fingerprints kept of a set: 32 MB
 DIGEST = 16  # bytes of a checksum
 CHECKSUM = "checksum"
 KEYS, SETS, DEV, ENTRIES = "keys", "people", "dev", "entries"
+KEY = "key"  # its only name in `KEYS`
 
 Fingerprints = NDArray[np.uint64]
 
@@ -227,15 +228,17 @@ class People:
     def key(self) -> bytes:
         """The key of all fingerprints; the first call makes it."""
         written = [*self.files.names(SETS), *self.files.names(ENTRIES)]  # after the key
-        if not self.files.names(KEYS):
-            if written:
-                raise UserError(
-                    f"the ledger {self.files.name} has entries but no key to recognise people by; "
-                    f"restore its folders {KEYS!r} and {SETS!r} from a backup"
-                )
+        keys = self.files.names(KEYS)
+        if not keys and not written:
             with suppress(UserError):  # another writer was faster
-                self.files.write(f"{KEYS}/key", secrets.token_bytes(32))
-        return self.files.read(f"{KEYS}/key")
+                self.files.write(f"{KEYS}/{KEY}", secrets.token_bytes(32))
+        elif KEY not in keys:
+            raise UserError(
+                f"the ledger {self.files.name} has entries but no key to recognise people by; "
+                f"restore its folders {KEYS!r} and {SETS!r} from a backup, or move it away if a "
+                f"development version made it"
+            )
+        return self.files.read(f"{KEYS}/{KEY}")
 
     def links(self) -> dict[str, dict[str, int]]:
         """Set → the sets known before it that it overlaps with, and in how many texts."""
