@@ -167,7 +167,7 @@ def alignment(trained: Trained) -> Floats:
 
 
 def by_canary(scores: Floats, table: Table) -> Floats:
-    """Of a person, the mean over their rows: their loss is the mean, too."""
+    """A person's score is the mean over their rows, as their loss is."""
     if table.persons is None:
         return scores
     return np.bincount(table.persons, scores) / np.bincount(table.persons)

@@ -108,7 +108,7 @@ def parse_methods(text: str | None) -> list[str] | None:
 
 
 def parse_budgets(flag: str | None, planned: Any) -> list[float]:
-    """Of the flag, else of the plan file, where it may be one number or a list."""
+    """The budgets of the flag, else of the plan file, which may have one number or a list."""
     given = flag or (3.0 if planned is None else planned)
     parts = given.split(",") if isinstance(given, str) else given
     try:

@@ -126,7 +126,7 @@ def packed(table: TokenTable, rows: Ints) -> "dict[str, Tensor]":
     lengths = table.offsets[rows + 1] - table.offsets[rows]
     sequence, start, count, longest = arrange(lengths)
     ends = np.cumsum(lengths)
-    # Of every token of these rows, one after the other: its row, and its place in it.
+    # The row of every token of these rows, one after the other, and its place in that row.
     row = np.repeat(np.arange(len(rows)), lengths)
     place = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
     where = (sequence * longest + start)[row] + place
@@ -143,7 +143,7 @@ def packed(table: TokenTable, rows: Ints) -> "dict[str, Tensor]":
 
 
 def spans(row: "Tensor") -> list[slice]:
-    """Of each row, where its tokens are among all of a packed batch, one sequence after the other.
+    """Where each row's tokens are among all of a packed batch, one sequence after the other.
 
     They lie side by side, so a slice of what a layer holds for all tokens is the row's own.
     """

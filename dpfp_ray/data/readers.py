@@ -166,7 +166,7 @@ def _encoding(path: Path, size: int, modified: int) -> str:
         sample[: sample.rfind(b"\n") + 1].decode("utf-8")
     except UnicodeDecodeError:
         best = from_bytes(sample).best()
-        # Of Western texts, all that Windows writes; its names for one another differ in detail.
+        # All that Windows writes of Western texts: its encodings' names differ only in detail.
         western = best is None or best.encoding in ("cp1250", "cp1252", "latin_1", "cp1257")
         encoding = "cp1252" if western or best is None else best.encoding
         warnings.warn(

@@ -40,7 +40,7 @@ Encoded = dict[str, npt.NDArray[Any]]  # of a chunk: each column flat, and the r
 
 
 class Tokenise(Protocol):
-    """Who turns texts into tokens, chunk by chunk and in order. Here `tokenise_here` does."""
+    """Turns texts into tokens, chunk by chunk and in order, as `tokenise_here` does."""
 
     def __call__(
         self, chunks: Iterator[Chunk], tokenizer: Any, limit: int

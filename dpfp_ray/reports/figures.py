@@ -109,7 +109,7 @@ def cost_figures(cells: Sequence[Cell], command: str) -> Iterator[Drawing]:
 
 
 def seconds_of(cell: Cell) -> list[float]:
-    """Of each run: what came before training, and training itself."""
+    """Each run's seconds: what came before training, and training itself."""
     return [
         (run.row["prepare_seconds"] or 0.0) + run.row["train_seconds"]
         for run in cell.runs

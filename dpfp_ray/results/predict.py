@@ -100,7 +100,7 @@ def wilson(right: int, rows: int) -> Interval | None:
 
 
 def evaluate_answers(predicted: ArrayLike, labels: ArrayLike, names: Sequence[str]) -> Evaluation:
-    """Of class numbers and the right ones; at least one row."""
+    """Scores of answers against the right ones, both as class numbers; at least one row."""
     answers, truth = np.asarray(predicted, np.int64), np.asarray(labels, np.int64)
     table: NDArray[np.int64] = np.zeros((len(names), len(names)), np.int64)
     np.add.at(table, (truth, answers), 1)

@@ -164,7 +164,7 @@ class Run:
 
     @property
     def mark(self) -> str:
-        """Of an ε that is no proved guarantee."""
+        """The mark of an ε that is no proved guarantee."""
         return MARKS.get(self.row["guarantee"] or "", "")
 
     @property
@@ -214,7 +214,7 @@ class Run:
         return whole_seconds(trial.get("seconds"), epoch, self.row["epochs"])
 
     def seconds_left(self, now: float) -> float | None:
-        """Of a trial that runs; `now` as time.time() says it."""
+        """Until a running trial ends; `now` is time.time()."""
         trial, whole = self.record["trial"], self.whole_seconds
         if self.row["status"] != "running" or whole is None:
             return None

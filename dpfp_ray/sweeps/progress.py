@@ -164,7 +164,7 @@ class LiveTable(Callback):
         ][:LOGGED]
 
     def seconds_left(self) -> float | None:
-        """Of the sweep: until its running trials have ended, and those that wait for a place."""
+        """Until the sweep's running trials have ended, and those that wait for a place."""
         running = [trial for trial in self.trials if trial.status == "RUNNING"]
         waiting = max(0, self.total - self.done - len(running))
         each = self._typical_seconds()
@@ -250,7 +250,7 @@ def _planned_epochs(trial: Any) -> float:
 
 
 def _share(trial: Any) -> float:
-    """Of its planned epochs, those that a trial has reported."""
+    """The share of its planned epochs that a trial has reported."""
     planned = _planned_epochs(trial)
     return min(1.0, _result(trial).get("epoch", 0) / planned) if planned else 0.0
 
@@ -383,7 +383,7 @@ class TrialGauges:
 
 
 def dev_loss(entry: Mapping[str, Any]) -> float | None:
-    """Of an entry of the history, on the first dev split."""
+    """The loss on the first dev split, in an entry of the history."""
     scores: Mapping[str, float] = next(iter(entry.get("dev", {}).values()), {})
     return scores.get("loss")
 

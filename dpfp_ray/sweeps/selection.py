@@ -186,7 +186,7 @@ def privacy_choices(space: SearchSpace) -> list[dict[str, Any]]:
     return [dict(combination) for combination in product(*options)]
 
 
-# Of a winner's record: what its own run made, and nothing of where and when.
+# What stays in a winner's record: what its own run made, and nothing of where and when.
 TRIAL_FACTS = ("id", "sweep", "group", "seed_index", "status", "error")
 COST_FACTS = ("parameters", "trainable_parameters")
 MARK = "selection.json"

@@ -145,7 +145,7 @@ def trouble(path: Path, error: OSError, needed: int = 0) -> UserError:
     free = 0
     with suppress(OSError):
         free = shutil.disk_usage(path if path.is_dir() else path.parent).free
-    # Of a quota, or of a limit on files, free space says nothing.
+    # Free space says nothing about a quota, or about a limit on files.
     missing = needed - free if needed > free else needed
     room = f"{max(1, -(-missing // 10**6)):,} MB" if needed else "some room"
     return NoRoom(
