@@ -31,6 +31,7 @@ from scipy import stats
 
 from dpfp_ray.data import Table
 from dpfp_ray.models.representations import HeadClassifier, RepresentationTable
+from dpfp_ray.plan.method_spec import one_a_step
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.plan.values import make_plan, variant
 from dpfp_ray.system.errors import UserError
@@ -91,6 +92,11 @@ def check(method: str, **fields: Any) -> list[Finding]:
     asked = make_plan({**variant(method), **fields})
     if not asked.private:
         raise UserError(f"{asked.method} promises nothing, so there is nothing to check")
+    if asked.spec.by_library and asked.spec.by_library.releases is not one_a_step:
+        raise UserError(
+            f"{asked.method} correlates the noise of its steps on purpose; the referee knows only "
+            "methods whose noise is independent"
+        )
     if asked.one_release:
         from dpfp_ray.auditing.referee_releases import check_release
 

@@ -204,6 +204,13 @@ def counted(
     return total
 
 
+def rdp_curve(values: Sequence[float]) -> RdpCurve:
+    """At those of `CURVE_ORDERS` where it is finite."""
+    pairs = zip(CURVE_ORDERS, values, strict=True)
+    known = {order: value for order, value in pairs if math.isfinite(value)}
+    return RdpCurve(tuple(known), tuple(known.values()))
+
+
 def use_of(
     plan: Plan,
     noise_multiplier: float,
@@ -225,9 +232,10 @@ def use_of(
     if plan.private:
         whole = accounting.mechanism(plan, noise_multiplier)
         if whole.own is not None:
-            curve = {order: whole.own.rdp(order) for order in CURVE_ORDERS}
-            bounded = {order: value for order, value in curve.items() if math.isfinite(value)}
-            parts.append(RdpCurve(tuple(bounded), tuple(bounded.values())))
+            parts.append(rdp_curve([whole.own.rdp(order) for order in CURVE_ORDERS]))
+        elif whole.n != plan.steps * plan.M:  # of a library, whose releases are not its steps
+            releases = {Gaussian(whole.p, whole.noise_multiplier): whole.n}
+            parts.append(rdp_curve(ledger_cost.renyi_curve(releases, CURVE_ORDERS)))
         else:
             parts.append(Gaussian(whole.p, whole.noise_multiplier, plan.M))
         if whole.label_epsilon:

@@ -95,9 +95,15 @@ class Contest:
             )
 
     def check_draws(self) -> None:
-        """Poisson samples give Binomial(D T, p) rows in all."""
-        trials, p = self.records * self.done, self.plan.p
+        """Poisson samples give Binomial(D n, p) rows in all.
+
+        Where a record may be drawn only in every b-th step, n is a step's share of b, rounded up.
+        """
+        releases, p = self.plan.draws_after(self.done), self.plan.p
+        trials = self.records * releases
         deviation = math.sqrt(trials * p * (1 - p)) + 0.5
+        if releases != self.done:
+            deviation += self.records * p
         if abs(self.rows - trials * p) > MOST_DEVIATIONS * deviation:
             raise UserError(
                 f"{self.plan.spec.title} drew {self.rows:,} rows in {self.done:,} steps, where its "
