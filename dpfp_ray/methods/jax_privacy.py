@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.methods.dpsgd import SPEC as OURS
@@ -153,17 +154,16 @@ class JaxPrivacy(Contestant):
 
         event, delta = self.config.plan.dp_event, self.plan.delta
         relation = NeighboringRelation.ADD_OR_REMOVE_ONE
-        kinds = {
+        accountants: dict[str, Any] = {
             "pld": lambda: PLDAccountant(relation),
             "rdp": lambda: RdpAccountant(neighboring_relation=relation),
         }
-        return {
-            name: cached_number(
-                f"jax-privacy {name} {event} {delta!r}",
-                lambda make=make: float(make().compose(event).get_epsilon(delta)),
-            )
-            for name, make in kinds.items()
-        }
+
+        def epsilon(name: str) -> float:
+            return float(accountants[name]().compose(event).get_epsilon(delta))
+
+        keys = {name: f"jax-privacy {name} {event} {delta!r}" for name in accountants}
+        return {name: cached_number(key, partial(epsilon, name)) for name, key in keys.items()}
 
     def facts(self) -> dict[str, Any]:
         return {

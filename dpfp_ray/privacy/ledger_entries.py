@@ -234,7 +234,7 @@ def use_of(
         if whole.own is not None:
             parts.append(rdp_curve([whole.own.rdp(order) for order in CURVE_ORDERS]))
         elif whole.n != plan.steps * plan.M:  # of a library, whose releases are not its steps
-            releases = {Gaussian(whole.p, whole.noise_multiplier): whole.n}
+            releases: dict[Part, int] = {Gaussian(whole.p, whole.noise_multiplier): whole.n}
             parts.append(rdp_curve(ledger_cost.renyi_curve(releases, CURVE_ORDERS)))
         else:
             parts.append(Gaussian(whole.p, whole.noise_multiplier, plan.M))
