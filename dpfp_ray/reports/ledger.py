@@ -94,23 +94,15 @@ class LedgerView:
             stderr.print(f"the ledger has other people, too (--people ID): {names}", markup=False)
 
     def to_json(self) -> dict[str, Any]:
-        total = self.total
-        nothing: dict[str, Any] = {
-            "people": None,
-            "epsilon": 0.0,
-            "private_epsilon": 0.0,
-            "delta": total.delta if total else None,
-            "guarantee": "proved",
-            "how": "nothing was released",
-            "total": total.epsilon if total else None,
-            "entries": [],
-        }
         summaries = [
             {name: getattr(one, name) for name in SUMMARY} | {"uses": len(one.used)}
             for one in self.groups
         ]
-        details = nothing if self.spent is None else self.spent.to_json()
-        return details | {"ledger": self.ledger.files.name, "groups": summaries}
+        nothing = sum_up([], "", [], self.total, None)
+        return (self.spent or nothing).to_json() | {
+            "ledger": self.ledger.files.name,
+            "groups": summaries,
+        }
 
     def write(self, output: str | Path) -> list[Path]:
         """ledger.json, .csv, .md, .svg and .png into the folder `output`."""
