@@ -73,6 +73,7 @@ def overview(cells: Sequence[Cell], contests: Sequence[Contest]) -> Table:
         contest.why_not for contest in contests if contest.why_not and contest.tuning != "picked"
     )
     notes += marks_legend(cells)
+    notes += [note for cell in cells for note in library_notes(cell)]
     if any("○" in audit_entry(cell).text for cell in cells):
         notes.append(POWERLESS)
     majority = next((cell.majority for cell in cells if cell.majority is not None), None)
@@ -372,6 +373,20 @@ def guarantee_text(cell: Cell) -> str:
 
 def tone(cell: Cell) -> str:
     return "refuted" if cell.guarantee == "refuted" else ""
+
+
+def library_notes(cell: Cell) -> list[str]:
+    """Whether the library that trained was as published, and the same one in all runs."""
+    claims = [claim for run in cell.runs if (claim := run.record["privacy"].get("claim"))]
+    versions = sorted({f"{claim['library']} {claim['version']}" for claim in claims})
+    changed = sorted({file for claim in claims for file in claim["changed_files"]})
+    notes = []
+    if len(versions) > 1:
+        notes.append(f"{cell.title}: runs by different versions: {', '.join(versions)}.")
+    if changed:
+        files = ", ".join(changed[:3]) + (" …" if len(changed) > 3 else "")
+        notes.append(f"{cell.title}: {versions[0]} was not as published: {files}.")
+    return notes
 
 
 def marks_legend(cells: Sequence[Cell]) -> list[str]:

@@ -6,6 +6,7 @@ it drew in all.
 """
 
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -43,6 +44,10 @@ class Contest:
             raise UserError(f"{title} trains in one process; drop --workers")
         if plan.precision != "fp32":
             raise UserError(f"precision is {plan.precision}, but {title} trains in fp32; drop it")
+        found = installed(plan.spec.by_library.library)
+        if changed := found["changed_files"]:
+            text = f"{found['library']} {found['version']} is not as it was published"
+            warnings.warn(f"{text}: {', '.join(changed[:5])}", stacklevel=2)
         self.plan, self.model, self.noise_multiplier = plan, model, noise_multiplier
         self.records = len(table)
         self.contestant: Contestant = plan.spec.by_library.make(

@@ -339,3 +339,11 @@ def test_the_model_is_free_of_hooks_when_training_ends(model_folder: str) -> Non
     train_with(plan, 1.0, model, tiny_data(model_folder), seed=SEED)
     assert not any(module._forward_hooks or module._backward_hooks for module in model.modules())
     assert not any(hasattr(weight, "grad_sample") for weight in model.parameters())
+
+
+def test_a_changed_library_is_said_when_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = {"library": "opacus", "version": "1.6.0", "changed_files": ["opacus/x.py"]}
+    monkeypatch.setattr("dpfp_ray.training.contest.installed", lambda library: changed)
+    with pytest.warns(UserWarning, match=r"opacus 1.6.0 is not as it was published: opacus/x.py"):
+        record = finished(head_plan())
+    assert record["privacy"]["claim"]["changed_files"] == ["opacus/x.py"]

@@ -9,6 +9,7 @@ from dpfp_ray.reports.cell_tables import (
     audit_table,
     cost_table,
     noise_table,
+    overview,
     runs_table,
 )
 from dpfp_ray.reports.main_table import main_table
@@ -212,3 +213,38 @@ def test_the_papers_table_is_whole() -> None:
 )
 def test_entries(entry: Any, shown: str) -> None:
     assert entry.text == shown
+
+
+def of_opacus(trial: str, version: str, *changed: str) -> Any:
+    made = sample(trial, method="opacus", epsilon=3.0, scope="head", seed=int(trial[-1]))
+    made["privacy"]["guarantee"] = "claimed"
+    made["privacy"]["claim"] = {
+        "library": "opacus",
+        "version": version,
+        "changed_files": list(changed),
+    }
+    return made
+
+
+@pytest.mark.parametrize(
+    ("records", "note"),
+    [
+        (
+            [of_opacus("a0", "1.6.0", "opacus/optimizers/optimizer.py")],
+            "Opacus DP-SGD (head)§: opacus 1.6.0 was not as published: "
+            "opacus/optimizers/optimizer.py.",
+        ),
+        (
+            [of_opacus("a0", "1.5.4"), of_opacus("a1", "1.6.0")],
+            "Opacus DP-SGD (head)§: runs by different versions: opacus 1.5.4, opacus 1.6.0.",
+        ),
+    ],
+)
+def test_a_library_that_was_changed_or_upgraded_is_noted(records: list[Any], note: str) -> None:
+    assert note in overview(cells(records), []).notes
+
+
+def test_a_library_as_published_needs_no_note() -> None:
+    table = overview(cells([of_opacus("a0", "1.6.0"), of_opacus("a1", "1.6.0")]), [])
+    assert not any("opacus" in note for note in table.notes)
+    assert any(note.startswith("§ claimed") for note in table.notes)
