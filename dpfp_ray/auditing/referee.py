@@ -15,7 +15,8 @@ are the same before every step, so that all steps are the same mechanism.
                  from the release (AdamW), so nothing else was seen
     account      what a library's accountant has counted is what was declared
 
-Tests accept what happens by chance once in 10^7 times. Numbers that make privacy better than
+`referee_encoders.py` does the same for the weights of an encoder, `referee_releases.py` for methods
+that release once. Tests accept what happens by chance once in 10^7 times. Numbers that make privacy better than
 declared are no fault.
 """
 
@@ -30,6 +31,7 @@ import torch
 from scipy import stats
 
 from dpfp_ray.data import Table
+from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.representations import HeadClassifier, RepresentationTable
 from dpfp_ray.plan.method_spec import one_a_step
 from dpfp_ray.plan.plan import Plan
@@ -101,7 +103,13 @@ def check(method: str, **fields: Any) -> list[Finding]:
         from dpfp_ray.auditing.referee_releases import check_release
 
         return list(check_release(asked))
-    return [finding for size in SIZES for finding in check_steps(asked, *size)]
+    from dpfp_ray.auditing.referee_encoders import check_encoder
+
+    found = [finding for size in SIZES for finding in check_steps(asked, *size)]
+    scopes = [scope for scope in asked.spec.scopes if scope in ("all", "bias", "lora")]
+    for scope in scopes if asked.spec.draws_hidden else ():
+        found += check_encoder(asked, scope)
+    return found
 
 
 def faults(findings: Sequence[Finding]) -> list[str]:
@@ -127,12 +135,14 @@ def with_row(
     return replace(table, h=h, labels=labels, key=f"{table.key} {record} {value!r} {label}")
 
 
-def small_plan(asked: Plan, records: int, batch: int, steps: int = STEPS) -> Plan:
+def small_plan(
+    asked: Plan, records: int, batch: int, steps: int = STEPS, scope: str = "head"
+) -> Plan:
     """The method's own settings, but for the size of the data and what makes releases readable."""
     fields = {
         "method": asked.method,
         "mode": asked.mode,
-        "scope": "head",
+        "scope": scope,
         "grad_sample_mode": asked.grad_sample_mode,
         "clip_style": asked.clip_style,
         "adjacency": asked.adjacency,
@@ -156,24 +166,32 @@ class Engine:
     """A method on made-up rows, step by step. `pinned`: every step begins with the same weights."""
 
     def __init__(
-        self, plan: Plan, table: Table, seed: int, noise: float, pinned: bool = True
+        self,
+        plan: Plan,
+        table: Table,
+        seed: int,
+        noise: float,
+        pinned: bool = True,
+        model: Classifier | None = None,
     ) -> None:
         self.plan, self.pinned = plan, pinned
-        self.model = HeadClassifier(plan.D, 2, "mean", head_seed=1)
-        self.start = [weight.detach().clone() for weight in self.model.parameters()]
+        self.model = model or HeadClassifier(plan.D, 2, "mean", head_seed=1)
         self.released: list[torch.Tensor] = []
         if not plan.spec.draws_hidden:  # such a method releases the rows that its head reads
             self.model.head.register_forward_pre_hook(
                 lambda _, inputs: self.released.append(inputs[0].detach().clone())
             )
         self.steps = make_steps(plan, noise, self.model, table, SoloComm(), seed)
+        # After the method has been made: it may freeze some.
+        self.trained = [weight for _, weight in trainable_parameters(self.model)]
+        self.start = self.weights()
         self.model.train()
         self.number = 0
 
     def step(self) -> tuple[Floats, int]:
         if self.pinned:
             with torch.no_grad():
-                for weight, start in zip(self.model.parameters(), self.start, strict=True):
+                for weight, start in zip(self.trained, self.start, strict=True):
                     weight.copy_(start)
         self.released.clear()
         taken = self.steps.take(self.number)
@@ -182,7 +200,7 @@ class Engine:
 
     def release(self) -> Floats:
         if self.plan.spec.draws_hidden:
-            gradients = [weight.grad for weight in self.model.parameters()]
+            gradients = [weight.grad for weight in self.trained]
             if any(gradient is None for gradient in gradients):
                 raise UserError("no gradient is left after a step; see docs/new_contestant.md")
             flat = torch.cat([g.detach().flatten() for g in gradients if g is not None])
@@ -191,7 +209,7 @@ class Engine:
         return np.asarray(rows.double().numpy())
 
     def weights(self) -> list[torch.Tensor]:
-        return [weight.detach().clone() for weight in self.model.parameters()]
+        return [weight.detach().clone() for weight in self.trained]
 
     def close(self) -> None:
         self.steps.close()
@@ -514,12 +532,12 @@ def check_odd_rows(about: str, plan: Plan, table: RepresentationTable) -> Iterat
         yield Finding(what, "finite releases", f"{missing} numbers are not", fault)
 
 
-def check_moves(about: str, plan: Plan, table: Table) -> Finding:
+def check_moves(about: str, plan: Plan, table: Table, model: Classifier | None = None) -> Finding:
     """AdamW on the releases alone must give the same weights: post-processing, and no more."""
     what = f"weights from releases, {about}"
     if not plan.spec.draws_hidden:
         return Finding(what, "—", "its releases are rows, not gradients")
-    engine = Engine(plan, table, SEED, LARGE, pinned=False)
+    engine = Engine(plan, table, SEED, LARGE, pinned=False, model=model)
     twins = [torch.nn.Parameter(weight.clone()) for weight in engine.start]
     rate, decay = plan.learning_rate_at(0), plan.weight_decay or 0.0
     optimizer = torch.optim.AdamW(twins, lr=rate, weight_decay=decay)

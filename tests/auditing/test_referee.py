@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from dpfp_ray.auditing import referee_releases
+from dpfp_ray.auditing import referee_encoders, referee_releases
 from dpfp_ray.auditing.referee import check, faults
 from dpfp_ray.methods.parts import per_example
 from dpfp_ray.plan import method_spec
@@ -38,8 +39,6 @@ HONEST: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Any:
-    import torch
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -120,6 +119,60 @@ def test_opacus_with_half_of_its_noise_is_found(mode: str, monkeypatch: pytest.M
         monkeypatch.setattr(module, "_generate_noise", half)
     found = faults(check("opacus", grad_sample_mode=mode))
     assert any("the noise is 0.5 times" in fault for fault in found)
+
+
+# --- faults that only an encoder has ------------------------------------------------------------
+
+
+def test_a_ghost_norm_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opacus.grad_sample import GradSampleHooksFastGradientClipping as Ghost
+
+    whole = Ghost.NORM_SAMPLERS[torch.nn.Embedding]
+
+    def half(*arguments: Any) -> Any:
+        return {weight: norm / 2 for weight, norm in whole(*arguments).items()}
+
+    monkeypatch.setitem(Ghost.NORM_SAMPLERS, torch.nn.Embedding, half)
+    found = faults(check("opacus", grad_sample_mode="ghost"))
+    assert found
+    assert all("scope all: a record adds" in fault for fault in found)
+
+
+def test_a_weight_without_noise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opacus.optimizers import optimizer
+
+    whole = optimizer._generate_noise
+
+    def some(std: float, reference: torch.Tensor, **options: Any) -> Any:
+        quiet = reference.shape == (2 * referee_encoders.WIDTH, referee_encoders.WIDTH)
+        return whole(std=std * (not quiet), reference=reference, **options)
+
+    monkeypatch.setattr(optimizer, "_generate_noise", some)
+    found = faults(check("opacus"))
+    assert any("intermediate.dense.weight gets less noise" in fault for fault in found)
+
+
+def test_records_that_change_each_other_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own `dpsgd` freezes weights that act on a whole batch; Opacus trains them."""
+    plain = referee_encoders.tiny_encoder
+
+    def mixing(plan: Any) -> Any:
+        model = plain(plan)
+        alone = model.represent
+
+        def represent(batch: Any) -> Any:
+            h = alone(batch)
+            return h - h.mean(0) / 2
+
+        monkeypatch.setattr(model, "represent", represent)
+        return model
+
+    monkeypatch.setattr(referee_encoders, "tiny_encoder", mixing)
+    found = faults(check("opacus"))
+    assert any("records change what others add" in fault for fault in found)
+
+
+# --- methods of one release ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["moments", "release_once"])

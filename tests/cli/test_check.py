@@ -26,8 +26,8 @@ def test_a_fault_is_named_and_gives_another_exit_code(
 
 
 def half_of_small_noise(engine: Any) -> Any:
-    def build(plan: Any, table: Any, seed: int, noise: float, pinned: bool = True) -> Any:
-        return engine(plan, table, seed, noise / 2 if noise < 0.01 else noise, pinned)
+    def build(plan: Any, table: Any, seed: int, noise: float, *rest: Any, **options: Any) -> Any:
+        return engine(plan, table, seed, noise / 2 if noise < 0.01 else noise, *rest, **options)
 
     return build
 

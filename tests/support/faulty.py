@@ -359,4 +359,4 @@ def spec_of(contestant: Callable[..., Any]) -> MethodSpec:
         rate=lambda plan: plan.B / plan.D,
         claim="the honest one does as it says",
     )
-    return replace(known, method="made_up", by_library=by, uses=())
+    return replace(known, method="made_up", by_library=by, uses=(), scopes=("head",))
