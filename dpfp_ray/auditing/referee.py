@@ -16,8 +16,8 @@ are the same before every step, so that all steps are the same mechanism.
     account      what a library's accountant has counted is what was declared
 
 `referee_encoders.py` does the same for the weights of an encoder, `referee_releases.py` for methods
-that release once. Tests accept what happens by chance once in 10^7 times. Numbers that make privacy better than
-declared are no fault.
+that release once. Tests accept what happens by chance once in 10^7 times. Numbers that make privacy
+better than declared are no fault.
 """
 
 import math
