@@ -16,6 +16,7 @@ from dpfp_ray.auditing.audit import Settings, power_warning
 from dpfp_ray.auditing.canaries import flip_coins
 from dpfp_ray.auditing.outcome import (
     AUDIT,
+    SampledGaussian,
     audit_outcome,
     claim_of,
     could_refute,
@@ -357,3 +358,9 @@ def test_pure_dp_curve_gives_nearly_the_binomial_bound() -> None:
 
     assert refuted(epsilon - 0.01)
     assert not refuted(epsilon + 0.01)
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "opacus"])
+def test_a_sampled_gaussian_is_tested_by_its_whole_curve_whoever_runs_it(method: str) -> None:
+    plan = Plan(method=method, batch_size=100, epochs=2).bind(records=1000, representation="mean")
+    assert isinstance(claim_of(plan), SampledGaussian)
