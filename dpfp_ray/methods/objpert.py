@@ -74,10 +74,22 @@ def release(
         rows = [with_bias(u) for u, _ in bounded_rows(table, plan)]
         x = np.concatenate(rows) if rows else np.zeros((0, table.width + 1), np.float32)
         rng = keyed_generator(seed, f"release {name}", 0)
-        return perturbed_minimum(x, np.asarray(table.labels), own, rng, shares(table))
+        weights, theta0 = shares(table), start(plan, table, classes)
+        return perturbed_minimum(x, np.asarray(table.labels), own, rng, weights, theta0)
 
     found: Floats = _releases.get((seed, name), compute)
     return found
+
+
+def start(plan: Plan, table: RepresentationTable, classes: int) -> Floats | float:
+    """θ₀: public, made from words for the classes; else 0."""
+    from dpfp_ray.methods.parts.perturbed_minimum import theta_of
+    from dpfp_ray.models.label_words import head_of_words
+
+    if plan.start == "zero":
+        return 0.0
+    assert table.words is not None, "these inputs were loaded for another plan"
+    return theta_of(head_of_words(bounded(table.words.h, plan), table.words.labels, classes).weight)
 
 
 def shares(table: RepresentationTable) -> Floats | None:
@@ -98,10 +110,11 @@ def coordinates(width: int, classes: int) -> int:
 
 def released_gradient(seen: Seen) -> Floats:
     """`best_linear_guess` from the gradient that the release solves: at θ the records that are in
-    add up to −b − λθ. Less the known ones it is r, and v_i is canary i's gradient at θ."""
+    add up to −b − λ(θ − θ₀). Less the known ones it is r, and v_i is canary i's gradient at θ."""
     from dpfp_ray.methods.parts.perturbed_minimum import Objective, with_bias
 
     plan, sigma, classes = seen.plan, seen.noise_multiplier, seen.classes
+    theta0 = start(plan, seen.table, classes)
     theta: Floats = seen.released
     zero = np.zeros_like(theta)
 
@@ -110,7 +123,7 @@ def released_gradient(seen: Seen) -> Floats:
         return Objective(x, table.labels, classes, 0.0, zero, shares(table))
 
     known = objective(seen.others).gradient(theta)[0]
-    left = -(accounted(plan, sigma).ridge * theta + known)
+    left = -(accounted(plan, sigma).ridge * (theta - theta0) + known)
     canaries = objective(seen.canaries)
     residual = canaries.residual(canaries.gradient(theta)[1], slice(None))
     x = canaries.x.astype(np.float64)
@@ -136,7 +149,7 @@ SPEC = MethodSpec(
         "objective perturbation's own profile δ(ε), its last step included (Redberg et al. 2023 "
         "for two classes, docs/privacy_objpert.md for more): an upper bound",
     ),
-    uses=("scaling",),
+    uses=("scaling", "start", "label_words"),
     noise_to_signal=noise_to_signal,
     bounds_persons=True,
     defaults=closed_form(ridge=None, shrinkage=None),

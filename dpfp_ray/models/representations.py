@@ -63,6 +63,7 @@ class RepresentationTable:
     key: str  # of what h was computed from: tokens, encoder, representation, precision, centre
     centre: Floats | None = None  # what was taken off h, if anything
     persons: npt.NDArray[np.int64] | None = None
+    words: "RepresentationTable | None" = None  # public phrases for the classes (`label_words.py`)
 
     def __len__(self) -> int:
         return len(self.labels)

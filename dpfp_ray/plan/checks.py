@@ -107,6 +107,8 @@ def _check_method(plan: "Plan") -> None:
             raise UserError(
                 f"{name} is {value}, but {spec.title} does not use it; drop it, or use {users}"
             )
+    if plan.label_words and plan.start != "words" and spec.reads_records:
+        raise UserError("label_words is given, but start is zero; use start words, or drop it")
     if plan.scope == "head" and plan.dropout:
         raise UserError("dropout acts in the encoder, which scope head freezes; drop it")
     if plan.label_epsilon is not None:

@@ -93,6 +93,8 @@ USED_BY_SOME: dict[str, Any] = {
     "ridge": None,
     "shrinkage": None,
     "prior": "none",
+    "start": "zero",
+    "label_words": None,
     "label_epsilon": None,
     "clip_style": "abadi",
     "grad_sample_mode": "hooks",
@@ -181,6 +183,7 @@ class MethodSpec:
     compared: bool = True  # by a comparison that names no methods?
     scopes: tuple[str, ...] = ("all", "head")  # of `SCOPES`, the default first
     uses: tuple[str, ...] = ()  # plan fields that are not everyone's
+    reads_records: bool = True  # private ones; `public` is made without any
     bounds_persons: bool = False  # are all rows of a person bounded as one (`user_column`)?
     # By scope: what differs from `defaults`.
     scope_changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -218,7 +221,8 @@ class MethodSpec:
 
     @property
     def private(self) -> bool:
-        return self.guarantee != "none"
+        """Does it spend a budget?"""
+        return self.guarantee != "none" and self.reads_records
 
     @property
     def title(self) -> str:

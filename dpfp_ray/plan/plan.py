@@ -68,6 +68,8 @@ UNSAID = {
     "grad_sample_mode": "hooks",
     "header": "first_line",
     "centring": "none",
+    "start": "zero",
+    "label_words": None,
 }
 # Where the data lie and how a step is split for memory do not change what is computed.
 NOT_HASHED = frozenset(
@@ -174,6 +176,19 @@ class Plan:
         "dev lets the unlabelled dev texts, which must then be public, "
         "say in which directions classes are likely to differ",
         ("none", "dev"),
+    )
+    start: str = option(
+        "zero",
+        "the head that training starts from, or is drawn to: zero (or random), or one that is made "
+        "from words for the classes, without any record",
+        ("zero", "words"),
+        **INPUTS,
+    )
+    label_words: tuple[str, ...] | None = option(
+        None,
+        "words for each class, in the order of the classes, comma-separated; several phrases of a "
+        "class with | between them (default: the class names)",
+        **INPUTS,
     )
     clipping: str = option("ghost", "how per-example gradients are clipped", CLIPPINGS)
     clip_style: str = option(

@@ -75,7 +75,7 @@ class Use:
             raise ValueError(f"unit {self.unit!r} is none of {', '.join(UNITS)}")
         if self.purpose not in PURPOSES or self.guarantee not in GUARANTEES or self.steps < 0:
             raise ValueError(f"no use of private records has these values: {self}")
-        if (self.guarantee == "none") != (not self.parts):
+        if self.steps and (self.guarantee == "none") != (not self.parts):
             raise ValueError("a use without a guarantee has no parts, and every other has some")
 
     @property
@@ -246,7 +246,7 @@ def use_of(
         method=plan.spec.title,
         people=people,
         records=plan.D,
-        steps=plan.steps,
+        steps=plan.steps if plan.spec.reads_records else 0,
         parts=tuple(parts),
         adjacency=str(plan.adjacency),
         labels_protected=plan.private

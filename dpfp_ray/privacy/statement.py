@@ -42,6 +42,10 @@ CENTRAL_LIMIT = (
     "pld are."
 )
 
+DEV_SHOWN = "dev records: counted as public, their scores are shown as they are"
+UNREAD = "proved, ε = 0: no private record was read"
+NOTHING = "none: no guarantee, this model was trained without differential privacy"
+
 
 def guarantee(plan: Plan, accountant: str | None = None) -> str:
     """none | nominal | claimed | proved: of the plan's ε by `accountant`, or by its own."""
@@ -73,6 +77,8 @@ def statement(
         "scope": plan.scope,
         "audit": dict(audit) if audit else None,
     }
+    if not plan.spec.reads_records:
+        return facts | {"not_protected": [DEV_SHOWN]}
     if not plan.private or plan.delta is None:
         return facts | {"not_protected": ["everything in the training data"]}
     mech = accounting.mechanism(plan, noise_multiplier, steps)
@@ -193,7 +199,7 @@ def _not_protected(plan: Plan, loss_shown: bool) -> list[str]:
         )
     if not plan.one_release:
         missing.append("timings, on screen and in the result: they depend on the records drawn")
-    missing.append("dev records: counted as public, their scores are shown as they are")
+    missing.append(DEV_SHOWN)
     if plan.train_file and not plan.dev_file:
         missing[-1] += "; they were held out of your training file"
     if plan.prior == "dev":
@@ -271,7 +277,7 @@ def number(value: Any) -> str:
 def one_line(facts: Mapping[str, Any]) -> str:
     """The guarantee in a line, for lists of many results."""
     if "epsilon" not in facts:
-        return "none; nothing is promised"
+        return UNREAD if facts["guarantee"] == "proved" else "none; nothing is promised"
     missing = "; ".join(part.split(":")[0] for part in facts["not_protected"])
     if facts["guarantee"] == "nominal":
         epsilon, why = facts["proved"]["epsilon"], facts["proved"]["why"]
@@ -290,7 +296,7 @@ def first_line(facts: Mapping[str, Any]) -> str:
         bound = number(audit["epsilon"])
         return f"REFUTED: an audit measured ε ≥ {bound}; do not rely on the stated ε"
     if "epsilon" not in facts:
-        return "none: no guarantee, this model was trained without differential privacy"
+        return UNREAD if facts["guarantee"] == "proved" else NOTHING
     epsilon = facts["epsilon"].get(facts["accountant"])
     budget = f"ε = {number(epsilon)} at δ = {facts['delta']:.3g}"
     if facts["guarantee"] == "nominal":

@@ -32,7 +32,6 @@ from torch import Tensor
 from torch.nn import Module
 
 from dpfp_ray.data import Table
-from dpfp_ray.data.split import count_units
 from dpfp_ray.data.tokens import Chunk, Encoded, encode_chunk, tokenise_here
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.models.representations import RepresentationTable, Rows, keep, kept, shards
@@ -78,7 +77,7 @@ def share_inputs(plan: Plan, inputs: Inputs) -> "ray.ObjectRef[Inputs]":
     import ray
 
     bound = plan.bind(
-        records=count_units(inputs.data.train),
+        records=inputs.units,
         representation=inputs.representation,
         classes=len(inputs.label_names),
     )
@@ -87,7 +86,14 @@ def share_inputs(plan: Plan, inputs: Inputs) -> "ray.ObjectRef[Inputs]":
     data = Data(_handed_out(inputs.data.train), dev)
     # The private records stay on the driver; the model is rebuilt for each trial.
     build = SharedModel.of(model).build
-    shared = dataclasses.replace(inputs, data=data, make_model=build, records=None, dev_records={})
+    shared = dataclasses.replace(
+        inputs,
+        data=data,
+        make_model=build,
+        records=None,
+        dev_records={},
+        words=inputs.words and _handed_out(inputs.words),
+    )
     return ray.put(shared)
 
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dpfp_ray.data.split import count_units
 from dpfp_ray.plan.plan import INPUT_FIELDS, Plan
 from dpfp_ray.plan.values import make_plan
 from dpfp_ray.privacy.sampling import derived_seed, fresh_seed, keyed_integer
@@ -102,7 +101,7 @@ def bind_trial(
 
 def input_key(plan: Plan) -> tuple[object, ...]:
     """Trials with the same key share their data and initial weights."""
-    return tuple(getattr(plan, name) for name in INPUT_FIELDS)
+    return (plan.spec.reads_records, *(getattr(plan, name) for name in INPUT_FIELDS))
 
 
 class InputsOnce:
@@ -124,7 +123,7 @@ class InputsOnce:
         if key not in self._inputs:
             loaded = self._load(plan)
             paired, classes = loaded.paired, len(loaded.label_names)
-            self._facts[asked] = TaskFacts(count_units(loaded.data.train), classes, paired)
+            self._facts[asked] = TaskFacts(loaded.units, classes, paired)
             key = input_key(replace(plan, representation=loaded.representation))
             self._inputs.setdefault(key, loaded)
         return self._inputs[key]

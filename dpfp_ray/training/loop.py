@@ -35,7 +35,7 @@ from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.contest import Contest
 from dpfp_ray.training.dev_scores import ANSWERS, best_epoch, measure, pack
 from dpfp_ray.training.machine import Comm, keep_freed_memory, share
-from dpfp_ray.training.prepare import Data, Run
+from dpfp_ray.training.prepare import Data, Run, put_head
 from dpfp_ray.training.record import Record
 from dpfp_ray.training.step import (
     LEAST_RATE,
@@ -288,7 +288,8 @@ def make_release(run: Run, model: Classifier, data: Data, comm: Comm) -> Trainin
     assert isinstance(table, RepresentationTable), "these methods read cached representations"
     method = plan.spec.one_release
     assert method is not None, "methods that train in steps have a loop"
-    yield Drawing()
+    if plan.spec.reads_records:
+        yield Drawing()
     release = method.release(plan, noise_multiplier, table, model.classes, run.seed)
     yield Released(release)
     ridge: float | None = None
@@ -344,10 +345,3 @@ def solve(
     else:
         ridge = choose_ridge(statistics, plan.shrinkage, rng, public)
     return discriminant(statistics, ridge, plan.shrinkage, public), ridge
-
-
-@torch.no_grad()
-def put_head(model: Classifier, head: LinearHead, C: float) -> None:
-    """The head for u = h/C as one for h bounded by C, which is what the model feeds it."""
-    model.head.weight.copy_(torch.from_numpy(head.weight / C))
-    model.head.bias.copy_(torch.from_numpy(head.bias))

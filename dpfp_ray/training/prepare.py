@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from dpfp_ray.data import Split, Table, Task
-from dpfp_ray.data.split import count_units, number_persons
+from dpfp_ray.data.split import number_persons
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.tokens import (
     PairTable,
@@ -25,8 +25,10 @@ from dpfp_ray.data.tokens import (
     tokenise_here,
     tokenise_sides,
 )
+from dpfp_ray.methods.parts.one_release import LinearHead
 from dpfp_ray.models import pretrained
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
+from dpfp_ray.models.label_words import head_of_words, phrases_of
 from dpfp_ray.models.representations import (
     CUSTOM,
     Floats,
@@ -111,6 +113,8 @@ class Inputs:
     columns: Mapping[str, Any] = field(default_factory=dict)  # those that were read, or guessed
     seconds: float = 0.0  # reading, tokenising and encoding, as far as no cache had it
     paired: bool = False
+    units: int = 0  # D: records, or persons
+    words: Table | None = None  # phrases for the classes, where a head is made from them
 
 
 @dataclass
@@ -196,8 +200,21 @@ def load_inputs(
     if plan.centring == "dev":
         public = [table(split, name) for name, split in task.dev.items()]
         centre = public_centre([t for t in public if isinstance(t, RepresentationTable)])
-    train_table = table(task.train, f"{task.name} train", centre)
-    if task.train.users is not None:
+    words: Table | None = None
+    if plan.start == "words" or not plan.spec.reads_records:
+        if paired:
+            raise UserError(
+                "words for the classes say nothing of two texts together; use a task of one text, "
+                "or start zero"
+            )
+        words = table(phrases_of(plan.label_words, task.label_names), "class words", centre)
+    if words is not None and not plan.spec.reads_records:
+        train_table = words
+    else:
+        train_table = table(task.train, f"{task.name} train", centre)
+    if isinstance(train_table, RepresentationTable) and isinstance(words, RepresentationTable):
+        train_table = replace(train_table, words=words)
+    if task.train.users is not None and plan.spec.reads_records:
         train_table = replace(cast(Any, train_table), persons=number_persons(task.train.users))
     data = Data(train_table, {name: table(split, name, centre) for name, split in task.dev.items()})
     make_model = partial(_classifier, own.classifier, data, classes) if own else None
@@ -212,6 +229,8 @@ def load_inputs(
         task.train.columns,
         time.perf_counter() - started,
         paired,
+        task.train.units,
+        words,
     )
 
 
@@ -238,7 +257,7 @@ def prepare(plan: Plan, inputs: Inputs | None = None) -> Prepared:
     inputs = inputs or load_inputs(plan)
     started = time.perf_counter()
     bound = plan.bind(
-        records=count_units(inputs.data.train),
+        records=inputs.units,
         representation=inputs.representation,
         classes=len(inputs.label_names),
     )
@@ -266,9 +285,28 @@ def build_model(prepared: Prepared, seed: int, device: torch.device | None = Non
     else:
         build = partial(pretrained.build_classifier, plan.model)
         model = _classifier(build, prepared.data, classes, plan, head_seed)
+    if plan.start == "words" and not plan.one_release:
+        start_from_words(model, prepared)
     model = model.to(device or default_device())
     prepared.build_seconds += time.perf_counter() - started
     return model
+
+
+@torch.no_grad()
+def start_from_words(model: Classifier, prepared: Prepared) -> None:
+    """The head of class words in place of a random one, for rows about as long as the words' own."""
+    words = prepared.inputs.words
+    assert words is not None, "these inputs were loaded for another plan"
+    h = model.represent_rows(words, np.arange(len(words)), prepared.plan.precision).numpy()
+    norms = np.linalg.norm(h, axis=1, keepdims=True)
+    put_head(model, head_of_words(h / norms, words.labels, model.classes), float(norms.mean()))
+
+
+@torch.no_grad()
+def put_head(model: Classifier, head: LinearHead, length: float) -> None:
+    """The head for rows u = h/`length` as one for h, which is what the model feeds it."""
+    model.head.weight.copy_(torch.from_numpy(head.weight / length))
+    model.head.bias.copy_(torch.from_numpy(head.bias))
 
 
 def freeze_unreached(model: Classifier, data: Data) -> None:

@@ -107,6 +107,8 @@ def release_id(plan: Plan, noise_multiplier: float, table: RepresentationTable, 
         "noise_multiplier": noise_multiplier,
         "label_epsilon": plan.label_epsilon,
     }
+    if plan.start == "words" and table.words is not None:
+        facts["words"] = f"{table.words.key} {table.words.labels.tolist()}"
     found = int(np.max(table.labels, initial=-1)) + 1
     if plan.classes and plan.classes != found:  # a class without records: other statistics
         facts["classes"] = plan.classes

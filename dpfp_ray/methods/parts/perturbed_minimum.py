@@ -1,9 +1,10 @@
 """The minimum of a perturbed objective, to a gradient of norm τ: the one step of `objpert`.
 
-    J(θ) = Σ ℓ(θ; x, y) + λ/2 ‖θ‖² + ⟨b, θ⟩,     b ~ N(0, σ²I)
+    J(θ) = Σ ℓ(θ; x, y) + λ/2 ‖θ − θ₀‖² + ⟨b, θ⟩,     b ~ N(0, σ²I)
 
 θ has one column for two classes (logistic loss of class 1 against class 0) and K columns for K > 2
-(softmax). Where the unit is a person, ℓ of each of their m rows counts 1/m. J is λ-strongly convex,
+(softmax). θ₀ is 0, or public (`models/label_words.py`): in θ − θ₀, J is the same objective with
+losses whose scores are shifted by ⟨θ₀, x⟩, and every bound of the proof holds at all scores. Where the unit is a person, ℓ of each of their m rows counts 1/m. J is λ-strongly convex,
 so a point with ‖∇J‖ ≤ τ is within τ/λ of the minimum: what is released has to have such a gradient,
 and this is checked, not hoped for.
 
@@ -57,10 +58,11 @@ class Objective:
     ridge: float
     b: Floats
     weights: Floats | None = None  # of the rows' losses; None: all 1
+    start: Floats | float = 0.0  # θ₀, public
 
     def gradient(self, theta: Floats) -> tuple[Floats, Floats]:
         """∇J(θ), and the rows' probabilities, which the Hessian is made of."""
-        total = self.ridge * theta + self.b
+        total = self.ridge * (theta - self.start) + self.b
         probabilities = np.empty((len(self.x), theta.shape[1]))
         for start in range(0, len(self.x), CHUNK):
             part = slice(start, start + CHUNK)
@@ -135,7 +137,7 @@ class Preconditioner:
 
 def minimise(objective: Objective, tau: float) -> Floats:
     """θ with ‖∇J(θ)‖ ≤ τ. It stops at τ/2, and leaves the other half to rounding in ∇J."""
-    theta = np.zeros_like(objective.b)
+    theta = np.zeros_like(objective.b) + objective.start
     gradient, probabilities = objective.gradient(theta)
     precondition = Preconditioner(objective)
     first = size = float(np.linalg.norm(gradient))
@@ -191,6 +193,7 @@ def perturbed_minimum(
     mechanism: ObjectivePerturbation,
     rng: np.random.Generator,
     weights: Floats | None = None,
+    start: Floats | float = 0.0,
 ) -> Floats:
     """The release: (d, columns). All that is random in it comes from `rng`.
 
@@ -202,7 +205,7 @@ def perturbed_minimum(
     b = mechanism.sigma * rng.standard_normal(shape)
     if (weights is not None) != mechanism.persons:
         raise ValueError("σ is calibrated either for records or for persons")
-    objective = Objective(x, labels, mechanism.classes, mechanism.ridge, b, weights)
+    objective = Objective(x, labels, mechanism.classes, mechanism.ridge, b, weights, start)
     theta = minimise(objective, mechanism.tau)
     return theta + mechanism.output_sigma * rng.standard_normal(shape)
 
@@ -211,3 +214,11 @@ def linear_head(theta: Floats) -> tuple[Floats, Floats]:
     """Weights (K, k) and biases (K,) for rows u, from θ for rows x = (√(1 − c²) u, c)."""
     scores = np.concatenate([-theta / 2, theta / 2], axis=1) if theta.shape[1] == 1 else theta
     return SAFE * np.sqrt(1 - BIAS**2) * scores[:-1].T, SAFE * BIAS * scores[-1]
+
+
+def theta_of(weight: Floats) -> Floats:
+    """θ of which `linear_head` makes these weights (K, k) and no biases."""
+    columns = weight.T if len(weight) > 2 else (weight[1:] - weight[:1]).T
+    theta = np.zeros((columns.shape[0] + 1, columns.shape[1]))
+    theta[:-1] = columns / (SAFE * np.sqrt(1 - BIAS**2))
+    return theta
