@@ -41,7 +41,7 @@ def no_score(seen: Any) -> Any:
 
 SPEC = MethodSpec(
     method="public",
-    label="Public",
+    label="Without private data",
     order=1,
     guarantee="proved",
     reads_records=False,

@@ -1,4 +1,4 @@
-"""A linear head from words for the classes: what the encoder and the class names know by themselves.
+"""A linear head from words for the classes: what encoder and class names know by themselves.
 
 m_c is the mean of the vectors of a few phrases for class c ("a great movie"), scaled to norm 1, and
 
@@ -55,9 +55,7 @@ def phrases_of(label_words: Sequence[str] | None, label_names: Sequence[str]) ->
     return Split(texts, None, np.array(labels, dtype=np.int64))
 
 
-def head_of_words(
-    u: NDArray[np.float64], labels: NDArray[np.int64], classes: int
-) -> "LinearHead":
+def head_of_words(u: NDArray[np.float64], labels: NDArray[np.int64], classes: int) -> "LinearHead":
     """θ₀ from the bounded vectors `u` of the phrases and the classes that they stand for."""
     from dpfp_ray.methods.parts.one_release import LinearHead
 

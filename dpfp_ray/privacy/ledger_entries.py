@@ -249,8 +249,8 @@ def use_of(
         steps=plan.steps if plan.spec.reads_records else 0,
         parts=tuple(parts),
         adjacency=str(plan.adjacency),
-        labels_protected=plan.private
-        and (plan.adjacency == "add_remove" or bool(plan.label_epsilon)),
+        labels_protected=not plan.spec.reads_records
+        or (plan.private and (plan.adjacency == "add_remove" or bool(plan.label_epsilon))),
         guarantee=plan.spec.guarantee,  # of the method: the sum is the ledger's own, not a budget's
         delta=plan.delta if plan.private else None,
         run=run,

@@ -83,11 +83,12 @@ def overview(cells: Sequence[Cell], contests: Sequence[Contest]) -> Table:
         "ε": epsilon_entry,
         **({"By": lambda c: text(c.key.accountant)} if len(accountants) > 1 else {}),
         "Accuracy (%)": accuracy_entry,
-        "Against non-private": lambda cell: against_plain(cell, contests),
+        "Against non-private": lambda cell: against(cell, contests, "plain"),
+        "Private records added": lambda cell: against(cell, contests, "floor"),
         "Standing": lambda cell: text(standings[id(cell)]),
         "Audit": audit_entry,
     }
-    for title in ("Against non-private", "Standing", "Audit"):
+    for title in ("Against non-private", "Private records added", "Standing", "Audit"):
         if all(columns[title](cell).missing for cell in cells):
             del columns[title]
     foot = []
@@ -121,14 +122,16 @@ def standing_of(cell: Cell, contests: Sequence[Contest]) -> str:
     return next((standing for standing in standings if standing), picked)
 
 
-def against_plain(cell: Cell, contests: Sequence[Contest]) -> Entry:
-    """The paired difference in points; without a test of methods, the difference alone."""
-    contest = next((c for c in contests if cell in c.ranked and c.plain is not None), None)
-    if contest is None or contest.plain is None or contest.plain is cell:
+def against(cell: Cell, contests: Sequence[Contest], which: str) -> Entry:
+    """The paired difference in points to the contest's `plain` or `floor`; without a test of
+    methods, the difference alone."""
+    pairs = ((c, getattr(c, which)) for c in contests if cell in c.ranked)
+    contest, other = next(((c, o) for c, o in pairs if o is not None), (None, None))
+    if contest is None or other is cell:
         return Entry(MISSING)
-    pair = contest.pair(cell, contest.plain)
-    gap = percent(cell.accuracy - contest.plain.accuracy, signed=True)
-    few = min(len(cell.runs), len(contest.plain.runs)) < FEWEST_SEEDS
+    pair = contest.pair(cell, other)
+    gap = percent(cell.accuracy - other.accuracy, signed=True)
+    few = min(len(cell.runs), len(other.runs)) < FEWEST_SEEDS
     if pair is None or few:
         return gap
     low, high = (f"{100 * end:+.1f}".replace("-", "−") for end in pair.simultaneous)
@@ -202,7 +205,7 @@ def pairs_table(contests: Sequence[Contest]) -> Table:
     ]
 
     def cell(row: tuple[Contest, Pair], name: str) -> Entry:
-        cells = [*row[0].ranked, *([row[0].plain] if row[0].plain else [])]
+        cells = [*row[0].ranked, *row[0].beside]
         return text(next(c.title for c in cells if c.key.method == name))
 
     columns: dict[str, Callable[[tuple[Contest, Pair]], Entry]] = {
@@ -406,7 +409,7 @@ def accountant_name(cell: Cell) -> str | None:
 
 def plain_of(cells: Sequence[Cell], cell: Cell) -> Cell | None:
     """Training without privacy on the same model and task."""
-    same = [c for c in cells if c.key[:2] == cell.key[:2] and not c.private]
+    same = [c for c in cells if c.key[:2] == cell.key[:2] and c.plain]
     return next((c for c in same if c.key.method == c.base_method), None)
 
 

@@ -16,7 +16,7 @@ from dpfp_ray.reports.cell_tables import (
     scores_table,
     standing_of,
 )
-from dpfp_ray.reports.headline import headline
+from dpfp_ray.reports.headline import headline, idle
 from dpfp_ray.reports.tables import Table, show, to_markdown
 from dpfp_ray.results.cells import Cell, by_key, cells_of, relative
 from dpfp_ray.results.contests import Contest, contests_of
@@ -71,13 +71,14 @@ class Compared:
         best = any(cell.first.metrics.get("rule") == RULES["best"] for cell in self.cells)
         lost = sum(row["failed"] for row in self.rows)
         remarks += [BEST_EPOCH] if best else []
+        remarks += idle(self.contests)
         return remarks + ([f"{lost} runs have no result; the rows leave them out."] if lost else [])
 
     @cached_property
     def rows(self) -> list[Row]:
         """One row for each (method, ε): means over seeds, also relative to non-private."""
         cells = {cell.key: cell for cell in self.cells}
-        plain = next((c for c in self.cells if not c.private), None)
+        plain = next((c for c in self.cells if c.plain), None)
         rows = []
         for key, members in sorted(by_key(self.runs).items(), key=lambda item: order(item[0])):
             compared = [run for run in members if not run.tuning and not run.record["audit"]]

@@ -263,7 +263,7 @@ def _difference_axes(axes: Any, pairs: Sequence[tuple[Contest, Pair]]) -> None:
     labels: list[str] = []
     named = set()
     for at, (contest, pair) in enumerate(pairs):
-        cells = {c.key.method: c for c in (*contest.ranked, contest.plain) if c is not None}
+        cells = {c.key.method: c for c in (*contest.ranked, *contest.beside)}
         marker, colour, word = _CALLS[pair.call]
         low, high = (100 * end for end in pair.simultaneous)
         axes.plot([low, high], [at, at], color=colour, linewidth=1.4)

@@ -61,6 +61,23 @@ def sentence(contest: Contest, refuted: Sequence[Run]) -> str:
     return f"{lead}: {reason}."
 
 
+def idle(contests: Sequence[Contest]) -> list[str]:
+    """Which methods' ε bought nothing that can be told from no private data at all."""
+    lines = []
+    for contest in contests:
+        names = [
+            cell.title
+            for cell in contest.ranked
+            if (pair := contest.pair(cell, contest.floor)) and pair.call in ("tie", "worse")
+        ]
+        if names:
+            lines.append(
+                f"{joined(names)} {place(contest)}: the private records added nothing that can be "
+                "told from noise, so this ε was spent for nothing."
+            )
+    return lines
+
+
 def counts(contests: Sequence[Contest], refuted: Sequence[Run]) -> str:
     outcomes = Counter(contest.outcome for contest in contests)
     rest = ", ".join(

@@ -13,6 +13,7 @@ from functools import cached_property
 from statistics import mean, stdev
 from typing import Any, Literal
 
+from dpfp_ray.plan.method_spec import find_spec
 from dpfp_ray.results.runs import (
     REFUTED,
     Budget,
@@ -52,6 +53,17 @@ class Cell:
     @property
     def private(self) -> bool:
         return self.first.private
+
+    @property
+    def plain(self) -> bool:
+        """Was it trained on the private records without privacy?"""
+        return not self.private and not self.floor
+
+    @property
+    def floor(self) -> bool:
+        """Was it made without any private record?"""
+        spec = find_spec(self.base_method)
+        return spec is not None and not spec.reads_records
 
     @property
     def accuracy(self) -> float:

@@ -1,10 +1,10 @@
 """What is compared with what, and how it ends.
 
 A contest is the private methods on one model, task (with its number of records and dev rows) and
-budget, with training without privacy beside them. All contests of one model and task stand in one
-table, so Holm's correction is over the pairs of all of them. Settings that were tuned are compared
-with settings that were tuned in the same way only; the best of a sweep, picked by the very scores
-that would be compared, with nothing at all.
+budget; beside them stand training without privacy, and what is reached without any private record.
+All contests of one model and task stand in one table, so Holm's correction is over the pairs of all
+of them. Settings that were tuned are compared with settings that were tuned in the same way only;
+the best of a sweep, picked by the very scores that would be compared, with nothing at all.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,8 @@ PICKED = "the best of several settings, picked by these scores: nothing is teste
 
 @dataclass(frozen=True)
 class Contest:
-    """`ranked` are the methods, best mean first; `plain` is training without privacy."""
+    """`ranked` are the methods, best mean first; `plain` is training without privacy, `floor` what
+    is reached without private records."""
 
     task: str
     model: str
@@ -37,6 +38,11 @@ class Contest:
     plain: Cell | None
     statistics: Comparison | None = None
     why_not: str = ""  # why there are no statistics
+    floor: Cell | None = None
+
+    @property
+    def beside(self) -> list[Cell]:
+        return [cell for cell in (self.plain, self.floor) if cell is not None]
 
     def pair(self, first: Cell, second: Cell | None) -> Pair | None:
         """`first` against `second`, in that order."""
@@ -101,7 +107,7 @@ class Contest:
         return "few seeds" if self.outcome == "few seeds" else "tie"
 
     def pairs_of(self, cell: Cell) -> list[Pair]:
-        others = [*self.ranked, *([self.plain] if self.plain else [])]
+        others = [*self.ranked, *self.beside]
         pairs = [self.pair(cell, other) for other in others if other is not cell]
         return [pair for pair in pairs if pair is not None]
 
@@ -142,11 +148,14 @@ def contests_of(cells: Sequence[Cell]) -> list[Contest]:
     """Every contest among the cells, tested; those with two methods or more come first."""
     groups: dict[tuple[str, str, Tuning], dict[Budget | None, list[Cell]]] = {}
     for cell in cells:
+        if cell.floor:
+            continue
         place = (cell.key.model, cell.key.task, cell.tuning)
         groups.setdefault(place, {}).setdefault(cell.budget, []).append(cell)
     found = []
     for (model, task, tuning), members in groups.items():
         plain = _plain(cells, model, task, tuning)
+        floor = next((c for c in cells if c.floor and c.key[:2] == (model, task)), None)
         table = []
         for budget, methods in members.items():
             private = [cell for cell in methods if cell.private]
@@ -155,7 +164,8 @@ def contests_of(cells: Sequence[Cell]) -> list[Contest]:
             if not ranked or (budget is None and len(ranked) < 2):
                 continue
             ranked = sorted(ranked, key=lambda cell: (-cell.accuracy, cell.key.method))
-            table.append(Contest(task, model, budget, tuning, ranked, plain if private else None))
+            contest = Contest(task, model, budget, tuning, ranked, None)
+            table.append(replace(contest, plain=plain, floor=floor) if private else contest)
         found += tested(table)
     rank = {budget: at for at, budget in enumerate(budgets_of(cells))}
     return sorted(
@@ -186,10 +196,11 @@ def tested(table: Sequence[Contest]) -> list[Contest]:
 def _test(contest: Contest, others: Sequence[float] = ()) -> Contest:
     if contest.tuning == "picked":
         return replace(contest, why_not=PICKED)
-    plain = contest.plain
     here = [*contest.ranked]
-    if plain is not None and plain not in here and plain.tuning == contest.tuning:
-        here.append(plain)
+    for cell in contest.beside:
+        # The words of the floor were chosen by nobody's scores, so it stands beside every tuning.
+        if cell not in here and (cell.floor or cell.tuning == contest.tuning):
+            here.append(cell)
     doubts = [cell.untested for cell in here if cell.untested]
     if doubts:
         return replace(contest, why_not=doubts[0])
@@ -208,6 +219,6 @@ def _test(contest: Contest, others: Sequence[float] = ()) -> Contest:
 
 def _plain(cells: Sequence[Cell], model: str, task: str, tuning: Tuning) -> Cell | None:
     """Training without privacy on the same model and data: the whole model's, tuned alike."""
-    same = [c for c in cells if c.key[:2] == (model, task) and not c.private]
+    same = [c for c in cells if c.key[:2] == (model, task) and c.plain]
     order = sorted(same, key=lambda c: (c.tuning != tuning, c.key.method != c.base_method))
     return next(iter(order), None)

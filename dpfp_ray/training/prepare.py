@@ -294,7 +294,7 @@ def build_model(prepared: Prepared, seed: int, device: torch.device | None = Non
 
 @torch.no_grad()
 def start_from_words(model: Classifier, prepared: Prepared) -> None:
-    """The head of class words in place of a random one, for rows about as long as the words' own."""
+    """The head of class words in place of a random one, for rows about as long as theirs."""
     words = prepared.inputs.words
     assert words is not None, "these inputs were loaded for another plan"
     h = model.represent_rows(words, np.arange(len(words)), prepared.plan.precision).numpy()
