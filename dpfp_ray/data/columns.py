@@ -330,6 +330,14 @@ def read_asked(
     return label_at is not None, rows()
 
 
+def texts_of(table: RawTable) -> Iterator[str]:
+    """The texts of a file in which nothing else matters; the column is found as for training."""
+    texts_at, _ = _choose_columns(table, Plan(), None, label_needed=False)
+    for row in table.rows(texts_at[:1]):
+        if not row.problem and row.fields[0]:
+            yield str(row.fields[0])
+
+
 def _choose_columns(
     table: RawTable, plan: Plan, glue: Glue | None, *, label_needed: bool = True
 ) -> tuple[list[int], int | None]:

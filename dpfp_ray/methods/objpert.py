@@ -83,8 +83,8 @@ def release(
 
 def start(plan: Plan, table: RepresentationTable, classes: int) -> Floats | float:
     """θ₀: public, made from words for the classes; else 0."""
+    from dpfp_ray.methods.parts.label_words import head_of_words
     from dpfp_ray.methods.parts.perturbed_minimum import theta_of
-    from dpfp_ray.models.label_words import head_of_words
 
     if plan.start == "zero":
         return 0.0

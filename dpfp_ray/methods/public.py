@@ -1,8 +1,8 @@
 """ε = 0: a head made from words for the classes, before any private record is read.
 
 The floor of every comparison: a private method that is not above it has spent its ε for nothing.
-`models/label_words.py` says how the head is made. The dev rows are scored, as always; training rows
-are counted, since D is public, and never encoded.
+`methods/parts/label_words.py` says how the head is made. The dev rows are scored, as always;
+training rows are counted, since D is public, and never encoded.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def release(
     plan: Plan, noise_multiplier: float, table: RepresentationTable, classes: int, seed: int
 ) -> LinearHead:
     """θ₀; `table` has the phrases in place of records."""
+    from dpfp_ray.methods.parts.label_words import head_of_words
     from dpfp_ray.methods.parts.one_release import bounded
-    from dpfp_ray.models.label_words import head_of_words
 
     return head_of_words(bounded(table.h, plan), table.labels, classes)
 

@@ -29,6 +29,7 @@ _COUNTS = (
     "max_train",
     "max_per_user",
     "max_dev",
+    "max_public",
     "max_physical_batch",
     "rank",
     "power_iterations",
@@ -72,6 +73,9 @@ def check(plan: "Plan") -> None:
     _require(plan.cache_gb, "cache_gb", lambda v: v >= 0, "a number of gigabytes, 0 for none")
     if plan.task == "custom" and not plan.train_file:
         raise UserError("task custom needs train_file; give --train-file FILE")
+    if plan.teacher is not None:
+        _ = plan.private_part, plan.trained_part  # each is checked as it is made
+        return
     if plan.batch_size is None:
         return
     if plan.batch_size < plan.M:
@@ -107,7 +111,7 @@ def _check_method(plan: "Plan") -> None:
             raise UserError(
                 f"{name} is {value}, but {spec.title} does not use it; drop it, or use {users}"
             )
-    if plan.label_words and plan.start != "words" and spec.reads_records:
+    if plan.label_words and plan.teacher is None and plan.start != "words" and spec.reads_records:
         raise UserError("label_words is given, but start is zero; use start words, or drop it")
     if plan.scope == "head" and plan.dropout:
         raise UserError("dropout acts in the encoder, which scope head freezes; drop it")

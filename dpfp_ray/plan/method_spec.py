@@ -85,6 +85,15 @@ MARKS = {"nominal": "†", "claimed": "§"}
 # the encoder (`models/scopes.py`).
 SCOPES = ("all", "head", "bias", "lora", "top:K")
 LORA_FIELDS = ("lora_rank", "lora_alpha", "lora_targets", "lora_freeze_a")
+# Of a student: who teaches it, on which public text. The last two follow from the data.
+TEACHING = (
+    "teacher",
+    "teacher_model",
+    "public_file",
+    "max_public",
+    "teacher_representation",
+    "public_records",
+)
 # Plan fields that some methods have no use for, with the value they hold where nobody uses them.
 # A spec's `uses` names those that it uses; giving another method one of them is an error.
 USED_BY_SOME: dict[str, Any] = {
@@ -98,6 +107,7 @@ USED_BY_SOME: dict[str, Any] = {
     "label_epsilon": None,
     "clip_style": "abadi",
     "grad_sample_mode": "hooks",
+    **dict.fromkeys(TEACHING),
 }
 # Without a meaning where all is released at once, or where nothing is promised.
 STEP_FIELDS = ("batch_size", "epochs", "learning_rate", "schedule", "weight_decay")
@@ -339,5 +349,13 @@ class Names(Sequence[str]):
         return repr(self.now)
 
 
+# Their neighbours are a student's, or they read no record.
+TEACHERS = Names(
+    lambda: (
+        name
+        for name, spec in all_specs().items()
+        if spec.one_release and (not spec.reads_records or "add_remove" in spec.adjacencies)
+    )
+)
 METHODS = Names(lambda: (spec.method for spec in all_specs().values()))
 MODES = Names(lambda: (spec.mode for spec in all_specs().values()))

@@ -15,6 +15,7 @@ Its fields are in the order of the flow, with the help that the command line sho
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -30,7 +31,10 @@ from dpfp_ray.plan.method_spec import (
     LORA_FIELDS,
     METHODS,
     MODES,
+    TEACHERS,
+    TEACHING,
     MethodSpec,
+    all_specs,
     find_spec,
     modes_of,
 )
@@ -63,7 +67,7 @@ MOST_RECORDS = 10**10  # more than there are people; accountants take minutes fo
 # Fields younger than the first hashes are hashed only where they say something: plans that do not
 # use them keep the hash that they have in stores.
 UNSAID = {
-    **dict.fromkeys((*LORA_FIELDS, "user_column", "max_per_user")),
+    **dict.fromkeys((*LORA_FIELDS, *TEACHING, "user_column", "max_per_user")),
     "clip_style": "abadi",
     "grad_sample_mode": "hooks",
     "header": "first_line",
@@ -190,6 +194,21 @@ class Plan:
         "class with | between them (default: the class names)",
         **INPUTS,
     )
+    teacher: str | None = option(
+        None,
+        "the method of the teacher, a head on a frozen encoder (default: objpert); public: a "
+        "teacher that has seen no private record",
+        TEACHERS,
+        **INPUTS,
+    )
+    teacher_model: str | None = option(None, "the teacher's encoder (default: mpnet)", **INPUTS)
+    public_file: str | None = option(
+        None,
+        "public texts for the teacher to label, a text a line or in a column; default for films "
+        "(sst2, demo): sentences of IMDB reviews from PyPI",
+        **INPUTS,
+    )
+    max_public: int | None = option(None, "use a fixed subset of N public texts", **INPUTS)
     clipping: str = option("ghost", "how per-example gradients are clipped", CLIPPINGS)
     clip_style: str = option(
         "abadi",
@@ -231,6 +250,8 @@ class Plan:
     )
     records: int | None = option(None, "D; taken from the data, given only for calibrate")
     classes: int | None = option(None, "K; taken from the data, given only for calibrate")
+    public_records: int | None = option(None, "public texts; taken from the data")
+    teacher_representation: str | None = option(None, "chosen as representation auto is")
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -241,6 +262,9 @@ class Plan:
             self._fill("lora_rank", LORA_RANK)
             self._fill("lora_alpha", LORA_ALPHA)
             self._fill("lora_freeze_a", False)
+        if "teacher" in spec.uses:
+            self._fill("teacher", "objpert")
+            self._fill("teacher_model", "mpnet")
         defaults = spec.defaults_for(self.scope)
         self._fill("adjacency", spec.adjacencies[0])
         for name in ("learning_rate", "clip", "schedule", "weight_decay", "ridge", "shrinkage"):
@@ -276,7 +300,13 @@ class Plan:
             object.__setattr__(self, name, value)
 
     def bind(
-        self, *, records: int, representation: str | None = None, classes: int | None = None
+        self,
+        *,
+        records: int,
+        representation: str | None = None,
+        classes: int | None = None,
+        public_records: int | None = None,
+        teacher_representation: str | None = None,
     ) -> "Plan":
         """The same plan with D and K, and all that follows from them, filled in."""
         if self.records not in (None, records):
@@ -295,6 +325,42 @@ class Plan:
             records=records,
             representation=representation or self.representation,
             classes=classes or self.classes,
+            public_records=public_records or self.public_records,
+            teacher_representation=teacher_representation or self.teacher_representation,
+        )
+
+    @functools.cached_property
+    def private_part(self) -> "Plan":
+        """The plan of all that is done with private records: a teacher's, else this one."""
+        if self.teacher is None:
+            return self
+        spec = all_specs()[self.teacher]
+        of_the_student = ("batch_size", "epochs", "learning_rate", "schedule", "weight_decay")
+        return dataclasses.replace(
+            self,
+            method=spec.method,
+            mode=spec.mode,
+            model=str(self.teacher_model),
+            representation=self.teacher_representation or "auto",
+            scope="head",
+            scaling="auto",
+            adjacency=self.adjacency if self.adjacency in spec.adjacencies else None,
+            **dict.fromkeys((*of_the_student, *LORA_FIELDS, "clip", "ridge", "shrinkage")),
+            **dict.fromkeys(TEACHING),
+        )
+
+    @functools.cached_property
+    def trained_part(self) -> "Plan":
+        """The plan of the training loop: a student's, without privacy on public text, else this."""
+        if self.teacher is None:
+            return self
+        fields = ("epsilon", "delta", "adjacency", "user_column", "max_per_user")
+        return dataclasses.replace(
+            self,
+            method="non_private",
+            records=self.public_records,
+            start="zero",
+            **dict.fromkeys((*fields, *TEACHING, "label_words")),
         )
 
     @property
@@ -327,7 +393,7 @@ class Plan:
 
     @property
     def private(self) -> bool:
-        return self.spec.private
+        return (all_specs()[self.teacher] if self.teacher else self.spec).private
 
     @property
     def D(self) -> int:
@@ -355,6 +421,8 @@ class Plan:
     @property
     def steps(self) -> int:
         """T."""
+        if self.teacher is not None:
+            return self.trained_part.steps
         return math.floor(self._bound("epochs") * self.D / self.B)
 
     @property
@@ -374,6 +442,8 @@ class Plan:
 
     def epoch_ends(self) -> list[int]:
         """Step counts after which an epoch's worth of records has been drawn; the last is T."""
+        if self.teacher is not None:
+            return self.trained_part.epoch_ends()
         whole = [
             math.floor(e * self.D / self.B) for e in range(1, math.ceil(self._bound("epochs")))
         ]

@@ -76,7 +76,8 @@ class Mechanism:
 
 def mechanism(plan: Plan, noise_multiplier: float, steps: int | None = None) -> Mechanism:
     """What `plan` has released after `steps` steps (default: all T of them)."""
-    done = plan.steps if steps is None else steps
+    plan = plan.private_part  # any step of a student follows the teacher's release
+    done = plan.steps if steps is None else min(steps, plan.steps)
     if plan.spec.own_profile:
         own = dataclasses.replace(own_profile(plan), sigma=noise_multiplier)
         return Mechanism(plan.p, done, noise_multiplier, str(plan.adjacency), own=own)

@@ -80,6 +80,7 @@ def calibrate(plan: Plan, records: int | None = None) -> Calibration:
         raise UserError(f"{plan.method} adds no noise; use --method {private}")
     if records is not None:
         plan = plan.bind(records=records)
+    plan = plan.private_part
     if plan.records is None:
         raise UserError("the noise depends on D; give records, the rows of the training set")
     multiplier = noise_multiplier(plan)
@@ -111,6 +112,7 @@ SMALLEST, LARGEST = 1e-3, 1e6
 
 def noise_multiplier(plan: Plan) -> float:
     """σ/C for `plan`'s budget; 0 for a method without noise."""
+    plan = plan.private_part
     if not plan.private:
         return 0.0
     if plan.epsilon is None or plan.delta is None:

@@ -228,6 +228,7 @@ def use_of(
     and 1 for releases of bounded rows and moments, whatever adjacency the plan itself states: σ
     stays, the sensitivity is one unit.
     """
+    title, plan_hash, plan = plan.spec.title, plan.hash, plan.private_part
     parts: list[Part] = []
     if plan.private:
         whole = accounting.mechanism(plan, noise_multiplier)
@@ -242,8 +243,8 @@ def use_of(
             parts.append(Pure(whole.label_epsilon))
     return Use(
         purpose=purpose,
-        plan_hash=plan.hash,
-        method=plan.spec.title,
+        plan_hash=plan_hash,
+        method=title,
         people=people,
         records=plan.D,
         steps=plan.steps if plan.spec.reads_records else 0,

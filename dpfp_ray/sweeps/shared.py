@@ -43,7 +43,7 @@ from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.storage import Files, below, open_files, public
 from dpfp_ray.system.whole_files import PRIVATE
 from dpfp_ray.training.machine import use_threads
-from dpfp_ray.training.prepare import Data, Hands, Inputs, Prepared, build_model
+from dpfp_ray.training.prepare import Data, Hands, Inputs, Prepared, Public, build_model
 
 if TYPE_CHECKING:
     import ray
@@ -76,14 +76,11 @@ def share_inputs(plan: Plan, inputs: Inputs) -> "ray.ObjectRef[Inputs]":
     """Put one copy of `plan`'s inputs into the object store."""
     import ray
 
-    bound = plan.bind(
-        records=inputs.units,
-        representation=inputs.representation,
-        classes=len(inputs.label_names),
+    model = build_model(
+        Prepared(inputs.bind(plan), inputs, 0.0), seed=0, device=torch.device("cpu")
     )
-    model = build_model(Prepared(bound, inputs, 0.0), seed=0, device=torch.device("cpu"))
     dev = {name: _handed_out(table) for name, table in inputs.data.dev.items()}
-    data = Data(_handed_out(inputs.data.train), dev)
+    data, public = Data(_handed_out(inputs.data.train), dev), inputs.public
     # The private records stay on the driver; the model is rebuilt for each trial.
     build = SharedModel.of(model).build
     shared = dataclasses.replace(
@@ -93,6 +90,7 @@ def share_inputs(plan: Plan, inputs: Inputs) -> "ray.ObjectRef[Inputs]":
         records=None,
         dev_records={},
         words=inputs.words and _handed_out(inputs.words),
+        public=public and Public(_handed_out(public.rows), _handed_out(public.tokens)),
     )
     return ray.put(shared)
 

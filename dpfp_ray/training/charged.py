@@ -91,8 +91,12 @@ def use_for(
     plan, noise, table = prepared.plan, prepared.noise_multiplier, prepared.data.train
     release = None
     # An audit's release has canaries in it, so it is one of its own whatever the seed is.
-    if plan.one_release and purpose != "audit" and isinstance(table, RepresentationTable):
-        release = release_id(plan, noise, table, seed)
+    if (
+        plan.private_part.one_release
+        and purpose != "audit"
+        and isinstance(table, RepresentationTable)
+    ):
+        release = release_id(plan.private_part, noise, table, seed)
     if not isinstance(table, RepresentationTable) and not plan.model.startswith(CUSTOM):
         run += f" {encoder_identity(plan.model)}"  # a folder's weights may have changed
     return use_of(plan, noise, run=run, purpose=purpose, release=release, **facts)
@@ -129,5 +133,5 @@ def steps_done(record: Record, planned: int) -> int:
     reported = record["privacy"].get("steps")
     if status_of(record) == "failed":
         drawn = record["trial"].get("steps_drawn")
-        return planned if drawn is None else max(drawn, reported or 0)
+        return planned if drawn is None else min(planned, max(drawn, reported or 0))
     return planned if reported is None else reported

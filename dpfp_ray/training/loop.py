@@ -116,7 +116,7 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
 
     It ends with the weights of the last epoch, or of the best on dev, as `run.select` says.
     """
-    plan, noise_multiplier, state = run.plan, run.prepared.noise_multiplier, run.state
+    plan, noise_multiplier, state = run.plan.trained_part, run.prepared.noise_multiplier, run.state
     device = next(model.parameters()).device
     if device.type == "cpu":
         keep_freed_memory()
@@ -125,7 +125,7 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
     content = f"{data.train.content()} {weights_hash(model)}"
     seed = run_seed(run.seed, plan, noise_multiplier, content)
     steps = make_steps(plan, noise_multiplier, model, data.train, comm, seed)
-    spending = Spending(plan, noise_multiplier)
+    spending = Spending(run.plan, noise_multiplier)
     progress = Progress()
     epoch_ends = plan.epoch_ends()
     best: dict[str, Tensor] = {}  # the weights of the best epoch so far, if they are asked for

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from dpfp_ray.data import Split, Table, Task
+from dpfp_ray.data.public_text import public_texts
 from dpfp_ray.data.split import number_persons
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.tokens import (
@@ -25,10 +26,10 @@ from dpfp_ray.data.tokens import (
     tokenise_here,
     tokenise_sides,
 )
+from dpfp_ray.methods.parts.label_words import head_of_words, phrases_of
 from dpfp_ray.methods.parts.one_release import LinearHead
 from dpfp_ray.models import pretrained
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
-from dpfp_ray.models.label_words import head_of_words, phrases_of
 from dpfp_ray.models.representations import (
     CUSTOM,
     Floats,
@@ -99,6 +100,14 @@ class Data:
 
 
 @dataclass
+class Public:
+    """Public text: its rows as the teacher's encoder sees them, and its tokens for the student."""
+
+    rows: RepresentationTable
+    tokens: TokenTable
+
+
+@dataclass
 class Inputs:
     """What many plans can share: the task as tokens, and the encoder's initial weights."""
 
@@ -115,6 +124,17 @@ class Inputs:
     paired: bool = False
     units: int = 0  # D: records, or persons
     words: Table | None = None  # phrases for the classes, where a head is made from them
+    public: Public | None = None  # what a teacher labels; `data.train` is then the teacher's
+    teacher_representation: str | None = None
+
+    def bind(self, plan: Plan) -> Plan:
+        return plan.bind(
+            records=self.units,
+            representation=self.representation,
+            classes=len(self.label_names),
+            public_records=len(self.public.tokens) if self.public else None,
+            teacher_representation=self.teacher_representation,
+        )
 
 
 @dataclass
@@ -183,6 +203,8 @@ def load_inputs(
             f"train(), or save it to a folder with save_pretrained and name that"
         )
     task = task or load_task(plan)
+    if plan.teacher is not None:
+        return load_lesson(plan, task, hands)
     paired, classes = task.train.pairs is not None, len(task.label_names)
     representation = choose_representation(plan, TaskFacts(task.train.units, classes, paired), own)
     tokenizer = own.tokenizer if own else pretrained.load_tokenizer(plan.model)
@@ -234,6 +256,32 @@ def load_inputs(
     )
 
 
+def load_lesson(plan: Plan, task: Task, hands: Hands) -> Inputs:
+    """The teacher's inputs, with public text for it to label, and dev as the student reads it."""
+    texts = public_texts(plan, task)
+    facts = TaskFacts(task.train.units, len(task.label_names), paired=False)
+    representation = choose_representation(plan, facts)
+    teacher = load_inputs(plan.private_part, task, hands=hands)
+    started = time.perf_counter()
+    seen_as, model = teacher.representation, plan.private_part.model
+    tokenizer = pretrained.load_tokenizer(model)
+    tokens = tokens_for(seen_as, texts, tokenizer, plan.max_length, "public text", hands.tokenise)
+    rows = represent(tokens, model, seen_as, plan.precision, "public text", None, hands.encode)
+    tokenizer = pretrained.load_tokenizer(plan.model)
+
+    def table(split: Split, name: str) -> TokenTable:
+        return tokenise(split, tokenizer, plan.max_length, name, hands.tokenise)
+
+    return replace(
+        teacher,
+        data=Data(teacher.data.train, {name: table(dev, name) for name, dev in task.dev.items()}),
+        representation=representation,
+        public=Public(rows, table(texts, "public text")),
+        teacher_representation=seen_as,
+        seconds=teacher.seconds + time.perf_counter() - started,
+    )
+
+
 def tokens_for(
     representation: str, split: Split, tokenizer: Any, max_length: int, name: str, work: Tokenise
 ) -> TokenTable | PairTable:
@@ -256,11 +304,7 @@ def _classifier(
 def prepare(plan: Plan, inputs: Inputs | None = None) -> Prepared:
     inputs = inputs or load_inputs(plan)
     started = time.perf_counter()
-    bound = plan.bind(
-        records=inputs.units,
-        representation=inputs.representation,
-        classes=len(inputs.label_names),
-    )
+    bound = inputs.bind(plan)
     noise = noise_multiplier(bound)
     return Prepared(bound, inputs, noise, time.perf_counter() - started)
 
@@ -274,7 +318,7 @@ def build_model(prepared: Prepared, seed: int, device: torch.device | None = Non
     plan, head_seed = prepared.plan, keyed_integer(seed, "head")
     classes, table = len(prepared.inputs.label_names), prepared.data.train
     model: Classifier
-    if isinstance(table, RepresentationTable):
+    if isinstance(table, RepresentationTable) and plan.teacher is None:
         # The encoder has done its work: no trial needs to load it.
         model = HeadClassifier(table.width, classes, plan.representation, head_seed)
         model.bounded = (plan.scaling, plan.C) if plan.one_release else None

@@ -4,7 +4,7 @@ continues it and ends with the same weights and the same ε as a run that was ne
 
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,8 +30,17 @@ from dpfp_ray.training import LEAST_SECONDS, machine, run_folder
 from dpfp_ray.training.charged import Charge, charged, enter_past, register
 from dpfp_ray.training.console import Keeper, Silent, choose_display
 from dpfp_ray.training.dev_scores import kept_predictions, quote, without_answers
+from dpfp_ray.training.distil import distil
 from dpfp_ray.training.load_model import predictor_of, weights_of
-from dpfp_ray.training.loop import Event, Finished, Progress, State, make_release, train_steps
+from dpfp_ray.training.loop import (
+    Event,
+    Finished,
+    Progress,
+    State,
+    Training,
+    make_release,
+    train_steps,
+)
 from dpfp_ray.training.machine import Comm, SoloComm
 from dpfp_ray.training.prepare import Run, build_model, load_inputs, prepare
 from dpfp_ray.training.record import Record, Select, make_record
@@ -51,21 +60,28 @@ def run_events(run: Run, model: Classifier, comm: Comm | None = None) -> Iterato
     started = time.perf_counter()
     data = replace(prepared.data, train=with_activations(prepared.data.train, model, plan))
     prepared.build_seconds += time.perf_counter() - started
-    training = make_release if plan.one_release else train_steps
-    progress = yield from training(run, model, data, comm or SoloComm())
+    progress = yield from training_of(plan)(run, model, data, comm or SoloComm())
     record = result_record(run, progress, model)
     train_table = prepared.data.train
     if progress.claim:
         record["privacy"]["claim"] = record["statement"]["claim"] = cast(Any, progress.claim)
-    if plan.one_release and isinstance(train_table, RepresentationTable):
-        release = release_id(plan, prepared.noise_multiplier, train_table, run.seed)
+    if plan.private_part.one_release and isinstance(train_table, RepresentationTable):
+        release = release_id(plan.private_part, prepared.noise_multiplier, train_table, run.seed)
         record["privacy"]["release_id"] = release
     yield Finished(record)
+
+
+def training_of(plan: Plan) -> Callable[..., Training]:
+    if plan.teacher is not None:
+        return distil
+    return make_release if plan.one_release else train_steps
 
 
 def result_record(run: Run, progress: Progress, model: Classifier) -> Record:
     """Everything a reader of the result may know, finished or so far; the seed is not among it."""
     prepared, plan, select = run.prepared, run.plan, run.select
+    private = plan.private_part
+    steps = min(progress.step, private.steps)  # all of a student follow one release
     inputs, history = prepared.inputs, progress.history
     device = next(model.parameters()).device
     return make_record(
@@ -89,16 +105,16 @@ def result_record(run: Run, progress: Progress, model: Classifier) -> Record:
             "epsilon": history[-1]["epsilon"] if history else {},
             "delta": plan.delta,
             "noise_multiplier": prepared.noise_multiplier,
-            "sigma": prepared.noise_multiplier * plan.C,
-            "p": plan.p,
-            "steps": progress.step,
-            "draws": plan.draws_after(progress.step),
+            "sigma": prepared.noise_multiplier * private.C,
+            "p": private.p,
+            "steps": steps,
+            "draws": private.draws_after(steps),
             "noise_coordinates": progress.noise_coordinates,
         },
         statement=statement(
             plan,
             prepared.noise_multiplier,
-            steps=progress.step,
+            steps=steps,
             seed_known=run.seed_known,
             loss_shown=any(entry["train_loss"] is not None for entry in history),
         ),

@@ -3,11 +3,11 @@
     J(θ) = Σ ℓ(θ; x, y) + λ/2 ‖θ − θ₀‖² + ⟨b, θ⟩,     b ~ N(0, σ²I)
 
 θ has one column for two classes (logistic loss of class 1 against class 0) and K columns for K > 2
-(softmax). θ₀ is 0, or public (`models/label_words.py`): in θ − θ₀, J is the same objective with
-losses whose scores are shifted by ⟨θ₀, x⟩, and the bounds of the proof hold at all scores. Where
-the unit is a person, ℓ of each of their m rows counts 1/m. J is λ-strongly convex, so a point with
-‖∇J‖ ≤ τ is within τ/λ of the minimum: what is released has to have such a gradient, and this is
-checked, not hoped for.
+(softmax). θ₀ is 0, or public (`methods/parts/label_words.py`): in θ − θ₀, J is the same objective
+with losses whose scores are shifted by ⟨θ₀, x⟩, and the bounds of the proof hold at all scores.
+Where the unit is a person, ℓ of each of their m rows counts 1/m. J is λ-strongly convex, so a point
+with ‖∇J‖ ≤ τ is within τ/λ of the minimum: what is released has to have such a gradient, and this
+is checked, not hoped for.
 
 Newton's method with conjugate gradients. Steps are halved until ‖∇J‖ falls, not J: near the minimum
 J changes by less than its own rounding long before ∇J is small enough. An exact step −H⁻¹∇J lowers

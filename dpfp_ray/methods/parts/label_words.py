@@ -9,16 +9,13 @@ method `public` gives it as it is, and other heads may start from it (`start: wo
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfp_ray.data import Split
+from dpfp_ray.methods.parts.one_release import LinearHead
 from dpfp_ray.system.errors import UserError
-
-if TYPE_CHECKING:
-    from dpfp_ray.methods.parts.one_release import LinearHead
 
 # κ. At 60 a head on 600 records is nowhere worse than the words alone, at 20 one on 9,568 records
 SHARPNESS = 40.0
@@ -55,10 +52,8 @@ def phrases_of(label_words: Sequence[str] | None, label_names: Sequence[str]) ->
     return Split(texts, None, np.array(labels, dtype=np.int64))
 
 
-def head_of_words(u: NDArray[np.float64], labels: NDArray[np.int64], classes: int) -> "LinearHead":
+def head_of_words(u: NDArray[np.float64], labels: NDArray[np.int64], classes: int) -> LinearHead:
     """θ₀ from the bounded vectors `u` of the phrases and the classes that they stand for."""
-    from dpfp_ray.methods.parts.one_release import LinearHead
-
     means = np.stack([u[labels == c].mean(0) for c in range(classes)])
     means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), np.finfo(np.float64).tiny)
     weight = SHARPNESS * (means - means.mean(0))
