@@ -112,8 +112,11 @@ def test_noise_for_other_classes_is_refused() -> None:
         objpert.release(plan, noise_multiplier(plan), make_table(50, classes=3), 3, seed=1)
 
 
+@pytest.mark.parametrize("start", ["zero", "words"])
 @pytest.mark.parametrize("classes", [2, 3])
-def test_the_audit_score_finds_canaries_when_there_is_little_noise(classes: int) -> None:
+def test_the_audit_score_finds_canaries_when_there_is_little_noise(
+    classes: int, start: str
+) -> None:
     rng = np.random.default_rng(0)
     others, canaries = make_table(40, 20, classes), make_table(16, 20, classes, seed=3)
     # Wrongly labelled, as audits' canaries are: one that is fitted well has hardly a gradient.
@@ -123,8 +126,9 @@ def test_the_audit_score_finds_canaries_when_there_is_little_noise(classes: int)
         np.concatenate([others.h, canaries.h[members]]),
         np.concatenate([others.labels, canaries.labels[members]]),
         "audited",
+        words=make_table(12, 20, classes, seed=5),
     )
-    plan = make_plan(56, classes, epsilon=300.0)
+    plan = make_plan(56, classes, epsilon=300.0, start=start)
     sigma = noise_multiplier(plan)
     places = np.arange(40, 40 + members.sum())
     released = objpert.release(plan, sigma, table, classes, 1)

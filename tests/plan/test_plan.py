@@ -153,7 +153,7 @@ def test_a_plan_that_does_not_fit_the_data_is_refused(
         ({"weight_decay": "inf"}, "weight_decay is inf; give 0 or more"),
         ({"dropout": 1}, "dropout is 1.0; give from 0 to below 1"),
         ({"method": "dpsdg"}, "unknown method 'dpsdg'; did you mean 'dpsgd'?"),
-        ({"method": "zzz"}, "unknown method 'zzz'; use one of non_private, dpsgd, opacus, rgp"),
+        ({"method": "zzz"}, "unknown method 'zzz'; use one of non_private, dpsgd, opacus,"),
         ({"accountant": "pdl"}, "unknown accountant 'pdl'; did you mean 'pld'?"),
         ({"representation": "pool"}, "unknown representation 'pool'; did you mean 'pooler'?"),
         ({"precision": "fp16"}, "unknown precision 'fp16'"),
