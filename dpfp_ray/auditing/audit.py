@@ -107,6 +107,15 @@ def set_up(plan: Plan, settings: Settings, membership_seed: int, task: Task | No
     return Audit(settings, prepared, real, canaries, members, membership_seed)
 
 
+def teaching_part(plan: Plan, say: Callable[[str], None]) -> Plan:
+    """What an audit of `plan` looks at: of a student the release that all of it follows from."""
+    if not plan.private_part.spec.reads_records:
+        raise UserError(f"{plan.method} reads no private record; there is nothing to audit")
+    if plan.teacher is not None:
+        say("the teacher's release is audited: the student is computed from it and public text")
+    return plan.private_part
+
+
 def power_warning(plan: Plan, settings: Settings) -> str | None:
     settings = settings.for_plan(plan)
     name = scoring.score_name(plan, str(settings.family), settings.access)
@@ -321,6 +330,7 @@ def audit(
     if data is not None:
         plan, task = in_memory(plan, data, dev=dev, text=text, pair=pair, label=label, users=users)
     seeds = {"seed": seed, "membership_seed": membership_seed}
+    plan = teaching_part(plan, display.say)
 
     try:
         with run_folder.held(folder, overwrite):

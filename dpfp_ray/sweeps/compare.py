@@ -320,9 +320,9 @@ def space_name(cell: Values) -> str:
 
 def audits_of(trials: Iterable[Trial]) -> dict[str, Trial]:
     """An audit of each distinct plan among `trials`, by the id of its record."""
-    return {
-        f"audit-{trial.plan.hash}": replace(trial, seed_index=0, group=AUDIT) for trial in trials
-    }
+    # A student's audit is that of its teacher, a plan of its own.
+    audited = (t for t in trials if t.plan.teacher is None and t.plan.spec.reads_records)
+    return {f"audit-{t.plan.hash}": replace(t, seed_index=0, group=AUDIT) for t in audited}
 
 
 def run_audits(

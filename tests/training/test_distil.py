@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from dpfp_ray.methods import objpert
+from dpfp_ray.methods.parts import perturbed_minimum
+from dpfp_ray.plan.method_spec import find_spec
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.accounting import epsilons, mechanism
 from dpfp_ray.privacy.calibration import noise_multiplier
@@ -18,7 +19,7 @@ from dpfp_ray.training import distil
 from dpfp_ray.training.loop import Drawing, Epoch, Released, Step
 from dpfp_ray.training.prepare import Run, build_model, load_inputs, prepare
 from dpfp_ray.training.train import TrainedRun, run_events, train
-from tests.support.tiny_runs import Killed, tiny_split
+from tests.support.tiny_runs import tiny_split
 
 
 @pytest.fixture
@@ -78,17 +79,13 @@ def test_the_release_is_made_with_the_noise_that_is_stated(
 ) -> None:
     """What reaches the mechanism is what the accountant, the record and the ledger are given."""
     made = []
-    real = objpert.perturbed_minimum_of if hasattr(objpert, "perturbed_minimum_of") else None
-    assert real is None
-    from dpfp_ray.methods.parts import perturbed_minimum as room
-
-    whole = room.perturbed_minimum
+    real = perturbed_minimum.perturbed_minimum
 
     def listening(x: Any, labels: Any, own: Any, *rest: Any) -> Any:
         made.append(own.sigma)
-        return whole(x, labels, own, *rest)
+        return real(x, labels, own, *rest)
 
-    monkeypatch.setattr(room, "perturbed_minimum", listening)
+    monkeypatch.setattr(perturbed_minimum, "perturbed_minimum", listening)
     record = train(Plan(**values), seed=11, reporter="silent").record
     assert made == [record["privacy"]["noise_multiplier"]]
 
@@ -98,52 +95,47 @@ def test_the_student_depends_on_private_records_through_the_release_alone(
 ) -> None:
     """Neighbours as far apart as can be (all texts, all labels), and the same release: the same
     student to the bit. So whatever protects the release protects the student."""
-    theta = np.random.default_rng(0).standard_normal((129, 1))
-    spec = Plan(**values).private_part.spec
+    spec = find_spec("objpert")
+    assert spec is not None
     assert spec.one_release is not None
-    object.__setattr__(spec.one_release, "release", lambda *_: theta[: _[2].width + 1])
-    try:
-        plan = Plan(**{k: v for k, v in values.items() if not k.endswith("_file") or "public" in k})
-        dev = (tiny_split(20, seed=2).texts, tiny_split(20, seed=2).labels)
-        first, second = (
-            train(plan, data=data, dev=dev, seed=1, reporter="silent")
-            for data in (
-                (tiny_split(60).texts, tiny_split(60).labels),
-                (
-                    [f"{text} again" for text in tiny_split(60, 7).texts],
-                    1 - tiny_split(60, 7).labels,
-                ),
-            )
+
+    def release(plan: Plan, noise: float, table: Any, classes: int, seed: int) -> Any:
+        return np.random.default_rng(0).standard_normal((table.width + 1, 1))
+
+    monkeypatch.setitem(vars(spec.one_release), "release", release)
+    plan = Plan(**{k: v for k, v in values.items() if k not in ("train_file", "dev_file")})
+    dev = (tiny_split(20, seed=2).texts, tiny_split(20, seed=2).labels)
+    other = tiny_split(60, seed=7)
+    first, second = (
+        train(plan, data=data, dev=dev, seed=1, reporter="silent")
+        for data in (
+            (tiny_split(60).texts, tiny_split(60).labels),
+            ([f"{text} again" for text in other.texts], 1 - other.labels),
         )
-    finally:
-        object.__setattr__(spec.one_release, "release", objpert.release)
+    )
     assert same_weights(first, second)
     assert first.record["metrics"] == second.record["metrics"]
 
 
-def test_labels_are_the_teacher_s_own_answers(values: dict[str, Any]) -> None:
+def test_labels_are_the_teacher_s_own_answers(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Against the teacher trained by itself with the same seed, asked by `predict`."""
     labels = []
-    plan = Plan(**values)
-    prepared = prepare(plan)
-    run = Run(prepared, seed=4)
-    model = build_model(prepared, 4)
+    prepared = prepare(Plan(**values))
     real = distil.train_steps
 
     def listening(run: Any, model: Any, data: Any, comm: Any) -> Any:
         labels.append(data.train.labels)
         return real(run, model, data, comm)
 
-    distil.train_steps = listening
-    try:
-        list(run_events(run, model))
-    finally:
-        distil.train_steps = real
+    monkeypatch.setattr(distil, "train_steps", listening)
+    list(run_events(Run(prepared, seed=4), build_model(prepared, 4)))
     teacher = train(prepared.plan.private_part, seed=4, reporter="silent").model
     assert teacher is not None
     texts = Path(values["public_file"]).read_text().splitlines()
     expected = [list(answer.probabilities.values()) for answer in teacher.predict(texts)]
-    assert_allclose(labels[0], expected, atol=1e-5)
+    assert_allclose(labels[0], expected, atol=1e-3)  # rows are kept in half precision
 
 
 def test_the_loop_pays_before_the_release_and_tells_of_it(values: dict[str, Any]) -> None:
@@ -172,14 +164,8 @@ def test_a_killed_run_ends_with_the_same_student(values: dict[str, Any], tmp_pat
     plan = Plan(**values)
     whole = train(plan, seed=3, output=tmp_path / "whole", reporter="silent")
     prepared = prepare(plan)
-    states = []
-    model = build_model(prepared, 3)
-    with pytest.raises(Killed):
-        for event in run_events(Run(prepared, 3), model):
-            if isinstance(event, Step) and event.done == 5:
-                states.append(event.checkpoint())
-                raise Killed
-    state = {**states[0], "model": {k: v.clone() for k, v in states[0]["model"].items()}}
+    events = run_events(Run(prepared, 3), build_model(prepared, 3))
+    state = next(e.checkpoint() for e in events if isinstance(e, Step) and e.done == 5)
     model = build_model(prepared, 3)
     *_, finished = run_events(Run(prepared, 3, state), model)
     assert finished.record["metrics"] == whole.record["metrics"]  # type: ignore[union-attr]
