@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from dpfp_ray.reports.headline import idle
 from dpfp_ray.results.cells import cells_of
 from dpfp_ray.results.contests import Contest, contests_of, turned
 from dpfp_ray.results.runs import read_runs
@@ -128,3 +129,28 @@ def test_old_non_private_records_are_read_by_the_rule_of_all_others() -> None:
     (cell,) = cells_of(read_runs([old], select="best"))
     assert cell.accuracy == 0.85
     assert cell.interval is None, "the answers of that epoch were not kept"
+
+
+@pytest.mark.parametrize(("accuracy", "said"), [(0.86, []), (0.80, ["DP-SGD"])])
+def test_a_method_is_told_from_no_private_data_or_its_epsilon_bought_nothing(
+    accuracy: float, said: list[str]
+) -> None:
+    floor = [sample(f"p{i}", method="public", seed=i, accuracy=0.80) for i in range(5)]
+    (contest,) = contests([*seeds("a", accuracy, method="dpsgd"), *floor])
+    assert contest.floor is not None
+    assert contest.ranked[0].key.method == "dpsgd"
+    assert contest.plain is None
+    pair = contest.pair(contest.ranked[0], contest.floor)
+    assert pair is not None
+    assert (pair.call == "better") == (not said)
+    assert [name for name in said if name not in " ".join(idle([contest]))] == []
+    assert bool(idle([contest])) == bool(said)
+
+
+def test_what_is_reached_without_private_data_is_no_training_without_privacy() -> None:
+    floor = seeds("p", 0.8, method="public")
+    plain = seeds("n", 0.9, method="non_private")
+    (contest,) = contests([*seeds("a", 0.86, method="dpsgd"), *plain, *floor])
+    assert contest.plain is not None
+    assert contest.plain.key.method == "non_private"
+    assert [cell.key.method for cell in contest.beside] == ["non_private", "public head"]
