@@ -91,6 +91,8 @@ def overview(cells: Sequence[Cell], contests: Sequence[Contest]) -> Table:
     for title in ("Against non-private", "Private records added", "Standing", "Audit"):
         if all(columns[title](cell).missing for cell in cells):
             del columns[title]
+    if "Private records added" in columns:  # six columns are read; the plain row is there anyway
+        columns.pop("Against non-private", None)
     foot = []
     if majority is not None and not others:
         line = {"Method": text("majority class"), "Accuracy (%)": percent(majority)}

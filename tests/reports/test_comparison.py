@@ -134,6 +134,16 @@ def test_with_few_seeds_the_difference_has_no_interval() -> None:
     assert entries(made, "DP-FP†")["Against non-private"] == "−10.00"
 
 
+def test_what_the_private_records_added_has_a_column_and_the_idle_have_a_line() -> None:
+    cells = [*seeded("dpfp", 0.90), *seeded("dpsgd", 0.80), *seeded("public", 0.80)]
+    made = Compared([*cells, *seeded("non_private", 0.95)])
+    assert entries(made, "DP-FP†")["Private records added"].startswith("+10.00 [")
+    assert entries(made, "Without private data (head)")["Private records added"] == "—"
+    assert len(made.overview.columns) <= 6
+    (line,) = [text for text in made.remarks if "spent for nothing" in text]
+    assert line.startswith("DP-SGD on demo at ε = 3")
+
+
 def test_one_class_is_said() -> None:
     constant = [sample("dpfp", seed=s, method="dpfp", one_class=True) for s in range(3)]
     made = Compared([*constant, *seeded("dpsgd", 0.40)])
