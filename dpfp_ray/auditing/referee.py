@@ -91,9 +91,9 @@ def check(method: str, **fields: Any) -> list[Finding]:
 
     `fields` are plan fields that change its steps: grad_sample_mode, clip_style, adjacency.
     """
-    asked = make_plan({**variant(method), **fields})
+    asked = make_plan({**variant(method), **fields}).private_part  # of a student its teacher's
     if not asked.private:
-        raise UserError(f"{asked.method} promises nothing, so there is nothing to check")
+        raise UserError(f"{asked.method} spends no ε, so there is nothing to check")
     if asked.spec.by_library and asked.spec.by_library.releases is not one_a_step:
         raise UserError(
             f"{asked.method} correlates the noise of its steps on purpose; the referee knows only "

@@ -19,7 +19,14 @@ from dpfp_ray.system.terminal import print_prose, stderr
 
 DATA: dict[str, Any] = {"task": "demo", "max_train": 5000, "max_dev": 1000}
 DELTA = 1e-5
-METHODS = ("non_private:head", "dpfp:head", "dpfp:moments", "dpfp:release_once", "dpsgd:head")
+METHODS = (
+    "public",
+    "non_private:head",
+    "dpfp:head",
+    "dpfp:moments",
+    "dpfp:release_once",
+    "dpsgd:head",
+)
 AUDITED: dict[str, Any] = {"learning_rate": 2e-4, "epochs": 2, "max_train": 800, "max_dev": 400}
 CANARIES = 400
 
