@@ -335,7 +335,9 @@ class Plan:
         if self.teacher is None:
             return self
         spec = all_specs()[self.teacher]
-        of_the_student = ("batch_size", "epochs", "learning_rate", "schedule", "weight_decay")
+        steps = ("batch_size", "epochs", "learning_rate", "schedule", "weight_decay")
+        others = (*steps, *LORA_FIELDS, *TEACHING, "clip", "ridge", "shrinkage")
+        unset: dict[str, Any] = dict.fromkeys(others)
         return dataclasses.replace(
             self,
             method=spec.method,
@@ -345,8 +347,7 @@ class Plan:
             scope="head",
             scaling="auto",
             adjacency=self.adjacency if self.adjacency in spec.adjacencies else None,
-            **dict.fromkeys((*of_the_student, *LORA_FIELDS, "clip", "ridge", "shrinkage")),
-            **dict.fromkeys(TEACHING),
+            **unset,
         )
 
     @functools.cached_property
@@ -354,13 +355,14 @@ class Plan:
         """The plan of the training loop: a student's, without privacy on public text, else this."""
         if self.teacher is None:
             return self
-        fields = ("epsilon", "delta", "adjacency", "user_column", "max_per_user")
+        private = ("epsilon", "delta", "adjacency", "user_column", "max_per_user")
+        unset: dict[str, Any] = dict.fromkeys((*private, *TEACHING, "label_words"))
         return dataclasses.replace(
             self,
             method="non_private",
             records=self.public_records,
             start="zero",
-            **dict.fromkeys((*fields, *TEACHING, "label_words")),
+            **unset,
         )
 
     @property

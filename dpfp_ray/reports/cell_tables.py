@@ -129,7 +129,7 @@ def against(cell: Cell, contests: Sequence[Contest], which: str) -> Entry:
     methods, the difference alone."""
     pairs = ((c, getattr(c, which)) for c in contests if cell in c.ranked)
     contest, other = next(((c, o) for c, o in pairs if o is not None), (None, None))
-    if contest is None or other is cell:
+    if contest is None or other is None or other is cell:
         return Entry(MISSING)
     pair = contest.pair(cell, other)
     gap = percent(cell.accuracy - other.accuracy, signed=True)
