@@ -21,7 +21,7 @@ from dpfp_ray.system.errors import UserError
 SHARPNESS = 40.0
 BETWEEN = "|"  # the phrases of a class
 # Of tasks whose class names alone say too little. They are words of ours: no record was looked at.
-PHRASES = {
+PHRASES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("negative", "positive"): (
         "a terrible movie|a boring film|bad acting and a dull story|i hated it|a waste of time",
         "a great movie|a wonderful film|good acting and a gripping story|i loved it|a pleasure",
