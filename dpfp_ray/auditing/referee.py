@@ -105,7 +105,8 @@ def check(method: str, **fields: Any) -> list[Finding]:
         return list(check_release(asked))
     from dpfp_ray.auditing.referee_encoders import check_encoder
 
-    found = [finding for size in SIZES for finding in check_steps(asked, *size)]
+    sizes = SIZES if "head" in asked.spec.scopes else ()
+    found = [finding for size in sizes for finding in check_steps(asked, *size)]
     scopes = [scope for scope in asked.spec.scopes if scope in ("all", "bias", "lora")]
     for scope in scopes if asked.spec.draws_hidden else ():
         found += check_encoder(asked, scope)

@@ -7,8 +7,7 @@ it drew in all.
 
 import math
 import warnings
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import torch
@@ -56,7 +55,10 @@ class Contest:
         self.training: Iterator[Drawn] = self.contestant.train()
         self.done = self.rows = 0
 
-    learner = property(lambda self: self)  # of `check_all_learn`
+    @property
+    def learner(self) -> "Contest":
+        """For `check_all_learn`: what has a model, and says what it makes of rows."""
+        return self
 
     def represent(self, inputs: dict[str, Tensor]) -> Tensor:
         return self.model.represent(inputs).float()
@@ -141,8 +143,9 @@ class Contest:
         }
 
     def close(self) -> None:
-        with closing(self.training):  # type: ignore[type-var]
-            return
+        """Let the library take its hooks off the model."""
+        if isinstance(self.training, Generator):
+            self.training.close()
 
 
 def same_steps(
