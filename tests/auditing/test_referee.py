@@ -189,7 +189,7 @@ def test_half_of_the_noise_of_a_release_is_found(
 
 
 def test_a_method_that_promises_nothing_is_not_checked() -> None:
-    with pytest.raises(UserError, match="promises nothing"):
+    with pytest.raises(UserError, match="nothing to check"):
         check("non_private")
 
 

@@ -243,7 +243,8 @@ def test_a_comparison_that_names_no_methods_has_opacus_ours_and_the_proved_heads
     cells = cells_of(None, 3.0, {"task": "demo"}, None, None)
     names = [label_of(make_plan(cell).to_dict()) for cell in cells]
     proved_heads = ["dpfp release_once", "dpfp moments", "objpert head"]
-    assert names == ["non_private", "dpsgd", "opacus", "rgp", "dpfp", *proved_heads]
+    assert {"non_private", "dpsgd", "opacus", "rgp", "dpfp", *proved_heads} <= set(names)
+    assert not any(name.startswith("jax") for name in names)  # an extra
 
 
 def test_methods_that_cannot_protect_persons_are_left_out_in_words(
