@@ -9,6 +9,9 @@ charged for the sampler that the code has:
                              Gaussian releases of noise σ are √E/σ-GDP (Dong et al. 2022, corollary
                              2), whatever is in the other batches
 
+One code carries the rest of an epoch, which fills no batch, into the first sum of the next epoch;
+there a record can be twice in one sum (`carried_epsilon`).
+
 The second is an upper bound and no more: a shuffle may hide something, but no theorem for shuffled
 batches of fixed size is implemented in this package, nor one for random allocation. Neighbours
 differ by one record, which one of them has in no sum.
@@ -22,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from scipy.optimize import brentq
 
 from dpfp_ray import Plan, calibrate
-from dpfp_ray.privacy.accounting import Mechanism, epsilon
+from dpfp_ray.privacy.accounting import Mechanism, epsilon, gdp_delta
 
 RESULTS = Path(__file__).parent / "results.yaml"
 SAMPLERS = ("poisson", "shuffled", "blocks", "order")
@@ -41,6 +45,7 @@ class Code:
     sampler: str
     shows: str
     also: list[dict[str, str]]
+    carries_rest: bool = False  # the rest of an epoch is in the next epoch's first sum
 
     @property
     def link(self) -> str:
@@ -95,16 +100,12 @@ class Account:
     result: Result
     sigma: float
     poisson: float
+    bound: float  # without what a carried rest adds
     supported: float
 
     @property
     def ratio(self) -> float:
         return self.supported / self.result.stated["epsilon"]
-
-    @property
-    def shown(self) -> float:
-        """ε to two digits, rounded upwards."""
-        return math.ceil(100 * self.supported) / 100
 
     def commands(self) -> list[str]:
         """Two `dpfp calibrate` that give the same σ: as stated, and with the supported ε.
@@ -117,13 +118,42 @@ class Account:
         common += ["--delta", claimed["delta"]]
         sampled = ["--batch-size", settings["batch"], "--epochs", settings["epochs"]]
         whole = ["--batch-size", settings["records"], "--epochs", self.result.visits]
-        bound = ["--epsilon", self.shown, "--json"]
+        bound = ["--epsilon", upwards(self.bound), "--json"]
         lines = [[*common, *(sampled if self.result.sampled else whole), *bound]]
         if "accountant" in self.result.noise:
             plan = self.result.claim
             budget = ["--epsilon", plan.epsilon, "--accountant", plan.accountant, "--json"]
             lines.insert(0, [*common, *sampled, *budget])
         return [shlex.join(map(str, words)) for words in lines]
+
+
+def upwards(value: float) -> float:
+    """ε to two digits, rounded upwards."""
+    return math.ceil(100 * value) / 100
+
+
+def carried_delta(eps: float, visits: int, sigma: float, twice: float) -> float:
+    """δ(ε) of `visits` passes where two visits in a row share a sum with chance `twice`.
+
+    A shared sum counts 2² = 4 in μ²σ² in place of 1 + 1, so k of them give √(E + 2k)/σ-GDP. Where a
+    record stands does not depend on the data, so δ(ε) is a mean over the positions. Given k of the
+    E − 1 neighbouring pairs share with a chance of at most twice^k; more than E/2 cannot share,
+    because a visit is in one sum.
+    """
+    return sum(
+        math.comb(visits - 1, k) * twice**k * gdp_delta(eps, math.sqrt(visits + 2 * k) / sigma)
+        for k in range(visits // 2 + 1)
+    )
+
+
+def carried_epsilon(result: Result, sigma: float) -> float:
+    """ε where the rest of an epoch stays in the sum that the next epoch begins with."""
+    records, batch = result.settings["records"], result.settings["batch"]
+    twice = (records % batch) / records * batch / records
+    delta = result.stated["delta"]
+    return float(
+        brentq(lambda eps: carried_delta(eps, result.visits, sigma, twice) - delta, 0.0, 1e4)
+    )
 
 
 def shown_place(place: str) -> str:
@@ -150,10 +180,12 @@ def account(result: Result) -> Account:
     drawn = Mechanism(rate, steps, sigma, "add_remove")
     known = dataclasses.replace(drawn, p=1.0, n=result.visits)
     poisson = epsilon(drawn, delta, "pld")
-    supported = epsilon(drawn if result.sampled else known, delta, "pld")
+    bound = epsilon(drawn if result.sampled else known, delta, "pld")
     assert poisson is not None
-    assert supported is not None
-    return Account(result, sigma, poisson, supported)
+    assert bound is not None
+    carried = result.code is not None and result.code.carries_rest
+    supported = carried_epsilon(result, sigma) if carried else bound
+    return Account(result, sigma, poisson, bound, supported)
 
 
 def accounts(results: list[Result]) -> list[Account]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from accounts import Account, Code, Result, accounts, read_results, shown_place
+from accounts import Account, Code, Result, accounts, read_results, shown_place, upwards
 
 from dpfp_ray.reports.plots import Drawing, canvas, finish, legend, plain_log_labels
 
@@ -58,7 +58,7 @@ def facts(result: Result) -> list[str]:
 
 
 def bounded_row(one: Account) -> list[str]:
-    numbers = [f"{one.poisson:.2f}", f"**{one.shown:.2f}**", f"{one.ratio:.1f}"]
+    numbers = [f"{one.poisson:.2f}", f"**{upwards(one.supported):.2f}**", f"{one.ratio:.1f}"]
     return [*facts(one.result), f"{one.sigma:.3f}", batches(one.result.code), *numbers]
 
 

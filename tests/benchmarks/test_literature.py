@@ -1,6 +1,7 @@
 """Every row of docs/literature.md is computed once more, and its commands print what it says."""
 
 import importlib
+import itertools
 import json
 import math
 import re
@@ -65,9 +66,7 @@ def test_without_amplification_delta_is_that_of_gaussian_releases(found: Any) ->
     for one in found:
         if not one.result.sampled:
             mu = math.sqrt(one.result.visits) / one.sigma
-            assert one.result.stated["delta"] == pytest.approx(
-                grid_delta(one.supported, mu), rel=1e-3
-            )
+            assert one.result.stated["delta"] == pytest.approx(grid_delta(one.bound, mu), rel=1e-3)
             checked += 1
     assert checked >= 15
 
@@ -81,6 +80,27 @@ def grid_delta(epsilon: float, mu: float) -> float:
         for x in points
     ]
     return step * (sum(excess) - (excess[0] + excess[-1]) / 2)
+
+
+def test_a_carried_rest_costs_what_a_walk_through_all_positions_says(module: Any) -> None:
+    """The mean of δ over the places of a record: first sum of an epoch, its rest, or between."""
+    sigma, eps, first, rest, visits = 0.8, 6.0, 0.02, 0.01, 4
+    chances = {"first": first, "rest": rest, "between": 1 - first - rest}
+    exact = 0.0
+    for places in itertools.product(chances, repeat=visits):
+        shared = sum(pair == ("rest", "first") for pair in itertools.pairwise(places))
+        chance = math.prod(chances[place] for place in places)
+        exact += chance * gdp_delta(eps, math.sqrt(visits + 2 * shared) / sigma)
+    bound = module("accounts").carried_delta(eps, visits, sigma, first * rest)
+    assert exact <= bound <= 1.001 * exact
+    assert bound > gdp_delta(eps, math.sqrt(visits) / sigma)
+
+
+def test_only_a_code_that_carries_a_rest_is_charged_for_it(found: Any) -> None:
+    carrying = [one for one in found if one.result.code.carries_rest]
+    assert len(carrying) >= 3
+    assert all(one.bound < one.supported < 1.01 * one.bound for one in carrying)
+    assert all(one.supported == one.bound for one in found if one not in carrying)
 
 
 def test_the_grid_knows_a_gaussian() -> None:
