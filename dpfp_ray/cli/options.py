@@ -172,7 +172,9 @@ def add_ray_flags(parser: argparse.ArgumentParser, default_storage: str | None =
     add("--workers N", "workers a trial", type=positive, default=1)
     add("--cpus-per-worker N", "CPU threads a worker", type=positive)
     add(
-        "--gpus-per-worker X", "GPUs a worker, also fractions (default: 0)", type=float, default=0.0
+        "--gpus-per-worker X",
+        "GPUs a worker, also a part of one; 0: the CPU (default: 1 where there are GPUs)",
+        type=float,
     )
     add("--seed", "fix the secret seed, for tests only", type=int)
     add(

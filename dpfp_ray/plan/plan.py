@@ -230,7 +230,7 @@ class Plan:
     epochs: float | None = option(None, "E: expected passes over the data")
 
     epsilon: float | None = option(None, "privacy budget; default 3 for private methods")
-    delta: float | None = option(None, "default 1/(2D)")
+    delta: float | None = option(None, "default 1/(2D), the paper's; stricter: 1/D^1.1")
     label_epsilon: float | None = option(
         None, "share of epsilon spent on randomising labels; default: labels public"
     )

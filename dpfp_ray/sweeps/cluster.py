@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -45,7 +46,7 @@ class RayOptions:
     address: str = ""
     workers: int = 1
     cpus_per_worker: int | None = None
-    gpus_per_worker: float = 0.0
+    gpus_per_worker: float | None = None
     concurrency: int | None = None
     seed: int | None = None
     tracker: str | None = None
@@ -79,7 +80,7 @@ def plan_resources(
     nodes: list[dict[str, Any]],
     workers: int = 1,
     cpus: int | None = None,
-    gpus: float = 0.0,
+    gpus: float | None = None,
     concurrency: int | None = None,
     *,
     may_grow: bool = False,
@@ -90,7 +91,8 @@ def plan_resources(
     that do not fit wait, and what waits is what an autoscaler brings machines for.
 
     By default a worker has one thread, which gives the most trials an hour (threads wait for each
-    other); cores that would otherwise be idle are given to the workers.
+    other); cores that would otherwise be idle are given to the workers. Where there are GPUs, a
+    worker has one.
 
     >>> plan_resources([{"CPU": 8}])
     Resources(cpus_per_worker=1, gpus_per_worker=0.0, workers=1, slots=8)
@@ -98,12 +100,16 @@ def plan_resources(
     4
     """
 
+    if gpus is None:
+        gpus = float(any(node.get("GPU", 0) >= 1 for node in nodes))
+    check_gpus(gpus, workers)
+
     def places(cpus: int) -> int:
         """How many such workers fit."""
         count = 0
         for node in nodes:
             fit = int(node.get("CPU", 0) // cpus)
-            count += min(fit, int(node.get("GPU", 0) / gpus + 1e-9)) if gpus else fit
+            count += min(fit, shares_of(node.get("GPU", 0), gpus)) if gpus else fit
         return count
 
     wanted = workers * (concurrency or 1)
@@ -128,6 +134,22 @@ def plan_resources(
         )
     slots = places(cpus) // workers
     return Resources(cpus, gpus, workers, asked or min(concurrency or slots, slots))
+
+
+def check_gpus(gpus: float, workers: int) -> None:
+    """What Ray or NCCL would refuse, one with a traceback, the other in the middle of a trial."""
+    if not 0 <= gpus < math.inf or (gpus > 1 and gpus != int(gpus)):
+        raise UserError(f"gpus_per_worker is {gpus:g}; give a whole number, or a part of one GPU")
+    if 0 < gpus < 1 < workers:
+        raise UserError(
+            f"gpus_per_worker is {gpus:g} for {workers} workers a trial, but NCCL wants a GPU for "
+            "each of them; use 1, or --workers 1"
+        )
+
+
+def shares_of(count: float, gpus: float) -> int:
+    """How many times `gpus` fits: a share of a GPU lies on one GPU."""
+    return int(count) * int(1 / gpus + 1e-9) if gpus < 1 else int(count // gpus)
 
 
 # Must be set before Ray is imported; for this process and every worker.

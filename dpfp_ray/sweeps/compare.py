@@ -341,7 +341,7 @@ def run_audits(
         runner.check_storage()  # the trials may have been finished before
         threads = options.cpus_per_worker or 1
         task = ray.remote(max_retries=3)(audit_task).options(
-            num_cpus=threads, num_gpus=options.gpus_per_worker
+            num_cpus=threads, num_gpus=options.gpus_per_worker or 0
         )
         running = {}
         for name, audit in audits.items():

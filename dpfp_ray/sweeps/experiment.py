@@ -31,10 +31,11 @@ from dpfp_ray.sweeps.trial import (
     settled_record,
 )
 from dpfp_ray.system.cache import NoRoom
+from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.storage import one_line
 from dpfp_ray.training.loop import Drawing, Epoch, Finished, State, Step
 from dpfp_ray.training.machine import Comm, SoloComm, use_threads
-from dpfp_ray.training.prepare import Inputs, Prepared, Run, build_model, default_device
+from dpfp_ray.training.prepare import Inputs, Prepared, Run, build_model
 from dpfp_ray.training.record import Record
 from dpfp_ray.training.run_folder import Saver, ask_for_room
 from dpfp_ray.training.train import result_record, run_events
@@ -103,7 +104,7 @@ def run_worker(
     trial fails, `facts` then say how many steps it drew, as far as that is on record.
     """
     use_threads(sweep.cpus_per_worker)
-    comm, device = comm or SoloComm(), device or default_device()
+    comm, device = comm or SoloComm(), device or assigned_device(sweep.gpus_per_worker)
     seed, steps, first = trial.seed(sweep.seed), trial.plan.steps, comm.rank == 0
     states = SweepState(sweep.storage)
     with warnings.catch_warnings(record=True) as caught:
@@ -164,6 +165,20 @@ def run_worker(
     publish(record, "finished")
     if first:
         states.drop_trial(trial.id)
+
+
+def assigned_device(gpus: float) -> torch.device:
+    """What Ray gave this worker. Without a GPU of its own it takes none, though torch may see all
+    of the machine; with one that torch does not see, it would train for days on the CPU."""
+    if not gpus:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError(
+            f"a GPU is assigned, and torch {torch.__version__} sees none: its build is for CUDA "
+            f"{torch.version.cuda or '(none: a CPU wheel)'}, which needs a matching driver; "
+            "install another wheel or driver, or use --gpus-per-worker 0"
+        )
+    return torch.device("cuda")
 
 
 def start_facts(trial: Trial, sweep: Sweep) -> dict[str, Any]:

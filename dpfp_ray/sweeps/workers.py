@@ -27,7 +27,7 @@ from ray.train.v2._internal.execution.worker_group import WorkerGroup
 from torch import Tensor
 
 from dpfp_ray.results.store import Store
-from dpfp_ray.sweeps.experiment import Sweep, run_worker, trial_metrics
+from dpfp_ray.sweeps.experiment import Sweep, assigned_device, run_worker, trial_metrics
 from dpfp_ray.sweeps.trial import (
     RETRIES,
     Trial,
@@ -39,7 +39,7 @@ from dpfp_ray.system.cache import NoRoom
 from dpfp_ray.system.storage import below
 from dpfp_ray.training.machine import TorchComm
 
-INTERFACE = "GLOO_SOCKET_IFNAME"
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def run_on_workers(
@@ -80,6 +80,7 @@ def worker_loop(config: dict[str, Any]) -> None:
         return
     try:
         # Ray Train wants a report from every worker, and passes on the first one's.
+        assigned_device(sweep.gpus_per_worker)  # refuses a GPU that torch does not see
         place = (GroupComm(), ray.train.torch.get_device())
         inputs = ray.get(config["shared"])
         run_worker(trial, sweep, inputs, ray.train.report, config["facts"], *place)
@@ -126,5 +127,6 @@ def use_node_interface() -> None:
     address = ray.util.get_node_ip_address()
     for name, addresses in psutil.net_if_addrs().items():
         if address in {entry.address for entry in addresses}:
-            os.environ.setdefault(INTERFACE, name)
+            for variable in INTERFACES:
+                os.environ.setdefault(variable, name)
             return

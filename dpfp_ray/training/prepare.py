@@ -16,7 +16,7 @@ import torch
 
 from dpfp_ray.data import Split, Table, Task
 from dpfp_ray.data.public_text import public_texts
-from dpfp_ray.data.split import number_persons
+from dpfp_ray.data.split import count_units, number_persons
 from dpfp_ray.data.tasks import load_task
 from dpfp_ray.data.tokens import (
     PairTable,
@@ -122,14 +122,14 @@ class Inputs:
     columns: Mapping[str, Any] = field(default_factory=dict)  # those that were read, or guessed
     seconds: float = 0.0  # reading, tokenising and encoding, as far as no cache had it
     paired: bool = False
-    units: int = 0  # D: records, or persons
+    units: int = 0  # D: records, or persons; 0: as many as `data.train` has
     words: Table | None = None  # phrases for the classes, where a head is made from them
     public: Public | None = None  # what a teacher labels; `data.train` is then the teacher's
     teacher_representation: str | None = None
 
     def bind(self, plan: Plan) -> Plan:
         return plan.bind(
-            records=self.units,
+            records=self.units or count_units(self.data.train),
             representation=self.representation,
             classes=len(self.label_names),
             public_records=len(self.public.tokens) if self.public else None,

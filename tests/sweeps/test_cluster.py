@@ -209,6 +209,9 @@ GPUS = [{"CPU": 16.0, "GPU": 4.0}, {"CPU": 16.0, "GPU": 4.0}]
         (THREE, {"concurrency": 100}, Resources(1, 0.0, 1, 5)),  # at most what fits
         (GPUS, {"gpus": 1}, Resources(4, 1, 1, 8)),  # GPUs limit and share the cores
         (GPUS, {"gpus": 0.5}, Resources(2, 0.5, 1, 16)),
+        (GPUS, {"gpus": 0.6}, Resources(4, 0.6, 1, 8)),  # a share lies on one GPU
+        (GPUS, {}, Resources(4, 1, 1, 8)),  # one for each trial where there are any
+        (GPUS, {"gpus": 0}, Resources(1, 0, 1, 32)),
         (GPUS, {"workers": 4, "gpus": 1}, Resources(4, 1, 4, 2)),
     ],
 )
@@ -234,6 +237,9 @@ def test_a_cluster_that_may_grow_is_asked_for_all_that_could_be_used() -> None:
         ({"workers": 6}, ["6 workers of 1 CPUs", "2 CPUs, 2 CPUs, 1 CPUs", "--workers"]),
         ({"cpus": 3}, ["1 workers of 3 CPUs"]),
         ({"gpus": 1.0}, ["1 GPUs", "0 GPUs", "--gpus-per-worker"]),
+        ({"gpus": 1.5}, ["gpus_per_worker is 1.5; give a whole number, or a part of one GPU"]),
+        ({"gpus": -1}, ["gpus_per_worker is -1"]),
+        ({"gpus": 0.5, "workers": 2}, ["NCCL wants a GPU for each of them"]),
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, float], words: list[str]) -> None:

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from dpfp_ray.sweeps.experiment import assigned_device
 from dpfp_ray.sweeps.trial import Trial
-from dpfp_ray.sweeps.workers import INTERFACE, GroupConfig, use_node_interface
+from dpfp_ray.sweeps.workers import INTERFACES, GroupConfig, use_node_interface
+from dpfp_ray.system.errors import UserError
 from tests.support.ray_runs import (
     PATIENCE,
     run_here,
@@ -68,10 +71,31 @@ def test_a_worker_that_raises_fails_the_trial_and_nothing_else(together: dict[st
     assert "IndexError" in record["trial"]["error"]
 
 
-def test_an_interface_that_the_user_has_named_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(INTERFACE, "ib0")
+@pytest.mark.parametrize("variable", INTERFACES)
+def test_an_interface_that_the_user_has_named_stays(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    for name in INTERFACES:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(variable, "ib0")
     use_node_interface()
-    assert os.environ[INTERFACE] == "ib0"
+    assert os.environ[variable] == "ib0"
+    assert all(os.environ[name] for name in INTERFACES)
+
+
+@pytest.mark.parametrize(("gpus", "seen"), [(0.0, True), (0.0, False), (1.0, True)])
+def test_a_worker_computes_where_ray_says(
+    monkeypatch: pytest.MonkeyPatch, gpus: float, seen: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: seen)
+    assert assigned_device(gpus).type == ("cuda" if gpus else "cpu")
+
+
+def test_a_gpu_that_torch_does_not_see_is_refused() -> None:
+    """It is a CPU wheel that these tests run on."""
+    with pytest.raises(UserError, match=r"a GPU is assigned, and torch 2\..* sees none"):
+        assigned_device(0.5)
 
 
 @pytest.mark.nightly
