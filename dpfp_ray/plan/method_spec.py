@@ -309,10 +309,16 @@ def scopes_of(method: str | None) -> tuple[str, ...]:
     return spec.scopes if spec else ()
 
 
-def is_private(method: str | None) -> bool:
+def reads_records(method: str | None, teacher: str | None = None) -> bool:
+    """Are private records read: by the method, or by the teacher of a student?"""
+    spec = all_specs().get(teacher) if teacher else find_spec(method)
+    return spec is None or spec.reads_records
+
+
+def is_private(method: str | None, teacher: str | None = None) -> bool:
     """Does the method of a record spend a budget? One that is not known here is taken to."""
     spec = find_spec(method)
-    return spec is None or spec.private
+    return spec is None or (spec.private and reads_records(method, teacher))
 
 
 def users_of(field_name: str) -> dict[str, MethodSpec]:

@@ -37,6 +37,7 @@ from dpfp_ray.plan.method_spec import (
     all_specs,
     find_spec,
     modes_of,
+    reads_records,
 )
 from dpfp_ray.system.errors import UserError, unknown
 
@@ -395,7 +396,7 @@ class Plan:
 
     @property
     def private(self) -> bool:
-        return (all_specs()[self.teacher] if self.teacher else self.spec).private
+        return self.spec.private and reads_records(self.method, self.teacher)
 
     @property
     def D(self) -> int:

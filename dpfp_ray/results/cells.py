@@ -13,7 +13,6 @@ from functools import cached_property
 from statistics import mean, stdev
 from typing import Any, Literal
 
-from dpfp_ray.plan.method_spec import find_spec
 from dpfp_ray.results.runs import (
     REFUTED,
     Budget,
@@ -62,8 +61,7 @@ class Cell:
     @property
     def floor(self) -> bool:
         """Was it made without any private record?"""
-        spec = find_spec(self.base_method)
-        return spec is not None and not spec.reads_records
+        return not self.first.reads_records
 
     @property
     def accuracy(self) -> float:

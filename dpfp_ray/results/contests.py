@@ -155,7 +155,8 @@ def contests_of(cells: Sequence[Cell]) -> list[Contest]:
     found = []
     for (model, task, tuning), members in groups.items():
         plain = _plain(cells, model, task, tuning)
-        floor = next((c for c in cells if c.floor and c.key[:2] == (model, task)), None)
+        floors = [c for c in cells if c.floor and c.key[:2] == (model, task)]
+        floor = max(floors, key=lambda cell: cell.accuracy, default=None)
         table = []
         for budget, methods in members.items():
             private = [cell for cell in methods if cell.private]

@@ -6,7 +6,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpfp_ray.plan.method_spec import FIRST_MODE, MARKS, METHODS, all_specs, is_private, labels
+from dpfp_ray.plan.method_spec import (
+    FIRST_MODE,
+    MARKS,
+    METHODS,
+    all_specs,
+    is_private,
+    labels,
+    reads_records,
+)
 from dpfp_ray.results.rows import SPLIT, flatten
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.terminal import whole_seconds
@@ -38,6 +46,8 @@ def label(plan: Mapping[str, Any]) -> str:
         parts.append(str(plan["clip_style"]))
     if plan.get("centring") not in (None, "none"):
         parts.append("centred")
+    if plan.get("teacher") not in (None, "objpert"):
+        parts.append(f"from {plan['teacher']}")
     if plan.get("adjacency") == "replace_one":
         parts.append("replace-one")
     return " ".join(parts)
@@ -169,7 +179,11 @@ class Run:
 
     @property
     def private(self) -> bool:
-        return is_private(self.row["method"])
+        return is_private(self.row["method"], self.record["plan"].get("teacher"))
+
+    @property
+    def reads_records(self) -> bool:
+        return reads_records(self.row["method"], self.record["plan"].get("teacher"))
 
     @cached_property
     def metrics(self) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from dpfp_ray.auditing.audit import Audited, audit_events, open_audit, power_war
 from dpfp_ray.auditing.audit import Settings as AuditSettings
 from dpfp_ray.data import Task
 from dpfp_ray.data.tasks import in_memory, load_task
-from dpfp_ray.plan.method_spec import LORA_FIELDS, find_spec, spec_file
+from dpfp_ray.plan.method_spec import LORA_FIELDS, find_spec, is_private, spec_file
 from dpfp_ray.plan.plan import DATA_FIELDS, FIELDS, Plan
 from dpfp_ray.plan.values import (
     check_budgets,
@@ -130,7 +130,8 @@ def plan_cells(
         assert spec is not None
         unused = spec.unused + (() if values.get("scope") == "lora" else LORA_FIELDS)
         values = {key: value for key, value in values.items() if key not in unused}
-        cells += [{**values, "epsilon": budget} for budget in budgets] if spec.private else [values]
+        private = spec.private and is_private(method, values.get("teacher"))
+        cells += [{**values, "epsilon": budget} for budget in budgets] if private else [values]
     return cells
 
 

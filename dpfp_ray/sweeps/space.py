@@ -158,7 +158,7 @@ class SearchSpace:
             values.update(value if isinstance(value, dict) else {name: value})
         rows = values.pop(DERIVED, None)
         method = values.get("method", DEFAULT_METHOD)
-        if not is_private(method):
+        if not is_private(method, values.get("teacher")):
             values = {name: value for name, value in values.items() if name not in BUDGET_KEYS}
         if rows is not None and uses(method, "micro_batches"):
             rows = whole_number(DERIVED, rows)

@@ -14,6 +14,7 @@ from dpfp_ray.privacy.accounting import epsilons, mechanism
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.ledger import open_ledger
 from dpfp_ray.privacy.statement import first_line
+from dpfp_ray.sweeps.compare import plan_cells
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training import distil
 from dpfp_ray.training.loop import Drawing, Epoch, Released, Step
@@ -191,6 +192,14 @@ def test_a_teacher_without_records_spends_nothing(values: dict[str, Any], tmp_pa
     )
     assert run.statement.startswith("privacy: proved, ε = 0: no private record was read")
     assert open_ledger(tmp_path / "ledger").groups()[0].epsilon == 0.0
+
+
+def test_a_comparison_runs_a_student_without_records_once(values: dict[str, Any]) -> None:
+    """It has no ε to repeat; with a private teacher there is one for each."""
+    del values["method"], values["epsilon"]
+    control = plan_cells(["distil"], [1.0, 3.0], {**values, "teacher": "public"}, None)
+    assert ["epsilon" in cell for cell in control] == [False]
+    assert [cell["epsilon"] for cell in plan_cells(["distil"], [1.0, 3.0], values, None)] == [1, 3]
 
 
 def test_a_budget_without_a_private_teacher_is_refused(values: dict[str, Any]) -> None:
