@@ -16,7 +16,7 @@ import pytest
 from dpfp_ray.data.demo import demo_rows
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("tour", "own_data", "user_level", "using_models", "ledger", "auditing")
+DOCUMENTS = ("tour", "own_data", "user_level", "using_models", "ledger", "auditing", "public_text")
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOT_HERE = re.compile(r"dpfp (serve|submit)|HEAD|://|/shared|--push-to-hub|unzip|plans/CELL|^make ")
 ROWS = 600
