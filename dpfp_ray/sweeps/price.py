@@ -8,11 +8,13 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from dpfp_ray.data import Task
+from dpfp_ray.data.public_text import public_texts
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.ledger import Ledger
@@ -105,20 +107,33 @@ def price(
     impossible: Counter[str] = Counter()
     seconds, memory, state, encoding = [], 0.0, 0.0, 0.0
     possible: list[tuple[Plan, float]] = []
+    public: dict[Any, int | None] = {}
     for plan in settings:
         try:
             representation = choose_representation(plan, facts)
+            text = (plan.teacher is None, plan.public_file, plan.max_public)
+            if text not in public:
+                public[text] = len(public_texts(plan, task)) if plan.teacher else None
             bound = plan.bind(
-                records=facts.records, representation=representation, classes=facts.classes
+                records=facts.records,
+                representation=representation,
+                classes=facts.classes,
+                public_records=public[text],
             )
             possible.append((bound, noise_multiplier(bound)))
         except UserError as error:
             impossible[str(error)] += 1
             continue
-        speed = rates(replace(plan, representation=representation), task, resources.cpus_per_worker)
-        seconds.append(speed.seconds(bound, dev_rows) + TRIAL_SECONDS)
+        trained = replace(plan, representation=representation).trained_part
+        speed = rates(trained, task, resources.cpus_per_worker)
+        needed, rows = speed.seconds(bound, dev_rows) + TRIAL_SECONDS, len(task.train)
         memory, state = max(memory, speed.memory), max(state, speed.state)
-        encoding = max(encoding, speed.encoding(len(task.train), dev_rows))
+        if plan.teacher:
+            speed = rates(plan.private_part, task, resources.cpus_per_worker)
+            needed += speed.seconds(bound.private_part, 0)
+            memory, rows = max(memory, speed.memory), rows + (bound.public_records or 0)
+        seconds.append(needed)
+        encoding = max(encoding, speed.encoding(rows, dev_rows))
     share = len(possible) / max(1, len(settings))
     count = round(trials * share) if trials is not None else len(possible) * seeds
     slots = max(1, min(resources.slots, count))
@@ -180,7 +195,7 @@ def ledger_before_and_after(
             people=people or "these records",
             run=f"trial {number}",
             purpose="trial",
-            release=f"release {number // len(possible)}" if plan.one_release else None,
+            release=f"release {number // len(possible)}" if plan.private_part.one_release else None,
             fixed_list="one" if fixed_list else None,
         )
         for number, (plan, noise) in zip(range(count), [*possible] * count, strict=False)

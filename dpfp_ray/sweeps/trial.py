@@ -72,7 +72,7 @@ class Trial:
         Trials on one release share a seed, so that it is the same release and is paid once; its
         key (`release_id`) keeps other releases apart. Trials with a name are always independent.
         """
-        if self.plan.one_release and not self.name:
+        if self.plan.private_part.one_release and not self.name:
             return derived_seed(sweep_seed, f"release {self.seed_index}")
         return derived_seed(sweep_seed, f"trial {self.id}")
 
@@ -82,8 +82,8 @@ class Trial:
     @staticmethod
     def from_config(config: dict[str, Any]) -> "Trial":
         values = dict(config["plan"])
-        if values.get("labels") is not None:
-            values["labels"] = tuple(values["labels"])  # JSON and YAML know no tuples
+        for name in ("labels", "label_words", "lora_targets"):  # JSON and YAML know no tuples
+            values[name] = None if values[name] is None else tuple(values[name])
         return Trial(**{**config, "plan": Plan(**values)})
 
 

@@ -15,6 +15,7 @@ from dpfp_ray.privacy.calibration import noise_multiplier
 from dpfp_ray.privacy.ledger import open_ledger
 from dpfp_ray.privacy.statement import first_line
 from dpfp_ray.sweeps.compare import plan_cells
+from dpfp_ray.sweeps.trial import Trial
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training import distil
 from dpfp_ray.training.loop import Drawing, Epoch, Released, Step
@@ -200,6 +201,14 @@ def test_a_comparison_runs_a_student_without_records_once(values: dict[str, Any]
     control = plan_cells(["distil"], [1.0, 3.0], {**values, "teacher": "public"}, None)
     assert ["epsilon" in cell for cell in control] == [False]
     assert [cell["epsilon"] for cell in plan_cells(["distil"], [1.0, 3.0], values, None)] == [1, 3]
+
+
+def test_students_of_one_sweep_share_a_release(values: dict[str, Any]) -> None:
+    """Trials with another rate get the same seed, so the same teacher, which is paid once."""
+    plans = [prepare(Plan(**values, learning_rate=rate)).plan for rate in (1e-3, 1e-4)]
+    first, second = (Trial(plan, 0, noise_multiplier(plan)) for plan in plans)
+    assert first.id != second.id
+    assert first.seed(7) == second.seed(7)
 
 
 def test_a_budget_without_a_private_teacher_is_refused(values: dict[str, Any]) -> None:
