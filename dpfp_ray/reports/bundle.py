@@ -33,13 +33,13 @@ import dpfp_ray
 from dpfp_ray.data.columns import GLUE
 from dpfp_ray.models.download import KNOWN_MODELS
 from dpfp_ray.results.cells import Cell, cells_of
+from dpfp_ray.results.rows import FILE_FIELDS
 from dpfp_ray.results.runs import read_runs
 from dpfp_ray.results.store import file_name
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.whole_files import to_json, whole_file
 from dpfp_ray.training.record import Record, Select, make_record, record_id
 
-FILE_FIELDS = ("data_dir", "train_file", "dev_file")
 # Sections that are facts and measurements throughout, and parts of those that are not.
 WHOLE = (
     *("schema", "plan_hash", "finished", "labels", "dev_records", "metrics", "history", "select"),
@@ -71,7 +71,8 @@ def needed_files(fields: Mapping[str, Any]) -> list[str]:
         for name in FILE_FIELDS
         if fields.get(name) and not str(fields[name]).startswith("memory:")
     ]
-    return named + (["model"] if is_folder(str(fields.get("model") or "")) else [])
+    models = ("model", "teacher_model")
+    return named + [name for name in models if is_folder(str(fields.get(name) or ""))]
 
 
 def is_folder(model: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dpfp_ray.models.download import PRETRAINING_OVERLAP
 from dpfp_ray.plan.method_spec import find_spec
-from dpfp_ray.plan.plan import FIELDS, NOT_HASHED, Plan
+from dpfp_ray.plan.plan import FIELDS, FROM_DATA, NOT_HASHED, Plan
 from dpfp_ray.privacy.statement import first_line, number, unit_word
 from dpfp_ray.privacy.statement_forms import seed_handling
 from dpfp_ray.reports.bundle import is_folder, needed_files, own_name
@@ -292,7 +292,7 @@ def train_command(plan: Plan) -> str:
     files = needed_files(plan.to_dict())
     for name in FIELDS:
         value = getattr(plan, name)
-        implied = name in ("records", "classes", "task", "method") or name in NOT_HASHED
+        implied = name in (*FROM_DATA, "task", "method") or name in NOT_HASHED
         same = value == getattr(usual, name) and name not in ("mode", "scope")
         if implied or value is None or same or name in plan.spec.unused:
             continue

@@ -25,7 +25,7 @@ def _column_type(annotation: Any) -> type:
 PLAN_COLUMNS = {name: _column_type(TYPES[name]) for name in FIELDS}
 # Plan fields that people look for first; all others follow the scores.
 FIRST_FIELDS = ("method", "mode", "task", "model", "epsilon", "accountant")
-FILE_FIELDS = ("data_dir", "train_file", "dev_file")  # only their last part is shown
+FILE_FIELDS = ("data_dir", "train_file", "dev_file", "public_file")  # only their last part is shown
 # Every column of a flat row, in the order in which people and files see them.
 # `accuracy_<split>` columns, if any, follow `accuracy`.
 COLUMNS: dict[str, type] = {

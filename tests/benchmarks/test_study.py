@@ -43,7 +43,7 @@ def tiny(tmp_path: Path) -> Iterator[list[str]]:
 def test_the_committed_plans_are_valid_and_cheap_ones_come_first(study: Any) -> None:
     cells = study.all_cells(Path("data"))
     assert [cell.priority for cell in cells] == sorted(cell.priority for cell in cells)
-    assert cells[0].name.startswith("sst2-frozen/")
+    assert cells[0].name.startswith("sst2-public/")
 
 
 def test_finished_cells_are_kept_and_missing_ones_run(

@@ -11,7 +11,7 @@ import pytest
 from dpfp_ray.cli.main import build_parser
 from dpfp_ray.cli.options import plan_from
 from dpfp_ray.cli.train import show, time_text
-from dpfp_ray.plan.plan import FIELDS, Plan
+from dpfp_ray.plan.plan import FIELDS, FROM_DATA, Plan
 from dpfp_ray.training.record import make_record
 from dpfp_ray.training.train import TrainedRun
 
@@ -29,10 +29,10 @@ def plan_file(tmp_path: Path, text: str) -> str:
 def test_every_field_of_a_plan_is_a_flag() -> None:
     arguments = ["train", "--output", "x"]
     for name in FIELDS:
-        if name not in ("records", "classes"):  # taken from the data
+        if name not in FROM_DATA:
             arguments += [f"--{name.replace('_', '-')}", "given"]
     parsed = vars(build_parser().parse_args(arguments))
-    assert [name for name in FIELDS if parsed.get(name) != "given"] == ["records", "classes"]
+    assert [name for name in FIELDS if parsed.get(name) != "given"] == [*FROM_DATA]
 
 
 def test_flags_and_a_plan_file_set_fields(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import yaml
 
 from dpfp_ray.cli.main import build_parser
 from dpfp_ray.cli.options import plan_from
+from dpfp_ray.plan.plan import FROM_DATA
 from dpfp_ray.reports.model_card import model_card, train_command
 from dpfp_ray.results.predict import wilson
 from dpfp_ray.training.record import plan_of
@@ -55,9 +56,10 @@ def test_the_command_makes_the_same_plan(kind: str, records: dict[str, dict[str,
 
     plan = plan_of(records[kind])
     again = plan_from(build_parser().parse_args(shlex.split(train_command(plan))[1:]))
-    bound = again.bind(records=plan.D, representation=plan.representation, classes=2)
+    bound = again.bind(**{name: getattr(plan, name) for name in (*FROM_DATA, "representation")})
     # Files and folders are named without where they were.
-    places = {name: getattr(plan, name) for name in ("train_file", "dev_file", "model")}
+    fields = ("train_file", "dev_file", "model", "teacher_model", "public_file")
+    places = {name: getattr(plan, name) for name in fields}
     assert bound.train_file == Path(str(plan.train_file)).name
     assert replace(bound, **places).hash == records[kind]["plan_hash"]
 
