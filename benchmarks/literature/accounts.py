@@ -13,7 +13,7 @@ One code carries the rest of an epoch, which fills no batch, into the first sum 
 there a record can be twice in one sum (`carried_epsilon`).
 
 The second is an upper bound and no more: a shuffle may hide something, but no theorem for shuffled
-batches of fixed size is implemented in this package, nor one for random allocation. Neighbours
+batches of fixed size is implemented in this package. Neighbours
 differ by one record, which one of them has in no sum.
 """
 

@@ -268,7 +268,7 @@ def claim_of(plan: Plan) -> Claim:
     delta = plan.delta or 1 / (2 * plan.D)
     if plan.private and plan.p == 1 and not plan.spec.own_profile:
         return Gaussian(plan, delta)
-    sampled = guarantee(plan) in ("proved", "claimed") and plan.p < 1
+    sampled = guarantee(plan) in ("proved", "claimed") and plan.p < 1 and not plan.allocates
     if sampled and plan.accountant == "pld":
         return SampledGaussian(plan, delta)
     return Claim(plan, delta)

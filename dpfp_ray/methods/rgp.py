@@ -176,7 +176,7 @@ SPEC = MethodSpec(
     guarantee="proved",
     adjacencies=("add_remove",),
     steps=Rgp,
-    uses=("rank", "power_iterations", "carriers", "clip_style"),
+    uses=("rank", "power_iterations", "carriers", "clip_style", "sampling"),
     bounds_persons=True,
     # Yu et al. 2021: dayu11/Differentially-Private-Deep-Learning, language/. SST-2: B = 2000,
     # 30 epochs, lr 1e-4 to 3e-4, clip 1. Only the batch is scaled there (MNLI 14000, 30 epochs).

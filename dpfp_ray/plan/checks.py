@@ -129,6 +129,10 @@ def _check_method(plan: "Plan") -> None:
             f"clip is {plan.clip:g}, but scaling unit gives every representation norm 1; "
             f"drop clip, or use scaling clip"
         )
+    if plan.allocates and plan.accountant == "gdp":
+        raise UserError(
+            "accountant gdp has no limit theorem for sampling allocation; use accountant pld or rdp"
+        )
     if spec.own_profile and plan.accountant != "pld":
         raise UserError(
             f"accountant {plan.accountant} cannot calibrate {spec.title}, which has a profile of "

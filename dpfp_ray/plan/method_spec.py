@@ -106,6 +106,7 @@ USED_BY_SOME: dict[str, Any] = {
     "label_words": None,
     "label_epsilon": None,
     "clip_style": "abadi",
+    "sampling": "poisson",
     "grad_sample_mode": "hooks",
     **dict.fromkeys(TEACHING),
 }

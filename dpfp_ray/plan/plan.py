@@ -45,6 +45,7 @@ CLIPPINGS = ("ghost", "hooks")
 CLIP_STYLES = ("abadi", "automatic")
 GRAD_SAMPLE_MODES = ("hooks", "ghost", "functorch")
 CARRIERS = ("weight", "history")
+SAMPLINGS = ("poisson", "allocation")
 ACCOUNTANTS = ("gdp", "rdp", "pld")
 LORA_RANK, LORA_ALPHA = 8, 16.0  # where Hu et al. 2022 and peft start
 # Records of a person where nobody says: a person always fits into one pass, and few have more.
@@ -75,6 +76,7 @@ UNSAID = {
     "centring": "none",
     "start": "zero",
     "label_words": None,
+    "sampling": "poisson",
 }
 # Filled in when a plan is bound to its data.
 FROM_DATA = ("records", "classes", "public_records", "teacher_representation")
@@ -224,6 +226,12 @@ class Plan:
     rank: int = option(1, "rank r of the gradient carriers")
     power_iterations: int = option(1, "power iterations K that find the carriers")
     carriers: str = option("weight", "what the carriers decompose", CARRIERS)
+    sampling: str = option(
+        "poisson",
+        "how records get into batches: by a coin for each step (poisson), or each into exactly one "
+        "batch of an epoch, chosen at random (allocation)",
+        SAMPLINGS,
+    )
     batch_size: int | None = option(None, "B: expected records (or persons) a step")
     micro_batches: int | None = option(None, "M: independent draws that make up a step")
     clip: float | None = option(None, "C: norm to which each record (or person) is clipped")
@@ -421,13 +429,25 @@ class Plan:
         """The chance to be in a micro-batch; of a library's sampler, its own."""
         if self.spec.by_library:
             return self.spec.by_library.rate(self)
-        return self.B / (self.M * self.D)
+        return 1 / self.batches if self.allocates else self.B / (self.M * self.D)
+
+    @property
+    def allocates(self) -> bool:
+        """Is each record in exactly one batch of an epoch?"""
+        return self.sampling == "allocation"
+
+    @property
+    def batches(self) -> int:
+        """t: batches of an epoch under random allocation, whose mean size is then D/t."""
+        return max(1, round(self.D / self.B))
 
     @property
     def steps(self) -> int:
         """T."""
         if self.teacher is not None:
             return self.trained_part.steps
+        if self.allocates:  # no rounding: a pass that is begun is charged as a whole one
+            return math.floor(self._bound("epochs") * self.batches + 1e-9)
         return math.floor(self._bound("epochs") * self.D / self.B)
 
     @property
@@ -450,7 +470,8 @@ class Plan:
         if self.teacher is not None:
             return self.trained_part.epoch_ends()
         whole = [
-            math.floor(e * self.D / self.B) for e in range(1, math.ceil(self._bound("epochs")))
+            math.floor(e * self.batches if self.allocates else e * self.D / self.B)
+            for e in range(1, math.ceil(self._bound("epochs")))
         ]
         return sorted({end for end in whole if 0 < end < self.steps} | {self.steps})
 

@@ -2,7 +2,8 @@
 
 Every method we account for is the same mechanism: n Gaussian releases of sensitivity C and standard
 deviation σ, each on a Poisson sample of rate p. Only p and n differ (DP-FP: p = B/(M D), n = T M;
-DP-SGD and RGP: M = 1). What the accountants assume:
+DP-SGD and RGP: M = 1). Where each record is in exactly one batch of an epoch (`sampling:
+allocation`), `allocation.py` takes the place of Poisson's theorems. What the accountants assume:
 
     gdp   the paper's central limit theorem (Bu et al. 2020). Asymptotic, *not* an upper bound.
     rdp   Rényi DP of the sampled Gaussian (Mironov et al. 2019). An upper bound, not tight.
@@ -38,7 +39,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
 from dpfp_ray.plan.plan import ACCOUNTANTS, Plan
-from dpfp_ray.privacy import pld
+from dpfp_ray.privacy import allocation, pld
 from dpfp_ray.system.cache import cached_number
 
 # A larger ε than this protects nobody and would make the numerics slow.
@@ -65,6 +66,8 @@ class Mechanism:
     adjacency: str
     # Of randomised response for the labels, beside the release of the texts; 0: none.
     label_epsilon: float = field(default=0.0, repr=False)
+    # t, where each record is in exactly one of t releases in a row; 0: Poisson samples.
+    batches: int = field(default=0, repr=False)
     # In place of all that, for a method that has one.
     own: Profile | None = field(default=None, repr=False)
 
@@ -72,6 +75,11 @@ class Mechanism:
     def sensitivity(self) -> float:
         """In units of C: how far one record moves a release."""
         return 2.0 if self.adjacency == "replace_one" else 1.0
+
+    @property
+    def epochs(self) -> int:
+        """Passes that were begun, where records are allocated; each is charged as a whole one."""
+        return -(-self.n // self.batches)
 
 
 def mechanism(plan: Plan, noise_multiplier: float, steps: int | None = None) -> Mechanism:
@@ -81,8 +89,9 @@ def mechanism(plan: Plan, noise_multiplier: float, steps: int | None = None) -> 
     if plan.spec.own_profile:
         own = dataclasses.replace(own_profile(plan), sigma=noise_multiplier)
         return Mechanism(plan.p, done, noise_multiplier, str(plan.adjacency), own=own)
-    n, adjacency = plan.draws_after(done), str(plan.adjacency)
-    return Mechanism(plan.p, n, noise_multiplier, adjacency, plan.label_epsilon or 0.0)
+    n, adjacency, labels = plan.draws_after(done), str(plan.adjacency), plan.label_epsilon or 0.0
+    batches = plan.batches if plan.allocates and plan.p < 1 else 0
+    return Mechanism(plan.p, n, noise_multiplier, adjacency, labels, batches)
 
 
 def own_profile(plan: Plan) -> Any:
@@ -106,6 +115,12 @@ def epsilon(mech: Mechanism, delta: float, accountant: str) -> float | None:
         if accountant == "gdp":
             return None
         return mech.own.rdp_epsilon(delta) if accountant == "rdp" else mech.own.epsilon(delta)
+    if mech.batches:
+        if accountant == "gdp":
+            return None
+        facts = (mech.batches, mech.epochs, mech.noise_multiplier, delta)
+        compute = allocation.rdp_epsilon if accountant == "rdp" else allocated_epsilon
+        return cached_number(f"allocation {accountant} {facts!r}", lambda: compute(*facts))
     if mech.label_epsilon:
         # Exact for p = 1, the only case there is; Rényi bounds of the pair are not implemented.
         assert mech.p == 1, "labels are randomised only beside a release of all records"
@@ -115,8 +130,8 @@ def epsilon(mech: Mechanism, delta: float, accountant: str) -> float | None:
         return gdp_epsilon(gdp_mu(mech), delta)
     if accountant == "rdp" and mech.adjacency == "replace_one" and mech.p < 1:
         return None  # no RDP bound for Poisson samples under replacement is known to dp-accounting
-    compute = rdp_epsilon if accountant == "rdp" else pld_epsilon
-    return cached_number(f"epsilon {accountant} {mech} {delta!r}", lambda: compute(mech, delta))
+    bound = rdp_epsilon if accountant == "rdp" else pld_epsilon
+    return cached_number(f"epsilon {accountant} {mech} {delta!r}", lambda: bound(mech, delta))
 
 
 def epsilons(mech: Mechanism, delta: float) -> dict[str, float | None]:
@@ -237,12 +252,24 @@ def pld_epsilon(mech: Mechanism, delta: float) -> float:
     )
 
 
+def allocated_epsilon(batches: int, epochs: int, noise_multiplier: float, delta: float) -> float:
+    # Poisson samples of the same rate cost about as much.
+    scale = rdp_epsilon(
+        Mechanism(1 / batches, batches * epochs, noise_multiplier, "zero_out"), delta
+    )
+    if scale > HOPELESS_EPSILON:
+        return math.inf
+    return allocation.epsilon(batches, epochs, noise_multiplier, delta, max(scale, 1e-4))
+
+
 def dp_event(mech: Mechanism) -> "object":
     import dp_accounting
 
     if mech.own is not None:
         xi, rho = mech.own.zcdp()
         return dp_accounting.SelfComposedDpEvent(dp_accounting.ZCDpEvent(rho, xi), mech.n)
+    if mech.batches:
+        return dp_accounting.UnsupportedDpEvent()
     if mech.p == 1:  # both neighbours are sampled for sure: replacing is a shift by 2C
         gaussian = dp_accounting.GaussianDpEvent(mech.noise_multiplier / mech.sensitivity)
         return dp_accounting.SelfComposedDpEvent(gaussian, mech.n)

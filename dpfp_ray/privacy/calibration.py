@@ -123,13 +123,20 @@ def noise_multiplier(plan: Plan) -> float:
         mu = joint_mu(plan.epsilon, plan.label_epsilon, plan.delta)
         one = Mechanism(plan.p, plan.draws, 1.0, str(plan.adjacency))
         return one.sensitivity / mu * (1 + 1e-9)
+    batches = accounting.mechanism(plan, 1.0).batches
     return smallest_noise(
-        plan.p, plan.draws, str(plan.adjacency), plan.epsilon, plan.delta, plan.accountant
+        plan.p, plan.draws, str(plan.adjacency), plan.epsilon, plan.delta, plan.accountant, batches
     )
 
 
 def smallest_noise(
-    p: float, n: int, adjacency: str, epsilon: float, delta: float, accountant: str
+    p: float,
+    n: int,
+    adjacency: str,
+    epsilon: float,
+    delta: float,
+    accountant: str,
+    batches: int = 0,
 ) -> float:
     """The smallest σ/C (to 1e-3, never over budget) for which ε(σ) ≤ `epsilon`."""
 
@@ -143,7 +150,7 @@ def smallest_noise(
 
     def compute() -> float:
         rough, step = start, 0.1
-        if accountant == "pld" and p < 1:
+        if accountant == "pld" and p < 1 and not batches:
             # To a percent first: several times faster, and leaves only a small step to make.
             def quick(sigma: float) -> float:
                 return pld.epsilon(p, n, sigma, delta, epsilon, adjacency, tolerance=5e-3)
@@ -151,12 +158,13 @@ def smallest_noise(
             rough, step = _smallest(quick, epsilon, start, step, tolerance=3e-3), 3e-3
 
         def exact(sigma: float) -> float:
-            mech = Mechanism(p, n, sigma, adjacency)
+            mech = Mechanism(p, n, sigma, adjacency, batches=batches)
             return accounting.epsilon(mech, delta, accountant) or 0.0
 
         return _smallest(exact, epsilon, rough, step, SIGMA_TOLERANCE)
 
     key = f"sigma {accountant} {p!r} {n} {adjacency} {epsilon!r} {delta!r}"
+    key += f" allocated {batches}" if batches else ""
     with waiting(f"calibrating the noise to ε = {epsilon:g}"):
         return cached_number(key, compute)
 
@@ -242,8 +250,8 @@ TAIL_SHARE = 1e-6
 def shown_epsilon(mech: Mechanism, delta: float) -> float:
     """ε at `delta` if a record's draws are known, on average over how many there are."""
     mu = mech.sensitivity / mech.noise_multiplier
-    if mech.p == 1:
-        return gdp_epsilon(mu * math.sqrt(mech.n), delta)
+    if mech.p == 1 or mech.batches:
+        return gdp_epsilon(mu * math.sqrt(mech.epochs if mech.batches else mech.n), delta)
     rows = stats.binom(mech.n, mech.p)
     most = int(rows.isf(TAIL_SHARE * delta)) + 1
     counts = np.arange(1, most + 1)
@@ -271,4 +279,6 @@ def expected_epsilon(mech: Mechanism, delta: float) -> float:
 
 def likely_most_rows(mech: Mechanism, chance: float) -> int:
     """A record is drawn more often than this with at most this chance."""
+    if mech.batches:
+        return mech.epochs
     return mech.n if mech.p == 1 else int(stats.binom.isf(chance, mech.n, mech.p))

@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, logsumexp, ndtri
 
-from dpfp_ray.privacy import pld
+from dpfp_ray.privacy import allocation, pld
 from dpfp_ray.privacy.accounting import gdp_epsilon, renyi_epsilon, unconverged_orders_left_out
 from dpfp_ray.privacy.pld import Release
 
@@ -102,7 +102,23 @@ class RdpCurve:
             raise ValueError(f"no Rényi curve has these parameters: {self}")
 
 
-Part = Gaussian | Pure | RdpCurve
+@dataclass(frozen=True)
+class Allocated:
+    """One epoch of `batches` Gaussian releases, the record in one of them (`allocation.py`).
+
+    An epoch that was begun counts as a whole one.
+    """
+
+    batches: int
+    noise_multiplier: float
+    kind: str = "allocated"
+
+    def __post_init__(self) -> None:
+        if not (self.batches >= 2 and 0 < self.noise_multiplier < math.inf):
+            raise ValueError(f"no random allocation has these parameters: {self}")
+
+
+Part = Gaussian | Pure | RdpCurve | Allocated
 Counts = Mapping[Part, int]  # mechanism: how often; a Gaussian counts its releases, not its steps
 
 
@@ -115,6 +131,8 @@ def part_from_json(facts: Mapping[str, Any]) -> Part:
             return Pure(facts["epsilon"])
         case "rdp_curve":
             return RdpCurve(tuple(facts["orders"]), tuple(facts["values"]))
+        case "allocated":
+            return Allocated(facts["batches"], facts["noise_multiplier"])
         case other:
             raise ValueError(f"unknown kind of mechanism {other!r}")
 
@@ -124,11 +142,15 @@ def for_group(part: Part, records: int) -> Part:
 
     A Gaussian: none of them is drawn with probability (1 − p)^m, else they move the sum by at most
     m sensitivities; a mixture of smaller moves is dominated by the largest (docs/user_level.md).
-    A pure mechanism: m ε. A Rényi curve: Mironov 2017, proposition 2, for the next power of 2.
+    An epoch of random allocation: wherever they land, the sums move by vectors whose lengths add up
+    to at most m, so it is a plain Gaussian's. A pure mechanism: m ε. A Rényi curve: Mironov 2017,
+    proposition 2, for the next power of 2.
     """
     if isinstance(part, Gaussian):
         drawn = 1.0 if part.p == 1 else -math.expm1(records * math.log1p(-part.p))
         return replace(part, p=drawn, noise_multiplier=part.noise_multiplier / records)
+    if isinstance(part, Allocated):
+        return Gaussian(1.0, part.noise_multiplier / records)
     if isinstance(part, Pure):
         return replace(part, epsilon=records * part.epsilon)
     doublings = math.ceil(math.log2(records))
@@ -146,6 +168,8 @@ def count_parts(parts: Sequence[Part], steps: int) -> Counter[Part]:
     for part in parts if steps > 0 else ():
         if isinstance(part, Gaussian):
             counts[replace(part, per_step=1)] += steps * part.per_step
+        elif isinstance(part, Allocated):
+            counts[part] += -(-steps // part.batches)
         else:
             counts[part] += 1
     return counts
@@ -269,6 +293,8 @@ def _renyi_of_one(part: Part, orders: tuple[float, ...]) -> tuple[float, ...]:
         # Rényi divergence grows with the order: the next known order bounds those below it.
         points = list(zip(part.orders, part.values, strict=True))
         return tuple(next((v for o, v in points if o >= alpha), math.inf) for alpha in orders)
+    if isinstance(part, Allocated):
+        return allocation.renyi_curve(part.batches, part.noise_multiplier, orders)
     if part.p == 1:
         return tuple(alpha / (2 * part.noise_multiplier**2) for alpha in orders)
     import dp_accounting
@@ -318,6 +344,9 @@ def composed_epsilon(counts: Counts, delta: float) -> float:
     for part, count in counts.items():
         if isinstance(part, Pure):
             parts.append((pld.pure(part.epsilon), count))
+        elif isinstance(part, Allocated):
+            share = delta / sum(counts.values())
+            parts.append((allocation.on_grid(part.batches, part.noise_multiplier, share), count))
         elif isinstance(part, Gaussian) and part not in plain:
             sampled = Release(part.p, part.noise_multiplier, "add_remove")
             parts.append((pld.release(sampled), count))
@@ -334,6 +363,6 @@ def _mu(counts: Counts) -> float:
 
 
 def _mu_of_one(part: Part) -> float:
-    if isinstance(part, Gaussian):
+    if isinstance(part, Gaussian | Allocated):  # of an epoch, with no amplification
         return 1 / part.noise_multiplier
     return -2 * float(ndtri(expit(-part.epsilon))) if isinstance(part, Pure) else math.inf

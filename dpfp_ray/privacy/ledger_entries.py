@@ -21,6 +21,7 @@ from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy import accounting, ledger_cost
 from dpfp_ray.privacy.ledger_cost import (
     WIDE_ORDERS,
+    Allocated,
     Gaussian,
     Part,
     Pure,
@@ -144,7 +145,7 @@ SHOWN = (
 
 
 def _number(part: Part, steps: int) -> int:
-    return steps * part.per_step if isinstance(part, Gaussian) else int(steps > 0)
+    return sum(ledger_cost.count_parts([part], steps).values())
 
 
 def opening_to_json(entry: Entry) -> dict[str, Any]:
@@ -234,6 +235,8 @@ def use_of(
         whole = accounting.mechanism(plan, noise_multiplier)
         if whole.own is not None:
             parts.append(rdp_curve([whole.own.rdp(order) for order in CURVE_ORDERS]))
+        elif whole.batches:
+            parts.append(Allocated(whole.batches, whole.noise_multiplier))
         elif whole.n != plan.steps * plan.M:  # of a library, whose releases are not its steps
             releases: dict[Part, int] = {Gaussian(whole.p, whole.noise_multiplier): whole.n}
             parts.append(rdp_curve(ledger_cost.renyi_curve(releases, CURVE_ORDERS)))

@@ -224,7 +224,7 @@ class Release:
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - every grid of a search asks for the same
     def top(self, mass: float) -> float:
-        return _root_of_decreasing(self.forward, mass)
+        return root_of_decreasing(self.forward, mass)
 
     def bottom(self, mass: float) -> float:
         """The same in the other direction; no outcome is less likely by more than 1 − p."""
@@ -317,7 +317,7 @@ def gaussian_curve(eps: Floats, noise_multiplier: float) -> Floats:
     return -np.exp(above) * np.expm1(np.minimum(0.0, below - above))
 
 
-def _root_of_decreasing(curve: Callable[[Floats], Floats], mass: float) -> float:
+def root_of_decreasing(curve: Callable[[Floats], Floats], mass: float) -> float:
     """Where `curve` has fallen to `mass`; 0 if it never was above."""
 
     def excess(eps: float) -> float:

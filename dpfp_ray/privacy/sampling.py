@@ -100,6 +100,27 @@ class PoissonSampler:
         return self.draw_cells(step) % self.records
 
 
+class AllocationSampler:
+    """Each record in exactly one of `batches` steps of an epoch: a uniform choice of its own.
+
+    The choices of different records, and of different epochs, are independent; a shuffle cut into
+    batches of equal size is another distribution, for which the theorem is not proved.
+    """
+
+    def __init__(self, records: int, batches: int, seed: int) -> None:
+        self.records, self.batches, self.seed = records, batches, seed
+        self._latest: tuple[int, list[Records]] = (-1, [])  # the epoch drawn last, for speed
+
+    def draw(self, step: int) -> Records:
+        epoch, batch = divmod(step, self.batches)
+        if self._latest[0] != epoch:
+            rng = keyed_generator(self.seed, "allocation", epoch)
+            chosen = rng.integers(self.batches, size=self.records)
+            ends = np.cumsum(np.bincount(chosen, minlength=self.batches))[:-1]
+            self._latest = (epoch, np.split(np.argsort(chosen, kind="stable"), ends))
+        return self._latest[1][batch]
+
+
 class ShuffleSampler:
     """Ordinary batches of exactly B from reshuffled passes over the data, for non-private runs."""
 
@@ -129,6 +150,8 @@ class ShuffleSampler:
 
 def make_sampler(plan: Plan, seed: int) -> Sampler:
     """The sampler that `plan`'s accounting assumes."""
+    if plan.allocates:
+        return AllocationSampler(plan.D, plan.batches, seed)
     if plan.private:
         return PoissonSampler(plan.D, plan.M, plan.p, seed)
     return ShuffleSampler(plan.D, plan.B, seed)

@@ -37,6 +37,12 @@ ASSUMES = {
     "rdp": "Rényi DP (Mironov et al. 2019): an upper bound, not tight",
     "pld": "privacy loss distributions (Doroshenko et al. 2022): an upper bound, tight",
 }
+BY_ALLOCATION = "random allocation (Feldman & Shenfeld 2026, arXiv 2602.17284)"
+ALLOCATED = {
+    "gdp": "nothing: it has no bound here",
+    "rdp": f"the Rényi divergence of {BY_ALLOCATION}: an upper bound, not tight",
+    "pld": f"the privacy loss distribution of {BY_ALLOCATION}: an upper bound, tight",
+}
 EXACT = "the exact profile of one Gaussian release (Balle & Wang 2018; Dong et al. 2022)"
 CENTRAL_LIMIT = (
     "The budget is met by the central-limit accountant, which is no upper bound; the ε of rdp and "
@@ -140,11 +146,14 @@ def _assumption(plan: Plan, accountant: str) -> dict[str, Any]:
         rests_on = EXACT if exact else ASSUMES[accountant]
         upper_bound = exact or accountant != "gdp"
         applies = plan.p == 1 or plan.spec.draws_hidden
-    sampled = plan.p < 1 and not own
+    sampler = f"none: every {plan.unit} takes part"
+    if plan.p < 1 and not own:
+        sampler = "random allocation, as assumed" if plan.allocates else "Poisson, as assumed"
+        rests_on = ALLOCATED[accountant] if plan.allocates else rests_on
     return {
         "rests_on": rests_on,
         "upper_bound": upper_bound,
-        "sampler": "Poisson, as assumed" if sampled else f"none: every {plan.unit} takes part",
+        "sampler": sampler,
         "applies": applies,
     }
 

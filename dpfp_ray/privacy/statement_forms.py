@@ -222,6 +222,11 @@ def _sampling(facts: Facts, plan: Plan) -> str:
     if plan.p == 1:
         return f"Every {plan.unit} takes part once; nothing is sampled."
     hidden = "hidden" if facts["amplification"].get("draws_hidden") else "not hidden"
+    if plan.allocates:
+        return (
+            f"Random allocation: in each epoch every {plan.unit} is in exactly one of "
+            f"{plan.batches:,} batches, chosen uniformly; which one is {hidden}."
+        )
     return (
         f"Poisson samples, each {plan.unit} with p = {plan.p:.3g}, {plan.draws:,} times; who was "
         f"drawn is {hidden}."

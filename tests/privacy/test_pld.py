@@ -274,9 +274,9 @@ def test_grids_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_how_far_losses_reach_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the grids of a search asks for it."""
     looks: list[float] = []
-    look = pld._root_of_decreasing
+    look = pld.root_of_decreasing
     monkeypatch.setattr(
-        pld, "_root_of_decreasing", lambda c, mass: looks.append(mass) or look(c, mass)
+        pld, "root_of_decreasing", lambda c, mass: looks.append(mass) or look(c, mass)
     )
     pld.Release.top.cache_clear()
     pld.epsilon(1024 / SST2, 197, 0.77, 7.4e-6, scale=3.0)
