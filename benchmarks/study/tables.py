@@ -5,6 +5,7 @@ The documents hold them between `<!-- study: NAME -->` and `<!-- end -->`; `writ
 them there, and a test compares them with the records.
 """
 
+import math
 import re
 import statistics
 import tempfile
@@ -22,17 +23,23 @@ from dpfp_ray.privacy.ledger_entries import Spent
 from dpfp_ray.results.cells import Cell, cells_of
 from dpfp_ray.results.contests import contests_of
 from dpfp_ray.results.runs import REFUTED, TASK_NAMES, Run, method_label, read_runs
+from dpfp_ray.results.statistics import compare_predictions
 from dpfp_ray.results.store import Store
 from dpfp_ray.training.charged import enter_past
+from dpfp_ray.training.dev_scores import DevPredictions
 from dpfp_ray.training.record import Record
 from dpfp_ray.training.run_folder import RESULT, read_result
 
 DOCS = HERE.parents[1] / "docs"
-DOCUMENTS = (DOCS / "study.md", DOCS / "study_tables.md", HERE / "README.md")
+DOCUMENTS = (
+    *(DOCS / name for name in ("study.md", "study_tables.md", "leaderboard.md")),
+    HERE / "README.md",
+)
 AGAIN = HERE / "again"  # one more run of cells that were known, from the same plans
 SEARCHES = HERE / "search" / "records"
 BLOCK = re.compile(r"(<!-- study: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CURVES = "Accuracy against ε (PLD)"
+FEWEST = 3  # seeds, for a rank
 NOTHING = "*No run that belongs here is finished yet.*\n"
 # D of the paper's four tasks, and what it says it spent by gdp with CLT (its columns ε = 3 and 8).
 GLUE = {
@@ -52,6 +59,7 @@ def study_tables(records: Path, report: Path, plans: Path = PLANS) -> dict[str, 
         "progress": progress_table(all_cells(Path("data"), plans), records, plans),
         "accuracy": accuracy_tables(cells),
         "outcomes": outcome_lines(cells),
+        "leaderboard": leaderboard(cells),
         "search": search_table(read_runs(Store(SEARCHES).records())),
         "again": again_table(cells, AGAIN),
         "accounting": accounting_table(),
@@ -157,6 +165,39 @@ def outcome_lines(cells: Sequence[Cell]) -> str:
         said += f"; behind: {behind}" if behind else ""
         lines.append(f"- {one.task}, {one.model}, {one.budget}: {said}.\n")
     return "".join(lines)
+
+
+def leaderboard(cells: Sequence[Cell]) -> str:
+    """For each task and ε: every entry; its rank is one more than the number of entries that are
+    better by a paired test, Holm's correction over all pairs. Too few seeds have no rank."""
+    said = []
+    for task, budget in sorted({(c.key.task, c.key.epsilon or 0.0) for c in cells}, reverse=True):
+        here = [c for c in cells if (c.key.task, c.key.epsilon or 0.0) == (task, budget)]
+        here = [c for c in here if c.key.accountant in (None, "pld")]
+        named = {f"{cell.title}, {cell.key.model}": cell for cell in here}
+        ranked = {name: predictions(c) for name, c in named.items() if len(c.runs) >= FEWEST}
+        ranks = dict.fromkeys(ranked, 1)
+        for pair in compare_predictions(ranked).pairs if len(ranked) > 1 else ():
+            if pair.call in ("better", "worse"):
+                ranks[pair.second if pair.call == "better" else pair.first] += 1
+        rows = [
+            [str(ranks.get(name, "–")), cell.title, cell.key.model, status(cell), score(cell)]
+            for name, cell in sorted(
+                named.items(), key=lambda item: (ranks.get(item[0], math.inf), -item[1].accuracy)
+            )
+        ]
+        said.append(f"## {task}, {f'ε = {budget:g}' if budget else 'no ε is spent'}\n\n")
+        said.append(table(["rank", "method", "encoder", "its ε is", "accuracy"], rows) + "\n")
+    return "".join(said) or NOTHING
+
+
+def status(cell: Cell) -> str:
+    return "–" if cell.guarantee == "none" else cell.guarantee
+
+
+def predictions(cell: Cell) -> list[DevPredictions]:
+    kept = [run.record["predictions"][0]["dev"] for run in cell.runs]
+    return [DevPredictions(**next(iter(dev.values()))) for dev in kept]
 
 
 def search_table(runs: Sequence[Run]) -> str:
