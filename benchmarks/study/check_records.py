@@ -148,7 +148,11 @@ def wrong_privacy(record: Record, plan: Plan) -> Iterator[str]:
     """What plan and σ do not say."""
     privacy, private = record["privacy"], plan.private_part
     sigma = privacy["noise_multiplier"]
-    facts = {"guarantee": guarantee(plan), "delta": plan.delta, "sigma": sigma * private.C}
+    facts: dict[str, Any] = {
+        "guarantee": guarantee(plan),
+        "delta": plan.delta,
+        "sigma": sigma * private.C,
+    }
     facts |= {"p": private.p, "steps": private.steps, "draws": private.draws}
     facts |= {"epsilon": record["history"][-1]["epsilon"]}
     for key, value in facts.items():

