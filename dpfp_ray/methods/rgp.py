@@ -55,6 +55,8 @@ ROWS_MEMORY = 2**27
 class Rgp(Method):
     """`scope: head` leaves no layer to carry: it is DP-SGD on the head (the code's linear_eval)."""
 
+    noises_sum = True
+
     def __init__(self, plan: Plan, model: Classifier, sigma: float, seed: int) -> None:
         from dpfp_ray.methods.parts.carriers import Carried, Direct, encoder_linears
         from dpfp_ray.methods.parts.ghost import splits_packed, unsplittable
@@ -131,7 +133,9 @@ class Rgp(Method):
     def finish(self, step: int) -> None:
         from dpfp_ray.privacy.sampling import add_noise
 
-        add_noise([self.sums], self.sigma, self.seed, step)
+        if not self.noised:
+            add_noise([self.sums], self.sigma, self.seed, step)
+        self.noised = False
         self.sums /= self.plan.B
         for layer, places in zip(self.layers, self.places, strict=True):
             first, second = (
@@ -172,7 +176,7 @@ SPEC = MethodSpec(
     method="rgp",
     label="RGP",
     order=2,
-    noise_generator="AES in counter mode",
+    noise_generator="AES in counter mode, on a GPU ChaCha20",
     guarantee="proved",
     adjacencies=("add_remove",),
     steps=Rgp,

@@ -84,6 +84,7 @@ class Steps:
                 torch.manual_seed(keyed_integer(self.seed, f"dropout {comm.rank} {number}", step))
             rows = take(self.table, records, mine[part], device, owners, packs)
             loss += method.backward(rows)
+        method.add_noise_share(step, comm.rank, comm.world_size)
         comm.sum_([*method.gradients(), loss])
         method.finish(step)
         set_learning_rate(self.optimizer, self.plan, step)

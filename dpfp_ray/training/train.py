@@ -39,6 +39,7 @@ from dpfp_ray.training.loop import (
     State,
     Training,
     make_release,
+    refuse_other_device,
     train_steps,
 )
 from dpfp_ray.training.machine import Comm, SoloComm
@@ -293,9 +294,12 @@ def train(
                 "starting again with the same noise: the run here was killed before its first save"
             )
         model = build_model(run.prepared, seed)
+        device = next(model.parameters()).device
+        if begun is not None:
+            refuse_other_device(begun, plan.trained_part, device)
         if folder is not None:
             run_folder.ask_for_room(folder, model, plan, weights)
-            run_folder.keep_seed(folder, plan, seed, seed_known)
+            run_folder.keep_seed(folder, plan, seed, seed_known, device.type)
         where = "" if folder is None else str(folder.resolve())
         charge = charged(book, run, where=where, resumed=begun is not None, mark=mark)
         keeper = Keeper(run, display, folder, save_every, mark)

@@ -1,12 +1,12 @@
-"""A pretend CUDA device: tensors that say "cuda:0" and compute on the CPU. Only in a `pretend_process`.
+"""A pretend CUDA device: tensors that say "cuda:0" and compute on the CPU (`pretend_process`).
 
 Real values, real control flow, autograd's hooks in a thread of the device, autocast as on CUDA. It
-refuses what a GPU refuses (CPU tensors beside its own, `numpy()`), leaves undefined what a GPU leaves
-undefined (a copy that has not arrived yet), and counts what costs time there: launches, waits of
-the host, copied bytes, matrix products by dtype, memory.
+refuses what a GPU refuses: CPU tensors beside its own, `numpy()`. It leaves undefined what a GPU
+leaves undefined: a copy that has not arrived yet. And it counts what costs time there: launches,
+waits of the host, copied bytes, matrix products by dtype, memory.
 
-It does not see real kernels, streams other than the first, or NCCL. Attention arrives decomposed, so
-launches and memory are upper bounds.
+It does not see real kernels, streams other than the first, or NCCL. Attention arrives decomposed,
+so launches and memory are upper bounds.
 """
 
 import sys

@@ -1,14 +1,11 @@
 """A process in which torch has a pretend CUDA device (`pretend_cuda.py`).
 
-A build of torch for CPUs knows no device "cuda". A shared library of 40 lines gives it one, and must
-be loaded before torch is: hence a process of its own, whose first act that is.
+A build of torch for CPUs knows no device "cuda". A shared library of 40 lines gives it one. It must
+be loaded before torch is, hence a process of its own.
 """
 
 import ctypes
-import hashlib
-import importlib.metadata
 import importlib.util
-import os
 import pickle
 import shutil
 import subprocess
@@ -32,19 +29,12 @@ def torch_folder() -> Path:
 
 
 def build_guard(folder: Path) -> Path:
-    """The compiled guard: ten seconds, once for each version of torch."""
+    """The compiled guard: a few seconds."""
     assert COMPILER is not None
-    facts = SOURCE.read_bytes() + importlib.metadata.version("torch").encode()
-    built = folder / f"guard_{hashlib.sha256(facts).hexdigest()[:16]}.so"
-    if not built.exists():
-        include, lib = torch_folder() / "include", torch_folder() / "lib"
-        own = built.with_suffix(f".{os.getpid()}")  # another process may be at it, too
-        subprocess.run(
-            [COMPILER, "-shared", "-fPIC", "-O0", "-std=c++20", f"-I{include}", str(SOURCE)]
-            + ["-o", str(own), f"-L{lib}", "-lc10", "-ltorch_cpu"],
-            check=True,
-        )
-        own.replace(built)
+    include, lib, built = torch_folder() / "include", torch_folder() / "lib", folder / "guard.so"
+    options = ["-shared", "-fPIC", "-O0", "-std=c++20", f"-I{include}", str(SOURCE), f"-L{lib}"]
+    command = [COMPILER, *options, "-o", str(built), "-lc10", "-ltorch_cpu"]
+    subprocess.run(command, check=True)
     return built
 
 
