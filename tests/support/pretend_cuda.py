@@ -210,16 +210,14 @@ def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
         found = func(*inner_args, **inner_kwargs)
     found = tree_map(_wrapped, found)
     outputs = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
-    _count_flops(packet, args, kwargs, own, outputs)
+    _count_flops(packet, args, own, outputs)
     return return_and_correct_aliasing(func, args, kwargs, found) if outputs else found
 
 
-def _count_flops(
-    packet: Any, args: Any, kwargs: Any, own: list[DeviceTensor], outputs: list[Tensor]
-) -> None:
+def _count_flops(packet: Any, args: Any, own: list[DeviceTensor], outputs: list[Tensor]) -> None:
     factors = [tensor for tensor in own if tensor.ndim]
     if packet in flop_registry and outputs:
-        count = flop_registry[packet](*args, **kwargs, out_val=outputs[0])
+        count = flop_registry[packet](*own, out_val=outputs[0])
     elif packet in (aten.addmv_, aten.addmv, aten.mv):
         count = 2 * max(tensor.numel() for tensor in factors)
     elif packet is aten.addmm_:

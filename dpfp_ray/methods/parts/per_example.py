@@ -32,6 +32,7 @@ class Clipping(GradSampleHooks, ABC):
         strip(model)
         self.roots: list[GradientEdge] = []
         self.row: Tensor | None = None
+        self.halved: tuple[Tensor, int, Tensor] | None = None
         # Not strict: strict would only refuse buffers, which in text encoders are position numbers.
         super().__init__(model, loss_reduction="sum", strict=False)
 
@@ -77,9 +78,26 @@ class Clipping(GradSampleHooks, ABC):
         for module in self.iterate_submodules(self._module):
             if type(module) not in self.GRAD_SAMPLERS:
                 prepare_layer(module, batch_first=True)  # takes a copy, still without a hook
+            if type(module) is Linear and needs_inputs(module):
+                hook = module.register_forward_pre_hook(self._halve)
+                self.autograd_grad_sample_hooks.append(hook)
             self.autograd_grad_sample_hooks.append(
                 module.register_forward_hook(self.capture_activations_hook)
             )
+
+    def _halve(self, _: Module, forward_input: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """On a GPU under bf16 autocast, a linear layer's input is cast here and not in the layer.
+
+        So what clipping keeps is what autograd keeps, in half the memory; query, key and value have
+        one input, which is cast once.
+        """
+        value = forward_input[0]
+        if not (value.is_cuda and torch.is_autocast_enabled("cuda")):
+            return None
+        last = self.halved
+        if last is None or last[0] is not value or last[1] != value._version:
+            last = self.halved = (value, value._version, value.bfloat16())
+        return last[2], *forward_input[1:]
 
     def capture_activations_hook(
         self, module: Module, forward_input: Sequence[Any], forward_output: Any
@@ -99,8 +117,12 @@ class Clipping(GradSampleHooks, ABC):
     def _arrived(
         self, module: Module, inputs: Tensor, row: Tensor | None, backprops: Tensor
     ) -> None:
-        # Under bf16 autocast all products are taken in fp32: a norm off by a percent is no bound.
-        self.take(module, _to_fp32(inputs), _to_fp32(backprops.detach()), row)
+        # On a GPU, `product` takes bf16's exact products of what the layer itself has multiplied.
+        # All else is fp32, also under bf16 autocast: a norm off by a percent is no bound.
+        linear = type(module) is Linear and needs_inputs(module)
+        if not (linear and inputs.is_cuda and inputs.dtype == torch.bfloat16):
+            inputs, backprops = _to_fp32(inputs), _to_fp32(backprops)
+        self.take(module, inputs, backprops.detach(), row)
 
     def run_hooks(self, losses: Tensor, beyond: Sequence[Tensor] = ()) -> None:
         """One backward pass down to the roots. It fires every hook, but never computes the weights'
@@ -110,6 +132,7 @@ class Clipping(GradSampleHooks, ABC):
         by calling their module.
         """
         edges = [*self.roots, *(get_gradient_edge(weight) for weight in beyond)]
+        self.halved = None
         torch.autograd.grad(losses.sum(), edges, allow_unused=True)
         self.roots.clear()
 
@@ -171,8 +194,14 @@ def per_example_gradients(
         return {p: sample for p, sample in pair if p is not None and p.requires_grad}
     if row is not None:
         return _gradients_of_packed(module, inputs, backprops, row)
+    if backprops.dtype == torch.bfloat16 and isinstance(module, Linear):
+        a, g = tokens(inputs), tokens(backprops)
+        samples = {module.weight: product(g.mT, a)}
+        if module.bias is not None and module.bias.requires_grad:
+            samples[module.bias] = g.float().sum(1)
+        return samples
     sampler = GradSampleHooks.GRAD_SAMPLERS.get(type(module), ft_compute_per_sample_gradient)
-    samples: dict[Tensor, Tensor] = sampler(module, [inputs], backprops)
+    samples = sampler(module, [inputs], backprops)
     if isinstance(module, Embedding) and module.padding_idx is not None:
         # Opacus forgets what torch does: a padding token has no gradient.
         samples[module.weight][:, module.padding_idx] = 0
@@ -203,6 +232,27 @@ def _gradients_of_packed(
             samples[:, module.padding_idx] = 0
         return {module.weight: samples}
     raise TypeError(f"tokens of packed rows are not told apart in a {type(module).__name__}")
+
+
+def product(one: Tensor, other: Tensor) -> Tensor:
+    """The matrix product in fp32, also of matrices (or batches of them) in bf16.
+
+    Two numbers of bf16 have an exact product in fp32, where tensor cores add them up. Rounded to
+    bf16, as torch does unless asked, a norm would be off by 0.4%, and a sum over rows by more than
+    a row's own share.
+    """
+    if one.dtype != torch.bfloat16:
+        return one @ other
+    multiply = torch.mm if one.ndim == 2 else torch.bmm
+    try:
+        return multiply(one, other, out_dtype=torch.float32)
+    except (NotImplementedError, TypeError):  # a CPU; torch before 2.8
+        return one.float() @ other.float()
+
+
+def tokens(value: Tensor) -> Tensor:
+    """(rows, …, width) as (rows, tokens, width)."""
+    return value.reshape(value.shape[0], -1, value.shape[-1])
 
 
 def needs_inputs(module: Module) -> bool:
