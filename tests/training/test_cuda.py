@@ -19,7 +19,7 @@ from dpfp_ray.methods.parts.per_example import HooksClipping, clip_factors
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.privacy import device_noise, sampling
 from dpfp_ray.training.loop import Event, Step
-from dpfp_ray.training.prepare import build_model
+from dpfp_ray.training.prepare import build_model, with_precision
 from tests.support.pretend_process import COMPILER, Call, pretend_process
 from tests.support.tiny_runs import (
     Listener,
@@ -226,3 +226,33 @@ def test_a_row_that_is_rounded_is_still_bounded(packed: bool) -> None:
             norm = torch.cat([layer.weight.grad.flatten(), layer.bias.grad]).norm()
             longest[counted] = max(longest[counted], float(norm))
     assert longest[True] <= 0.01 < 0.99 * longest[False]
+
+
+def whole_run(folder: str, settings: dict[str, Any]) -> Any:
+    from tests.support.pretend_cuda import pretend_cuda
+
+    torch.set_num_threads(1)
+    with pretend_cuda() as seen:
+        prepared, _ = prepared_run(folder, batch_size=8, **settings)
+        model = build_model(prepared, SEED)
+        record, _ = run_with(prepared, seed=SEED, model=model)
+    return record["plan"]["precision"], record["environment"]["device"], seen.flops[torch.bfloat16]
+
+
+@pytest.mark.slow
+def test_a_gpu_trains_an_encoder_in_bf16_by_default(on_cuda: Call, model_folder: str) -> None:
+    device = "cuda:0"
+    precision, found, halves = on_cuda(whole_run, model_folder, {"method": "dpsgd"})
+    assert (precision, found, halves > 1e6) == ("bf16", device, True)
+    exact = {"method": "dpsgd", "precision": "fp32"}
+    assert on_cuda(whole_run, model_folder, exact) == ("fp32", device, 0)
+    head = {"method": "dpsgd", "scope": "head"}
+    assert on_cuda(whole_run, model_folder, head) == ("fp32", device, 0)
+
+
+def test_a_cpu_trains_in_fp32_by_default() -> None:
+    plan = tiny_plan("dpsgd")
+    assert plan.precision == "auto"
+    assert with_precision(plan).precision == "fp32"
+    assert with_precision(plan).hash == plan.hash
+    assert with_precision(tiny_plan("dpsgd", precision="bf16")).hash != plan.hash
