@@ -40,6 +40,7 @@ class DpSgd(Method):
         # Of longer rows the gradient itself is cheaper than the ghost's products of tokens.
         worth_it = plan.clipping == "hooks" or plan.max_length <= LONGEST
         self.takes_packed = worth_it and splits_packed(model)
+        self.gpu_takes_packed = plan.clipping == "ghost"
         self.clipping: Clipping | None = None
 
     @property
@@ -65,7 +66,7 @@ class DpSgd(Method):
 
         assert self.clipping is not None, "backward is called between begin and finish"
         while len(rows.labels):
-            with self.clipping.packed(rows.packed_row):
+            with self.clipping.packed(rows.packed_row, len(rows.labels)):
                 h = self.represent(rows.inputs)
             losses = rows.losses(self.model.head(h))
             finite = self.clipping.add_clipped(

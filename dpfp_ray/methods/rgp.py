@@ -56,6 +56,7 @@ class Rgp(Method):
     """`scope: head` leaves no layer to carry: it is DP-SGD on the head (the code's linear_eval)."""
 
     noises_sum = True
+    gpu_takes_packed = False
 
     def __init__(self, plan: Plan, model: Classifier, sigma: float, seed: int) -> None:
         from dpfp_ray.methods.parts.carriers import Carried, Direct, encoder_linears

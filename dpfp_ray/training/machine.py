@@ -11,9 +11,9 @@ import gc
 import os
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -78,6 +78,27 @@ def peak_memory(device: torch.device) -> int:
                 return int(line.split()[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+@contextlib.contextmanager
+def repeatable(private: bool, device: torch.device) -> Iterator[None]:
+    """In here a private run on a GPU adds up in a fixed order.
+
+    A step that is repeated then has the same sum under the same noise, as it has on a CPU: two sums
+    that differ in a last digit, under equal noise, would show that digit without noise.
+    """
+    if not private or device.type != "cuda":
+        yield
+        return
+    deterministic: Any = torch.utils.deterministic
+    kept = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    deterministic.fill_uninitialized_memory = False  # nothing here reads what it has not written
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(kept[0])
+        deterministic.fill_uninitialized_memory = kept[1]
 
 
 class Comm(Protocol):

@@ -4,6 +4,7 @@
 records are pairs, the σ of the budget). No record is looked at, so the choice costs no privacy.
 """
 
+import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -350,7 +351,10 @@ def build_model(prepared: Prepared, seed: int, device: torch.device | None = Non
         model = _classifier(build, prepared.data, classes, plan, head_seed)
     if plan.start == "words" and not plan.one_release:
         start_from_words(model, prepared)
-    model = model.to(device or default_device())
+    device = device or default_device()
+    if device.type == "cuda":  # for `machine.repeatable`; read when CUDA multiplies first
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    model = model.to(device)
     prepared.build_seconds += time.perf_counter() - started
     return model
 

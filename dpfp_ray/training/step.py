@@ -57,11 +57,10 @@ class Steps:
         self.table, self.sampler, self.comm, self.seed = table, sampler, comm, seed
         self.learner, self.noise_coordinates = method, method.noise_coordinates
         self.lengths, self.units = table.lengths, Units(table)
-        # On a GPU the mask of packed rows would keep attention from its fastest way.
         self.packs = (
             method.takes_packed
             and method.model.packs
-            and method.device.type == "cpu"
+            and (method.device.type == "cpu" or method.gpu_takes_packed)
             and isinstance(table, TokenTable)
             and table.persons is None
         )

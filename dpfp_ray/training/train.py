@@ -57,11 +57,13 @@ def run_events(run: Run, model: Classifier, comm: Comm | None = None) -> Iterato
     prepared, plan = run.prepared, run.plan
     if run.state is not None:
         run_folder.refuse_earlier_version(run.state, plan)
-    machine.reset_peak_memory(next(model.parameters()).device)
+    device = next(model.parameters()).device
+    machine.reset_peak_memory(device)
     started = time.perf_counter()
     data = replace(prepared.data, train=with_activations(prepared.data.train, model, plan))
     prepared.build_seconds += time.perf_counter() - started
-    progress = yield from training_of(plan)(run, model, data, comm or SoloComm())
+    with machine.repeatable(plan.private and not plan.spec.by_library, device):
+        progress = yield from training_of(plan)(run, model, data, comm or SoloComm())
     record = result_record(run, progress, model)
     train_table = prepared.data.train
     if progress.claim:

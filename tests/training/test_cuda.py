@@ -1,5 +1,6 @@
 """Training on a pretend CUDA device (`tests/support/pretend_cuda.py`), in a process of its own."""
 
+import os
 from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
@@ -233,9 +234,12 @@ def whole_run(folder: str, settings: dict[str, Any]) -> Any:
 
     torch.set_num_threads(1)
     with pretend_cuda() as seen:
-        prepared, _ = prepared_run(folder, batch_size=8, **settings)
+        prepared, _ = prepared_run(folder, **{"batch_size": 8, "epsilon": 3.0, **settings})
         model = build_model(prepared, SEED)
         record, _ = run_with(prepared, seed=SEED, model=model)
+        assert not torch.are_deterministic_algorithms_enabled()  # once more
+        assert bool(seen.atomic) != prepared.plan.private
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     return record["plan"]["precision"], record["environment"]["device"], seen.flops[torch.bfloat16]
 
 
@@ -248,6 +252,13 @@ def test_a_gpu_trains_an_encoder_in_bf16_by_default(on_cuda: Call, model_folder:
     assert on_cuda(whole_run, model_folder, exact) == ("fp32", device, 0)
     head = {"method": "dpsgd", "scope": "head"}
     assert on_cuda(whole_run, model_folder, head) == ("fp32", device, 0)
+
+
+@pytest.mark.slow
+def test_a_private_run_adds_up_in_a_fixed_order(on_cuda: Call, model_folder: str) -> None:
+    """`whole_run` asserts it; that kernels of other runs need not is what shows that it looks."""
+    for settings in ({"method": "non_private", "epsilon": None, "delta": None}, {"method": "rgp"}):
+        on_cuda(whole_run, model_folder, settings)
 
 
 def test_a_cpu_trains_in_fp32_by_default() -> None:

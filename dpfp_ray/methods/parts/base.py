@@ -81,6 +81,8 @@ class Method(ABC):
 
     # Whether rows may be packed: it needs nothing of a row but h(x), or tells tokens apart by row.
     takes_packed = False
+    # Whether a GPU gains by it: not where each row is a product of its own, and many launches.
+    gpu_takes_packed = True
     # Whether the sum over rows and workers gets noise, and whether a GPU has already added it.
     noises_sum = False
     noised = False

@@ -59,9 +59,10 @@ class GhostClipping(Clipping):
         self, module: Module, inputs: Tensor, backprops: Tensor, row: Tensor | None = None
     ) -> None:
         if not needs_inputs(module):
-            backprops = sum_tokens(backprops, row)[:, None]  # all that a bias needs of a row
+            of_rows = sum_tokens(backprops, row, self.count)
+            backprops = of_rows[:, None]  # all that a bias needs of a row
         elif is_norm(module):
-            inputs, backprops = norm_gradients(module, inputs, backprops, row)
+            inputs, backprops = norm_gradients(module, inputs, backprops, row, self.count)
         elif row is not None:
             self.rows[module] = row
         self.uses.setdefault(module, []).append((inputs, backprops))
@@ -69,7 +70,7 @@ class GhostClipping(Clipping):
     def squares(self, example: Tensor | None = None) -> Squares:
         """Each example's squared gradient norm, for each weight of which a gradient has arrived."""
         found: Squares = {}
-        products = Products()
+        products = Products(self.count)
         for module, uses in self.uses.items():
             if module in self.rows:
                 own = products.squared_norms(module, uses, self.rows[module])
@@ -92,7 +93,7 @@ class GhostClipping(Clipping):
             if uses[0][1].dtype == torch.bfloat16:
                 row = self.rows.get(module)
                 own = [_lengths(inputs) * _lengths(outputs) for inputs, outputs in uses]
-                of_rows = [one if row is None else sum_tokens(one, row) for one in own]
+                of_rows = [one if row is None else sum_tokens(one, row, self.count) for one in own]
                 total = torch.stack([one.flatten(1).sum(1) for one in of_rows]).sum(0)
                 found.append(sum_by_example(total, example))
         return ROUNDING * torch.stack(found).square().sum(0).sqrt() if found else 0.0
@@ -140,7 +141,8 @@ class Products:
     neighbours undefined, for which the whole part is computed again, padded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, count: int | None) -> None:
+        self.count = count
         self.inputs = self.rows = self.of_inputs = self.of_rows = torch.empty(0)
 
     def among(self, inputs: Tensor) -> Tensor:
@@ -176,7 +178,7 @@ class Products:
             products *= self.among(a) if type(module) is Linear else a[:, :, None] == a[:, None, :]
             found[module.weight].append(products.sum(2, keepdim=True))
         return {
-            weight: sum_tokens(torch.cat(of_tokens), row)[:, 0].clamp(min=0)
+            weight: sum_tokens(torch.cat(of_tokens), row, self.count)[:, 0].clamp(min=0)
             for weight, of_tokens in found.items()
         }
 

@@ -32,6 +32,7 @@ class Clipping(GradSampleHooks, ABC):
         strip(model)
         self.roots: list[GradientEdge] = []
         self.row: Tensor | None = None
+        self.count: int | None = None  # of packed rows
         self.halved: tuple[Tensor, int, Tensor] | None = None
         # Not strict: strict would only refuse buffers, which in text encoders are position numbers.
         super().__init__(model, loss_reduction="sum", strict=False)
@@ -52,9 +53,12 @@ class Clipping(GradSampleHooks, ABC):
         strip(self._module)
 
     @contextmanager
-    def packed(self, row: Tensor | None) -> Iterator[None]:
-        """For a forward pass over packed rows, `row` of each token (`data/batches.py`)."""
-        self.row = row
+    def packed(self, row: Tensor | None, count: int | None = None) -> Iterator[None]:
+        """For a forward pass over packed rows, `row` of each token (`data/batches.py`).
+
+        A GPU's host need not wait for how many rows there are if `count` says it.
+        """
+        self.row, self.count = row, count
         try:
             yield
         finally:
@@ -270,17 +274,22 @@ def is_norm(module: Module) -> TypeGuard[LayerNorm]:
 
 
 def norm_gradients(
-    module: LayerNorm, inputs: Tensor, backprops: Tensor, row: Tensor | None = None
+    module: LayerNorm,
+    inputs: Tensor,
+    backprops: Tensor,
+    row: Tensor | None = None,
+    count: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Each row's gradients of weight and bias, whether or not there is a bias (ModernBERT)."""
     normed = functional.layer_norm(inputs, module.normalized_shape, eps=module.eps)
-    return sum_tokens(normed.mul_(backprops), row), sum_tokens(backprops, row)
+    return sum_tokens(normed.mul_(backprops), row, count), sum_tokens(backprops, row, count)
 
 
-def sum_tokens(value: Tensor, row: Tensor | None = None) -> Tensor:
-    """Over all but the rows and the last dimension; of packed rows, by the `row` of each token."""
+def sum_tokens(value: Tensor, row: Tensor | None = None, count: int | None = None) -> Tensor:
+    """Over all but the rows and the last dimension; of `count` packed rows, by each token's row."""
     if row is not None:
-        total = value.new_zeros(int(row.max()) + 1, value.shape[-1])
+        count = int(row.max()) + 1 if count is None else count
+        total = value.new_zeros(count, value.shape[-1])
         # Padding, −1, has no gradient: what it adds to row 0 is zero.
         return total.index_add_(0, row.clamp(min=0).flatten(), value.flatten(0, 1))
     between = tuple(range(1, value.ndim - 1))
