@@ -107,6 +107,9 @@ class DeviceTensor(Tensor):
         _count_memory(inner.untyped_storage())
         return found
 
+    def data_ptr(self) -> int:
+        return self.inner.data_ptr()
+
     def __repr__(self) -> str:
         return f"DeviceTensor({self.inner!r})"
 

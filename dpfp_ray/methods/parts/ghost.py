@@ -278,7 +278,8 @@ def _wide(value: Tensor) -> Tensor:
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
-    return one.data_ptr() == other.data_ptr() and one.shape == other.shape
+    # A tensor that wraps another one has the address 0, as all of its kind.
+    return one.data_ptr() == other.data_ptr() != 0 and one.shape == other.shape
 
 
 def _side_by_side(uses: list[Tensor]) -> Tensor:
