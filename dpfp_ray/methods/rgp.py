@@ -96,12 +96,12 @@ class Rgp(Method):
     def begin(self, step: int, total_rows: int) -> None:
         import torch
 
-        from dpfp_ray.privacy.sampling import keyed_generator
+        from dpfp_ray.methods.parts import carriers
 
         # The same on every worker and after a resume: a function of weights, key and step.
-        rng = keyed_generator(self.seed, "carriers", step)
-        for layer in self.carried:
-            layer.renew(rng, self.plan.power_iterations)
+        on_gpu = self.device.type == "cuda"
+        renew = carriers.renew_together if on_gpu else carriers.renew_each
+        renew(self.carried, self.seed, step, self.plan.power_iterations)
         self.sums = torch.zeros(self.coordinates, device=self.device)
 
     def backward(self, rows: Rows) -> Tensor:

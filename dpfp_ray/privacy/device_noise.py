@@ -34,7 +34,7 @@ def add_noise(
     """
     flats = [tensor.detach().contiguous().view(-1) for tensor in tensors]
     starts = np.concatenate([[0], np.cumsum([len(flat) for flat in flats])]).astype(np.int64)
-    key = step_key(seed, step)
+    key = step_key(seed, "noise", step)
     for block in range(worker, -(-int(starts[-1]) // BLOCK), workers):
         size = min(BLOCK, int(starts[-1]) - block * BLOCK)
         noise = normal_numbers(key, block, size, flats[0].device).mul_(std)
@@ -48,8 +48,8 @@ def add_noise(
             tensor.detach().copy_(flat.view(tensor.shape))
 
 
-def step_key(seed: int, step: int) -> bytes:
-    return hashlib.blake2b(f"{seed} device noise {step}".encode(), digest_size=32).digest()
+def step_key(seed: int, purpose: str, step: int) -> bytes:
+    return hashlib.blake2b(f"{seed} device {purpose} {step}".encode(), digest_size=32).digest()
 
 
 def normal_numbers(key: bytes, block: int, count: int, device: torch.device) -> Tensor:
