@@ -34,7 +34,7 @@ from dpfp_ray.privacy.sampling import keyed_generator, make_sampler, run_seed
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.contest import Contest
 from dpfp_ray.training.dev_scores import ANSWERS, best_epoch, measure, pack
-from dpfp_ray.training.machine import Comm, keep_freed_memory, share
+from dpfp_ray.training.machine import Comm, await_device, keep_freed_memory, share
 from dpfp_ray.training.prepare import Data, Run, put_head
 from dpfp_ray.training.record import Record
 from dpfp_ray.training.step import (
@@ -174,6 +174,8 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
         loss_rows += taken.units
         progress.rows += taken.rows
         progress.step += 1
+        if progress.step in epoch_ends:
+            await_device(device)
         progress.train_seconds += time.perf_counter() - started
         if progress.step in epoch_ends:
             record = {

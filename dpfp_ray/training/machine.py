@@ -60,12 +60,19 @@ def reset_peak_memory(device: torch.device) -> None:
     gc.collect()
     freeze_modules()
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # another trial's process may share the GPU
         torch.cuda.reset_peak_memory_stats(device)
         return
     with contextlib.suppress(OSError, AttributeError):  # glibc keeps freed memory for itself
         ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):  # elsewhere the peak is the process's, since its start
         Path("/proc/self/clear_refs").write_text("5")  # Linux: sets the high-water mark to now
+
+
+def await_device(device: torch.device) -> None:
+    """Before a clock is read: a GPU may still have steps to do that the host has long asked for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def peak_memory(device: torch.device) -> int:

@@ -76,6 +76,8 @@ _alive: set[int] = set()
 
 
 def forget() -> None:
+    _under_way.clear()
+    _under_way.clear()
     memory = seen.memory
     seen.__init__(memory=memory, peak=memory)  # type: ignore[misc]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import BertConfig, BertModel
 
-from dpfp_ray.data.batches import first_tokens
+from dpfp_ray.data.batches import ROW, first_tokens
 from dpfp_ray.methods import dpfp
 from dpfp_ray.methods.parts import carriers, ghost, per_example
 from dpfp_ray.methods.parts.base import Method
@@ -166,9 +166,8 @@ def asked_one_by_one(norms: Tensor, *args: Any) -> Tensor:
 
 
 def through_numpy(h: Tensor, C: float) -> Tensor:
-    return (
-        h * torch.from_numpy(np.minimum(1, C / np.linalg.norm(h.detach().numpy(), axis=1)))[:, None]
-    )
+    norms = np.linalg.norm(h.detach().numpy(), axis=1, keepdims=True)
+    return h * torch.from_numpy(np.minimum(1, C / norms))
 
 
 def index_from_the_cpu(batch: dict[str, Tensor]) -> Tensor:
@@ -228,6 +227,34 @@ def noise_of_run(folder: str, name: str) -> tuple[float, float]:
 def test_noise_of_a_run_is_the_planned_one(on_cuda: Call, model_folder: str, name: str) -> None:
     measured, planned = on_cuda(noise_of_run, str(Path(model_folder).parent), name)
     assert measured == pytest.approx(planned, rel=0.05)
+
+
+def filled(folder: str, name: str) -> tuple[float, int]:
+    """The share of real tokens in what a GPU is given at B = 32; all places for tokens."""
+    from tests.support.pretend_cuda import pretend_cuda
+
+    real, places = 0, 0
+
+    def count(inputs: dict[str, Tensor]) -> None:
+        nonlocal real, places
+        real += int((inputs[ROW] >= 0).sum())
+        places += inputs[ROW].numel()
+
+    plan = tiny_plan(records=200, batch_size=32, epochs=1, **METHODS[name])
+    with pretend_cuda():
+        model = tiny_classifier(folder, plan).to("cuda")
+        plain = model._packed_vector
+        with patch.object(model, "_packed_vector", lambda batch: [count(batch), plain(batch)][1]):
+            train_with(plan, 0.5, model, tiny_data(folder, train_rows=200), seed=SEED)
+    return real / places, places
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["non_private", "dpfp", "ghost"])
+def test_little_is_padding(on_cuda: Call, model_folder: str, name: str) -> None:
+    share, places = on_cuda(filled, model_folder, name)
+    assert share > 0.95
+    assert places > 1000
 
 
 # bf16: products of halves, added up in fp32 --------------------------------------------------
