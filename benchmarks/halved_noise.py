@@ -21,6 +21,7 @@ COPIED = ("dpfp_ray", "tests", "search_spaces", "pyproject.toml")
 MEASURED = "tests/training/test_measured_noise.py"
 PREPARED = f"{MEASURED}::test_trials_and_audits_are_prepared_with_the_planned_noise"
 STEPS = f"{MEASURED}::test_empty_steps_of_a_run_are_the_planned_noise"
+ON_GPU = "tests/training/test_cuda.py::test_noise_of_a_run_is_the_planned_one"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,22 @@ PLACES = (
         "self.std",
         "self.std / 2",
         (STEPS,),
+    ),
+    Place(
+        "DP-SGD and RGP on a GPU",
+        "methods/parts/base.py",
+        "add_noise(self.gradients(), self.sigma, self.seed, step, worker, workers)",
+        "self.sigma",
+        "self.sigma / 2",
+        (ON_GPU,),
+    ),
+    Place(
+        "noise made on a GPU",
+        "privacy/device_noise.py",
+        "noise = normal_numbers(key, block, size, flats[0].device).mul_(std)",
+        "mul_(std)",
+        "mul_(std / 2)",
+        (ON_GPU,),
     ),
     Place(
         "DP-SGD, ghost and hooks",

@@ -43,7 +43,15 @@ from dpfp_ray.training.charged import charged, enter_past, register
 from dpfp_ray.training.console import Keeper, choose_display
 from dpfp_ray.training.loop import Event, Finished, Released
 from dpfp_ray.training.machine import use_threads
-from dpfp_ray.training.prepare import Data, Prepared, Run, build_model, load_inputs, prepare
+from dpfp_ray.training.prepare import (
+    Data,
+    Prepared,
+    Run,
+    build_model,
+    load_inputs,
+    prepare,
+    with_precision,
+)
 from dpfp_ray.training.record import Record
 from dpfp_ray.training.run_folder import ask_for_room, load_state, save_seconds
 from dpfp_ray.training.train import TrainedRun, follow, refuse_other_data, run_events
@@ -90,6 +98,7 @@ class Audit:
 
 def set_up(plan: Plan, settings: Settings, membership_seed: int, task: Task | None = None) -> Audit:
     """Load the plan's data, put the canaries in, calibrate. D is the plan's own."""
+    plan = with_precision(plan)
     settings = settings.for_plan(plan)
     task = task or load_task(plan)
     inputs = load_inputs(plan, task)

@@ -12,6 +12,7 @@ length of a sequence, that of all else with the number of tokens; hence several 
 """
 
 import heapq
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -97,8 +98,9 @@ def _parts_of(
 # Tokens of a sequence: attention and ghost norms cost less in short ones; but where one holds fewer
 # rows than that, much of it stays empty. Longer than that only where a row is.
 SEQUENCE, ROWS, LONGEST = 64, 5, 128
-# In a packed batch: the number of each token's row, −1 for padding; and its place in that row.
-ROW, PLACE = "packed_row", "packed_place"
+# In a packed batch: the number of each token's row, −1 for padding; its place in that row; and of
+# each row, where its first token is among all tokens.
+ROW, PLACE, FIRST = "packed_row", "packed_place", "packed_first"
 Ints = NDArray[np.int64]
 
 
@@ -139,7 +141,17 @@ def packed(table: TokenTable, rows: Ints) -> "dict[str, Tensor]":
 
     batch = {name: spread(column[source]) for name, column in table.columns.items()}
     batch["input_ids"] = spread(table.columns["input_ids"][source], table.pad_token_id)
-    return {**batch, ROW: spread(row, -1), PLACE: spread(place)}
+    first = torch.from_numpy(sequence * longest + start)
+    return {**batch, ROW: spread(row, -1), PLACE: spread(place), FIRST: first}
+
+
+def first_tokens(batch: "Mapping[str, Tensor]") -> "Tensor":
+    """Of a packed batch. They are looked for only if it does not say: a GPU makes its host wait."""
+    if FIRST in batch:
+        return batch[FIRST]
+    row = batch[ROW].flatten()
+    found = ((row >= 0) & (batch[PLACE].flatten() == 0)).nonzero()[:, 0]
+    return found[row[found].argsort()]
 
 
 def spans(row: "Tensor") -> list[slice]:
@@ -166,7 +178,7 @@ def unpacked(batch: "dict[str, Tensor]") -> "dict[str, Tensor]":
     shape = int(row.max()) + 1, int(place.max()) + 1
     columns = {}
     for name, values in batch.items():
-        if name not in (ROW, PLACE):
+        if name not in (ROW, PLACE, FIRST):
             # Any id serves as padding where the mask hides it.
             columns[name] = torch.zeros(shape, dtype=values.dtype, device=values.device)
             columns[name][row, place] = values[real]

@@ -3,7 +3,8 @@
 Where persons are drawn, it is the gradient of a person's mean loss that is clipped, as one.
 
 Between `backward` and `finish`, `.grad` holds the plain sum of clipped gradients over parts and
-workers. `finish` adds N(0, σ²) to it once, the same on every worker, and divides by the public B.
+workers. It gets N(0, σ²) once: in `finish`, the same on every worker, or on GPUs before the sum,
+from each worker a share. `finish` divides by the public B.
 A row whose loss or gradient is not finite has no clipped gradient, and adds nothing.
 """
 
@@ -26,6 +27,8 @@ HOOKS_BYTES = 2 * 2**30  # per-example gradients in memory at once
 
 
 class DpSgd(Method):
+    noises_sum = True
+
     def __init__(self, plan: Plan, model: Classifier, sigma: float, seed: int) -> None:
         from dpfp_ray.data.batches import LONGEST
         from dpfp_ray.methods.parts.ghost import freeze_unsplittable, splits_packed
@@ -37,6 +40,7 @@ class DpSgd(Method):
         # Of longer rows the gradient itself is cheaper than the ghost's products of tokens.
         worth_it = plan.clipping == "hooks" or plan.max_length <= LONGEST
         self.takes_packed = worth_it and splits_packed(model)
+        self.gpu_takes_packed = plan.clipping == "ghost"
         self.clipping: Clipping | None = None
 
     @property
@@ -62,7 +66,7 @@ class DpSgd(Method):
 
         assert self.clipping is not None, "backward is called between begin and finish"
         while len(rows.labels):
-            with self.clipping.packed(rows.packed_row):
+            with self.clipping.packed(rows.packed_row, len(rows.labels)):
                 h = self.represent(rows.inputs)
             losses = rows.losses(self.model.head(h))
             finite = self.clipping.add_clipped(
@@ -84,7 +88,9 @@ class DpSgd(Method):
             self.clipping.remove()
             self.clipping = None
         gradients = [gradient(parameter) for parameter in self.parameters]
-        add_noise(gradients, self.sigma, self.seed, step)
+        if not self.noised:
+            add_noise(gradients, self.sigma, self.seed, step)
+        self.noised = False
         torch._foreach_div_(gradients, self.plan.B)
 
 
@@ -97,7 +103,7 @@ SPEC = MethodSpec(
     method="dpsgd",
     label="DP-SGD",
     order=1,
-    noise_generator="AES in counter mode",
+    noise_generator="AES in counter mode, on a GPU ChaCha20",
     guarantee="proved",
     adjacencies=("add_remove",),
     steps=DpSgd,

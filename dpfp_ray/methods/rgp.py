@@ -55,6 +55,9 @@ ROWS_MEMORY = 2**27
 class Rgp(Method):
     """`scope: head` leaves no layer to carry: it is DP-SGD on the head (the code's linear_eval)."""
 
+    noises_sum = True
+    gpu_takes_packed = False
+
     def __init__(self, plan: Plan, model: Classifier, sigma: float, seed: int) -> None:
         from dpfp_ray.methods.parts.carriers import Carried, Direct, encoder_linears
         from dpfp_ray.methods.parts.ghost import splits_packed, unsplittable
@@ -93,12 +96,12 @@ class Rgp(Method):
     def begin(self, step: int, total_rows: int) -> None:
         import torch
 
-        from dpfp_ray.privacy.sampling import keyed_generator
+        from dpfp_ray.methods.parts import carriers
 
         # The same on every worker and after a resume: a function of weights, key and step.
-        rng = keyed_generator(self.seed, "carriers", step)
-        for layer in self.carried:
-            layer.renew(rng, self.plan.power_iterations)
+        on_gpu = self.device.type == "cuda"
+        renew = carriers.renew_together if on_gpu else carriers.renew_each
+        renew(self.carried, self.seed, step, self.plan.power_iterations)
         self.sums = torch.zeros(self.coordinates, device=self.device)
 
     def backward(self, rows: Rows) -> Tensor:
@@ -131,7 +134,9 @@ class Rgp(Method):
     def finish(self, step: int) -> None:
         from dpfp_ray.privacy.sampling import add_noise
 
-        add_noise([self.sums], self.sigma, self.seed, step)
+        if not self.noised:
+            add_noise([self.sums], self.sigma, self.seed, step)
+        self.noised = False
         self.sums /= self.plan.B
         for layer, places in zip(self.layers, self.places, strict=True):
             first, second = (
@@ -172,7 +177,7 @@ SPEC = MethodSpec(
     method="rgp",
     label="RGP",
     order=2,
-    noise_generator="AES in counter mode",
+    noise_generator="AES in counter mode, on a GPU ChaCha20",
     guarantee="proved",
     adjacencies=("add_remove",),
     steps=Rgp,

@@ -17,7 +17,7 @@ from torch.nn import Embedding, Linear, Module, Parameter
 from torch.nn.modules.dropout import _DropoutNd
 from transformers import PretrainedConfig
 
-from dpfp_ray.data.batches import PLACE, ROW
+from dpfp_ray.data.batches import PLACE, ROW, first_tokens
 from dpfp_ray.models.modeling_dpfp import (
     PAIR,
     chosen_layers,
@@ -153,21 +153,21 @@ class Classifier(Module):
 
     def _packed_vector(self, batch: Mapping[str, Tensor]) -> Tensor:
         """`_vector` of rows that lie side by side: a token sees those of its own row."""
-        row, place = batch[ROW], batch[PLACE]
+        row = batch[ROW]
         inputs = self._inputs(batch)
         own = row[:, None, :, None] == row[:, None, None, :]
         if self.encoder.config._attn_implementation != "sdpa":  # type: ignore[union-attr]
             own = torch.zeros(own.shape, device=own.device).masked_fill_(~own, MASKED)
         inputs["attention_mask"] = own
         hidden: Tensor = self.encoder(**inputs).last_hidden_state.float().flatten(0, 1)
-        real = (row >= 0).flatten()
-        rows, places, hidden = row.flatten()[real], place.flatten()[real], hidden[real]
+        first = first_tokens(batch)
         if self.representation == "cls":
-            first = places == 0
-            return hidden[first][rows[first].argsort()]
-        counts = rows.bincount()
-        sums = hidden.new_zeros(len(counts), hidden.shape[1]).index_add(0, rows, hidden)
-        return sums / counts[:, None]
+            return hidden[first]
+        # Padding counts as 0 tokens of row 0.
+        real, rows = (row >= 0).flatten()[:, None], row.flatten().clamp(min=0)
+        sums = hidden.new_zeros(len(first), hidden.shape[1])
+        counts = hidden.new_zeros(len(first), 1).index_add(0, rows, real.to(hidden.dtype))
+        return sums.index_add(0, rows, hidden.where(real, 0.0)) / counts
 
     def _inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the encoder's forward takes, with what it would fill in by itself spelt out.
@@ -179,7 +179,9 @@ class Classifier(Module):
         inputs = {key: value for key, value in batch.items() if key in self._accepted}
         ids = inputs["input_ids"]
         place = batch.get(PLACE)  # of each token in its row, where rows are packed
-        length = ids.shape[1] if place is None else int(place.max()) + 1
+        length = ids.shape[1]
+        if place is not None and self.longest is not None and length > self.longest:
+            length = int(place.max()) + 1
         if self.longest is not None and length > self.longest:
             raise UserError(f"rows of {length} tokens; this encoder reads at most {self.longest}")
         if "token_type_ids" in self._accepted and self._token_types is not None:

@@ -252,7 +252,13 @@ class Plan:
         ("zero_out", "add_remove", "replace_one"),
     )
 
-    precision: str = option("fp32", "bf16 autocasts the encoder", ("fp32", "bf16"), **INPUTS)
+    precision: str = option(
+        "auto",
+        "bf16 autocasts the encoder; auto: bf16 where one is trained on a GPU that has it, else "
+        "fp32; clipping, norms and noise are in fp32",
+        ("auto", "fp32", "bf16"),
+        **INPUTS,
+    )
     max_physical_batch: int = option(256, "rows in memory at once; does not change the result")
     cache_gb: float = option(
         8.0,
@@ -492,6 +498,8 @@ class Plan:
             for key, value in self.to_dict().items()
             if key not in NOT_HASHED and not (key in UNSAID and value == UNSAID[key])
         }
+        if self.precision == "auto":  # until it is bound, it is what it is on every CPU
+            facts["precision"] = "fp32"
         text = json.dumps(facts, sort_keys=True, ensure_ascii=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

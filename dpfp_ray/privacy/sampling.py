@@ -171,11 +171,16 @@ def add_noise(tensors: "Sequence[Tensor]", std: float, seed: int, step: int) -> 
     model has millions of weights.
 
     Taken one after the other, the tensors' numbers get the step's normal numbers in their order,
-    whatever the number of threads, the tensors' device or their layout in memory. Noise is made in
-    fp32 and on the CPU.
+    whatever the number of threads or their layout in memory. Noise is made in fp32 and on the CPU;
+    for tensors of a GPU it is made there, and is another one (`device_noise`).
     """
     import torch  # a second, which accounting need not wait
 
+    if any(tensor.device.type == "cuda" for tensor in tensors):
+        from dpfp_ray.privacy import device_noise
+
+        device_noise.add_noise(tensors, std, seed, step)
+        return
     # A transposed tensor cannot be seen as one row in the order of its indices; it gets a copy.
     flats = [tensor.detach().contiguous().view(-1) for tensor in tensors]
     starts = np.concatenate([[0], np.cumsum([len(flat) for flat in flats])]).astype(np.int64)
@@ -184,11 +189,9 @@ def add_noise(tensors: "Sequence[Tensor]", std: float, seed: int, step: int) -> 
     def noise_block(block: int) -> None:
         noise = source.block(block)
         for number, mine, theirs in overlaps(starts, block):
-            target = flats[number][mine]
-            if target.device.type == "cpu":  # torch would start threads of its own in each of ours
-                np.add(target.numpy(), noise[theirs], out=target.numpy())
-            else:
-                target.add_(torch.from_numpy(noise[theirs]).to(target))
+            # In numpy: torch would start threads of its own in each of ours.
+            target = flats[number][mine].numpy()
+            np.add(target, noise[theirs], out=target)
 
     threads = min(torch.get_num_threads(), source.blocks)
     if threads > 1:
@@ -203,9 +206,11 @@ def add_noise(tensors: "Sequence[Tensor]", std: float, seed: int, step: int) -> 
             tensor.detach().copy_(flat.view(tensor.shape))
 
 
-def overlaps(starts: NDArray[np.int64], block: int) -> Iterator[tuple[int, slice, slice]]:
+def overlaps(
+    starts: NDArray[np.int64], block: int, size: int = BLOCK
+) -> Iterator[tuple[int, slice, slice]]:
     """The tensors that have numbers in `block`: which, where in the tensor, where in the block."""
-    begin, end = block * BLOCK, (block + 1) * BLOCK
+    begin, end = block * size, (block + 1) * size
     first = int(np.searchsorted(starts, begin, side="right")) - 1
     for number in range(first, len(starts) - 1):
         low, high = max(begin, int(starts[number])), min(end, int(starts[number + 1]))

@@ -34,6 +34,7 @@ from dpfp_ray.training.prepare import (
     choose_representation,
     load_inputs,
     prepare,
+    with_precision,
 )
 from dpfp_ray.training.record import Record, make_record
 
@@ -94,7 +95,7 @@ def bind_trial(
     group: str = "",
 ) -> Trial:
     """A trial that meets its budget, or a UserError that says why it cannot."""
-    plan = make_plan(values)
+    plan = with_precision(make_plan(values))
     prepared = prepare(plan, inputs_of(plan))
     return Trial(prepared.plan, prepared.noise_multiplier, seed_index, group)
 
@@ -113,6 +114,7 @@ class InputsOnce:
         self._facts: dict[tuple[object, ...], TaskFacts] = {}
 
     def __call__(self, plan: Plan) -> Inputs:
+        plan = with_precision(plan)
         asked = input_key(plan)
         if asked in self._inputs and plan.representation != "auto":
             return self._inputs[asked]  # checked when it was loaded; a thousand trials ask for it

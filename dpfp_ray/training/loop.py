@@ -34,7 +34,7 @@ from dpfp_ray.privacy.sampling import keyed_generator, make_sampler, run_seed
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.training.contest import Contest
 from dpfp_ray.training.dev_scores import ANSWERS, best_epoch, measure, pack
-from dpfp_ray.training.machine import Comm, keep_freed_memory, share
+from dpfp_ray.training.machine import Comm, await_device, keep_freed_memory, share
 from dpfp_ray.training.prepare import Data, Run, put_head
 from dpfp_ray.training.record import Record
 from dpfp_ray.training.step import (
@@ -133,6 +133,7 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
 
     if state is not None:
         refuse_other_weights(state, model)
+        refuse_other_device(state, plan, device)
         progress, loss_rows = Progress(**state["progress"]), state["loss_rows"]
         model.load_state_dict(state["model"], strict=False)
         steps.load_state(state["optimizer"])
@@ -143,6 +144,7 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
     def checkpoint() -> State:
         return {
             **resume_facts(run, progress, spending.spent(progress.step)),
+            "device": device.type,
             "loss_sum": loss_sum.item() if shows_loss else 0.0,
             "loss_rows": loss_rows if shows_loss else 0,
             "model": {name: p.detach() for name, p in trainable_parameters(model)},
@@ -172,6 +174,8 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
         loss_rows += taken.units
         progress.rows += taken.rows
         progress.step += 1
+        if progress.step in epoch_ends:
+            await_device(device)
         progress.train_seconds += time.perf_counter() - started
         if progress.step in epoch_ends:
             record = {
@@ -274,6 +278,17 @@ def refuse_other_weights(state: State, model: Classifier) -> None:
         raise UserError(
             f"the saved state does not fit the model at {wrong!r}; is the encoder still the one "
             f"that the run began with? --overwrite starts again"
+        )
+
+
+def refuse_other_device(state: State, plan: Plan, device: torch.device) -> None:
+    """GPUs make other noise of a seed than CPUs do: repeated steps would be released twice."""
+    begun = state.get("device", "cpu")
+    if plan.private and not plan.one_release and begun != device.type:
+        raise UserError(
+            f"the unfinished run was begun on device {begun}, and this is {device.type}, which "
+            f"makes other noise of the same seed; finish it on {begun}, or start again with "
+            f"--overwrite (the ledger keeps what was spent)"
         )
 
 

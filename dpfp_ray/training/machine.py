@@ -11,9 +11,9 @@ import gc
 import os
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -60,12 +60,19 @@ def reset_peak_memory(device: torch.device) -> None:
     gc.collect()
     freeze_modules()
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # another trial's process may share the GPU
         torch.cuda.reset_peak_memory_stats(device)
         return
     with contextlib.suppress(OSError, AttributeError):  # glibc keeps freed memory for itself
         ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):  # elsewhere the peak is the process's, since its start
         Path("/proc/self/clear_refs").write_text("5")  # Linux: sets the high-water mark to now
+
+
+def await_device(device: torch.device) -> None:
+    """Before a clock is read: a GPU may still have steps to do that the host has long asked for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def peak_memory(device: torch.device) -> int:
@@ -78,6 +85,27 @@ def peak_memory(device: torch.device) -> int:
                 return int(line.split()[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+@contextlib.contextmanager
+def repeatable(private: bool, device: torch.device) -> Iterator[None]:
+    """In here a private run on a GPU adds up in a fixed order.
+
+    A step that is repeated then has the same sum under the same noise, as it has on a CPU: two sums
+    that differ in a last digit, under equal noise, would show that digit without noise.
+    """
+    if not private or device.type != "cuda":
+        yield
+        return
+    deterministic: Any = torch.utils.deterministic
+    kept = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    deterministic.fill_uninitialized_memory = False  # nothing here reads what it has not written
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(kept[0])
+        deterministic.fill_uninitialized_memory = kept[1]
 
 
 class Comm(Protocol):

@@ -4,6 +4,7 @@
 records are pairs, the σ of the budget). No record is looked at, so the choice costs no privacy.
 """
 
+import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -197,6 +198,7 @@ def load_inputs(
     Nothing here depends on method, budget or seed, but for what `representation: auto` becomes.
     """
     started = time.perf_counter()
+    plan = with_precision(plan)
     if own is None and plan.model.startswith(CUSTOM):
         raise UserError(
             f"model {plan.model} is a module in the memory of another call; give encoder= to "
@@ -302,11 +304,29 @@ def _classifier(
 
 
 def prepare(plan: Plan, inputs: Inputs | None = None) -> Prepared:
+    plan = with_precision(plan)
     inputs = inputs or load_inputs(plan)
     started = time.perf_counter()
     bound = inputs.bind(plan)
     noise = noise_multiplier(bound)
     return Prepared(bound, inputs, noise, time.perf_counter() - started)
+
+
+def with_precision(plan: Plan) -> Plan:
+    """The plan, with the precision that suits this machine if it is left open.
+
+    Rows of a frozen encoder are kept for all machines, and other libraries train in fp32. Cards
+    without bf16 have no TF32 either: there fp32 it is.
+    """
+    if plan.precision != "auto":
+        return plan
+    trains_encoder = plan.scope != "head" and not plan.spec.by_library
+    bf16 = (
+        trains_encoder
+        and default_device().type == "cuda"
+        and torch.cuda.is_bf16_supported(including_emulation=False)
+    )
+    return replace(plan, precision="bf16" if bf16 else "fp32")
 
 
 def default_device() -> torch.device:
@@ -331,7 +351,10 @@ def build_model(prepared: Prepared, seed: int, device: torch.device | None = Non
         model = _classifier(build, prepared.data, classes, plan, head_seed)
     if plan.start == "words" and not plan.one_release:
         start_from_words(model, prepared)
-    model = model.to(device or default_device())
+    device = device or default_device()
+    if device.type == "cuda":  # for `machine.repeatable`; read when CUDA multiplies first
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    model = model.to(device)
     prepared.build_seconds += time.perf_counter() - started
     return model
 

@@ -291,8 +291,8 @@ def forget_state(folder: Path) -> None:
         whole_files.delete_secret(folder / name)
 
 
-def keep_seed(folder: Path, plan: Plan, seed: int, seed_known: bool) -> None:
-    facts = {"plan_hash": plan.hash, "seed": seed, "seed_known": seed_known}
+def keep_seed(folder: Path, plan: Plan, seed: int, seed_known: bool, device: str = "cpu") -> None:
+    facts = {"plan_hash": plan.hash, "seed": seed, "seed_known": seed_known, "device": device}
     with whole_files.whole_file(folder / SEED, whole_files.PRIVATE) as file:
         file.write(whole_files.with_checksum(whole_files.to_json(facts).encode()))
 

@@ -57,11 +57,10 @@ class Steps:
         self.table, self.sampler, self.comm, self.seed = table, sampler, comm, seed
         self.learner, self.noise_coordinates = method, method.noise_coordinates
         self.lengths, self.units = table.lengths, Units(table)
-        # On a GPU the mask of packed rows would keep attention from its fastest way.
         self.packs = (
             method.takes_packed
             and method.model.packs
-            and method.device.type == "cpu"
+            and (method.device.type == "cpu" or method.gpu_takes_packed)
             and isinstance(table, TokenTable)
             and table.persons is None
         )
@@ -84,6 +83,7 @@ class Steps:
                 torch.manual_seed(keyed_integer(self.seed, f"dropout {comm.rank} {number}", step))
             rows = take(self.table, records, mine[part], device, owners, packs)
             loss += method.backward(rows)
+        method.add_noise_share(step, comm.rank, comm.world_size)
         comm.sum_([*method.gradients(), loss])
         method.finish(step)
         set_learning_rate(self.optimizer, self.plan, step)

@@ -39,6 +39,7 @@ from dpfp_ray.training.loop import (
     State,
     Training,
     make_release,
+    refuse_other_device,
     train_steps,
 )
 from dpfp_ray.training.machine import Comm, SoloComm
@@ -56,11 +57,13 @@ def run_events(run: Run, model: Classifier, comm: Comm | None = None) -> Iterato
     prepared, plan = run.prepared, run.plan
     if run.state is not None:
         run_folder.refuse_earlier_version(run.state, plan)
-    machine.reset_peak_memory(next(model.parameters()).device)
+    device = next(model.parameters()).device
+    machine.reset_peak_memory(device)
     started = time.perf_counter()
     data = replace(prepared.data, train=with_activations(prepared.data.train, model, plan))
     prepared.build_seconds += time.perf_counter() - started
-    progress = yield from training_of(plan)(run, model, data, comm or SoloComm())
+    with machine.repeatable(plan.private and not plan.spec.by_library, device):
+        progress = yield from training_of(plan)(run, model, data, comm or SoloComm())
     record = result_record(run, progress, model)
     train_table = prepared.data.train
     if progress.claim:
@@ -293,9 +296,12 @@ def train(
                 "starting again with the same noise: the run here was killed before its first save"
             )
         model = build_model(run.prepared, seed)
+        device = next(model.parameters()).device
+        if begun is not None:
+            refuse_other_device(begun, plan.trained_part, device)
         if folder is not None:
             run_folder.ask_for_room(folder, model, plan, weights)
-            run_folder.keep_seed(folder, plan, seed, seed_known)
+            run_folder.keep_seed(folder, plan, seed, seed_known, device.type)
         where = "" if folder is None else str(folder.resolve())
         charge = charged(book, run, where=where, resumed=begun is not None, mark=mark)
         keeper = Keeper(run, display, folder, save_every, mark)

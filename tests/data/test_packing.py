@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from dpfp_ray.data.batches import PLACE, ROW, arrange, packed, spans, unpacked
+from dpfp_ray.data.batches import (
+    FIRST,
+    PLACE,
+    ROW,
+    arrange,
+    first_tokens,
+    packed,
+    spans,
+    unpacked,
+)
 from dpfp_ray.data.tokens import tokenise_once
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
 from tests.support.tiny_models import ENCODERS
@@ -35,8 +44,9 @@ def test_what_is_unpacked_is_what_was_packed(zoo: Path) -> None:
     table = tokenise_once(tiny_split(30), load_tokenizer(str(zoo / "bert")), 16)
     rows = np.array([3, 29, 3, 0, 11, 12])
     batch = packed(table, rows)
-    assert set(batch) == {*table.columns, ROW, PLACE}
+    assert set(batch) == {*table.columns, ROW, PLACE, FIRST}
     plain = table.collate(rows)
+    assert batch.pop(FIRST).tolist() == first_tokens(batch).tolist()
     found = unpacked(batch)
     assert found.keys() == plain.keys()
     assert torch.equal(found["attention_mask"], plain["attention_mask"])

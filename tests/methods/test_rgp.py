@@ -14,7 +14,13 @@ from torch.nn import functional
 from dpfp_ray.data import Split
 from dpfp_ray.data.tokens import TokenTable, tokenise
 from dpfp_ray.methods.parts.base import Rows
-from dpfp_ray.methods.parts.carriers import Carried, Direct, orthonormal
+from dpfp_ray.methods.parts.carriers import (
+    Carried,
+    Direct,
+    orthonormal,
+    renew_each,
+    renew_together,
+)
 from dpfp_ray.methods.rgp import HEAD_SHARE, Rgp
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.pretrained import build_classifier, load_tokenizer
@@ -528,3 +534,24 @@ def test_resume_repeats_the_unbroken_run_bit_by_bit(zoo: Path, data: Data, sourc
     assert any(not torch.equal(end[name], start[name]) for name in end)
     frozen = set(end) - set(victim.state()["model"])
     assert all(torch.equal(end[name], start[name]) for name in frozen)
+
+
+def test_layers_of_one_shape_are_renewed_at_once(zoo: Path) -> None:
+    """As one by one, from another random start, which is no matter after many iterations."""
+    method = Rgp(make_plan(rank=2), make_model(zoo), 0.0, SEED)
+    zero = method.carried[1]
+    with torch.no_grad():
+        for layer in method.carried:
+            u, _, v = torch.linalg.svd(layer.module.weight, full_matrices=False)
+            layer.module.weight.copy_((u * 0.5 ** torch.arange(u.shape[1])) @ v)
+        zero.module.weight.zero_()
+    found = []
+    for renew in (renew_each, renew_together):
+        renew(method.carried, SEED, 3, 30)
+        for layer in method.carried:
+            torch.testing.assert_close(layer.L.T @ layer.L, torch.eye(2), rtol=0, atol=1e-5)
+            torch.testing.assert_close(layer.R @ layer.R.T, torch.eye(2), rtol=0, atol=1e-5)
+        found.append([(layer.L @ layer.L.T, layer.R.T @ layer.R) for layer in method.carried])
+    for layer, one, other in zip(method.carried, *found, strict=True):
+        if layer is not zero:
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-4)

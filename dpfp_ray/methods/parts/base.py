@@ -1,8 +1,9 @@
 """The small interface that every method has which trains in steps.
 
 A step of the loop is: `begin(step)`, then `backward(rows)` for each part of the step that fits in
-memory, then the sum over workers, then `finish(step)`, then the optimizer. A method leaves in
-`.grad` what the optimizer shall see: a sum over the step's rows divided by the public B.
+memory, then `add_noise_share(step)`, the sum over workers, `finish(step)` and the optimizer. A
+method leaves in `.grad` what the optimizer shall see: a sum over the step's rows divided by the
+public B.
 
 Here and in the methods' own files torch is imported where it is used: plans and help texts read the
 specs in those files and must not wait seconds for it.
@@ -80,6 +81,11 @@ class Method(ABC):
 
     # Whether rows may be packed: it needs nothing of a row but h(x), or tells tokens apart by row.
     takes_packed = False
+    # Whether a GPU gains by it: not where each row is a product of its own, and many launches.
+    gpu_takes_packed = True
+    # Whether the sum over rows and workers gets noise, and whether a GPU has already added it.
+    noises_sum = False
+    noised = False
 
     def __init__(self, plan: Plan, model: Classifier, sigma: float, seed: int) -> None:
         """`sigma` is the noise's standard deviation; `seed` is secret."""
@@ -120,6 +126,17 @@ class Method(ABC):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+
+    def add_noise_share(self, step: int, worker: int = 0, workers: int = 1) -> None:
+        """Called once a step, before the sum over workers: on a GPU each adds its share of noise.
+
+        On CPUs all of them add all noise to the sum, in `finish`.
+        """
+        self.noised = self.noises_sum and self.device.type == "cuda"
+        if self.noised:
+            from dpfp_ray.privacy.device_noise import add_noise
+
+            add_noise(self.gradients(), self.sigma, self.seed, step, worker, workers)
 
     def finish(self, step: int) -> None:  # noqa: B027 - most methods need nothing
         """Called once a step, when `.grad` holds the sum over all rows and workers."""

@@ -12,6 +12,8 @@ from torch.nn import Linear, Module
 
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.plan.plan import Plan
+from dpfp_ray.privacy.device_noise import normal_numbers, step_key
+from dpfp_ray.privacy.sampling import keyed_generator
 from dpfp_ray.system.errors import UserError
 
 
@@ -27,10 +29,14 @@ class Carried:
         self.start = module.weight.detach().clone() if plan.carriers == "history" else None
         self.L = self.R = torch.empty(0)
 
+    def target(self) -> Tensor:
+        """What L and R decompose."""
+        return self.module.weight if self.start is None else self.module.weight - self.start
+
     @torch.no_grad()
     def renew(self, rng: np.random.Generator, iterations: int) -> None:
         """L and R by the power method: the leading singular vectors as far as K iterations go."""
-        target = self.module.weight if self.start is None else self.module.weight - self.start
+        target = self.target()
         (out, rank), (_, into) = self.shapes
         right = gaussian(rng, into, rank).to(target.device)
         product = target @ right
@@ -66,6 +72,45 @@ class Carried:
         """The weight's gradient: g_L R + L g_R − L Lᵀ g_L R, as one product of rank 2r."""
         rest = g_L - self.L @ (self.L.T @ g_L)
         self.module.weight.grad = torch.cat([rest, self.L], 1) @ torch.cat([self.R, g_R])
+
+
+def renew_each(layers: list[Carried], seed: int, step: int, iterations: int) -> None:
+    rng = keyed_generator(seed, "carriers", step)
+    for layer in layers:
+        layer.renew(rng, iterations)
+
+
+@torch.no_grad()
+def renew_together(layers: list[Carried], seed: int, step: int, iterations: int) -> None:
+    """As `renew_each`, for a GPU: layers of one shape at once, with Gaussians that are made there.
+
+    Nothing waits for whether a matrix is zero: both carriers are computed, and one is taken.
+    """
+    if not layers:
+        return
+    groups: dict[Any, list[Carried]] = {}
+    for layer in layers:
+        groups.setdefault(tuple(layer.shapes), []).append(layer)
+    sizes = [
+        [len(group) * into * rank, len(group) * out * rank]
+        for ((out, rank), (_, into)), group in groups.items()
+    ]
+    device = layers[0].module.weight.device
+    count = sum(map(sum, sizes))
+    gaussians = normal_numbers(step_key(seed, "carriers", step), 0, count, device)
+    parts = gaussians.split([sum(both) for both in sizes])
+    for group, both, part in zip(groups.values(), sizes, parts, strict=True):
+        target = torch.stack([layer.target() for layer in group])
+        start, other = (half.view(len(group), -1, group[0].rank) for half in part.split(both))
+        right, product = start, target @ start
+        zero = ~product.flatten(1).any(1)[:, None, None]
+        for iteration in range(iterations):
+            left = orthonormal(product if iteration == 0 else target @ right)
+            right = orthonormal(target.mT @ left)
+        left = orthonormal(other).where(zero, left)
+        right = orthonormal(start).where(zero, right)
+        for place, layer in enumerate(group):
+            layer.L, layer.R = left[place], right[place].T
 
 
 class Direct:
@@ -129,7 +174,8 @@ def orthonormal(matrix: Tensor) -> Tensor:
     So workers whose arithmetic differs in the last digits cannot end up with opposite signs.
     """
     q, r = torch.linalg.qr(matrix)
-    return q * torch.where(r.diagonal() < 0, -1.0, 1.0)
+    signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
+    return q * signs.unsqueeze(-2)
 
 
 def gaussian(rng: np.random.Generator, rows: int, columns: int) -> Tensor:

@@ -6,7 +6,8 @@ A linear layer's gradient from one row is Σₜ gₜ aₜᵀ over its tokens, so
 Opacus then runs a second backward pass with rescaled losses. We keep the first pass's (a, g) pairs
 instead and rescale those: Σᵢ cᵢ Σₜ gₜ aₜᵀ is one matrix product a layer ("book-keeping", Bu et al.
 2023). A step costs what plain training costs plus the norms, and what is summed is to the bit what
-was measured, also in bf16.
+was measured, also in bf16 on a CPU. On a GPU in bf16, (a, g) are kept as they are and cᵢ gₜ is
+rounded to bf16; what that can add to a row's norm is counted before its factor is chosen.
 
 The rows of one person are more tokens of one example: the same formulas hold for them side by side.
 Of rows that are packed into one sequence, Gram matrices count where both tokens are of one row.
@@ -31,8 +32,10 @@ from dpfp_ray.methods.parts.per_example import (
     needs_inputs,
     norm_gradients,
     per_example_gradients,
+    product,
     sum_by_example,
     sum_tokens,
+    tokens,
 )
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.models.scopes import woken
@@ -42,6 +45,7 @@ from dpfp_ray.system.errors import UserError
 # narrow, the gradients of weight and bias themselves.
 Use = tuple[Tensor, Tensor]
 Squares = dict[Tensor, Tensor]  # by weight
+ROUNDING = 2.0**-8  # of a number to bf16, relative to it
 CHUNK = 2**25  # numbers in a temporary: rows are taken in groups that keep it within 128 MiB
 
 
@@ -55,9 +59,10 @@ class GhostClipping(Clipping):
         self, module: Module, inputs: Tensor, backprops: Tensor, row: Tensor | None = None
     ) -> None:
         if not needs_inputs(module):
-            backprops = sum_tokens(backprops, row)[:, None]  # all that a bias needs of a row
+            of_rows = sum_tokens(backprops, row, self.count)
+            backprops = of_rows[:, None]  # all that a bias needs of a row
         elif is_norm(module):
-            inputs, backprops = norm_gradients(module, inputs, backprops, row)
+            inputs, backprops = norm_gradients(module, inputs, backprops, row, self.count)
         elif row is not None:
             self.rows[module] = row
         self.uses.setdefault(module, []).append((inputs, backprops))
@@ -65,7 +70,7 @@ class GhostClipping(Clipping):
     def squares(self, example: Tensor | None = None) -> Squares:
         """Each example's squared gradient norm, for each weight of which a gradient has arrived."""
         found: Squares = {}
-        products = Products()
+        products = Products(self.count)
         for module, uses in self.uses.items():
             if module in self.rows:
                 own = products.squared_norms(module, uses, self.rows[module])
@@ -77,11 +82,28 @@ class GhostClipping(Clipping):
                 found[weight] = found[weight] + square if weight in found else square
         return found
 
+    def rounding(self, example: Tensor | None = None) -> Tensor | float:
+        """How much longer an example's gradient may become where `add_scaled` rounds it to bf16.
+
+        Rounding changes each number of cgₜ by at most u = 2⁻⁸ of it, so Σₜ cgₜ aₜᵀ by at most
+        c u Σₜ ‖gₜ‖‖aₜ‖ (docs/privacy.md, section 7).
+        """
+        found = []
+        for module, uses in self.uses.items():
+            if uses[0][1].dtype == torch.bfloat16:
+                row = self.rows.get(module)
+                own = [_lengths(inputs) * _lengths(outputs) for inputs, outputs in uses]
+                of_rows = [one if row is None else sum_tokens(one, row, self.count) for one in own]
+                total = torch.stack([one.flatten(1).sum(1) for one in of_rows]).sum(0)
+                found.append(sum_by_example(total, example))
+        return ROUNDING * torch.stack(found).square().sum(0).sqrt() if found else 0.0
+
     def add_clipped(
         self, losses: Tensor, clip: float, style: str = "abadi", example: Tensor | None = None
     ) -> Tensor:
         self.run_hooks(losses)
         norms = torch.stack(list(self.squares(example).values())).sum(0).sqrt()
+        norms += self.rounding(example)
         finite = sum_by_example(losses.detach(), example).isfinite() & norms.isfinite()
         if not finite.all():
             self.uses.clear()
@@ -119,13 +141,14 @@ class Products:
     neighbours undefined, for which the whole part is computed again, padded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, count: int | None) -> None:
+        self.count = count
         self.inputs = self.rows = self.of_inputs = self.of_rows = torch.empty(0)
 
     def among(self, inputs: Tensor) -> Tensor:
         """aₛ·aₜ. Query, key and value have one input, and ask one after the other."""
         if not _same_memory(inputs, self.inputs):
-            self.inputs, self.of_inputs = inputs, inputs @ inputs.mT
+            self.inputs, self.of_inputs = inputs, product(inputs, inputs.mT)
         return self.of_inputs
 
     def together(self, row: Tensor) -> Tensor:
@@ -149,13 +172,13 @@ class Products:
         found: dict[Tensor, list[Tensor]] = {module.weight: []}
         group = max(1, CHUNK // (2 * row.shape[1] ** 2))
         for r, a, g in zip(*(side.split(group) for side in (row, inputs, outputs)), strict=True):
-            products = (g @ g.mT).mul_(self.together(r))
+            products = product(g, g.mT).mul_(self.together(r))
             if bias is not None:  # its gradient is Σ gₜ
                 found.setdefault(bias, []).append(products.sum(2, keepdim=True))
             products *= self.among(a) if type(module) is Linear else a[:, :, None] == a[:, None, :]
             found[module.weight].append(products.sum(2, keepdim=True))
         return {
-            weight: sum_tokens(torch.cat(of_tokens), row)[:, 0].clamp(min=0)
+            weight: sum_tokens(torch.cat(of_tokens), row, self.count)[:, 0].clamp(min=0)
             for weight, of_tokens in found.items()
         }
 
@@ -172,7 +195,7 @@ def squared_norms(module: Module, uses: list[Use], joined: int = 0) -> Squares:
             inputs = _side_by_side([tokens(inputs) for inputs, _ in uses])
             squares[module.weight] = _linear_squares(inputs, outputs)
         if module.bias is not None and module.bias.requires_grad:
-            squares[module.bias] = outputs.sum(1).square().sum(1)
+            squares[module.bias] = _wide(outputs).sum(1).square().sum(1)
         return squares
     if is_norm(module):
         found = [torch.stack(part).sum(0) for part in zip(*uses, strict=True)]
@@ -201,7 +224,11 @@ def add_scaled(module: Module, uses: list[Use], scale: Tensor) -> None:
         for inputs, outputs in uses:
             scaled = (tokens(outputs) * of_tokens).flatten(0, 1)
             if module.weight.requires_grad:
-                gradient(module.weight).addmm_(scaled.T, tokens(inputs).flatten(0, 1))
+                a, total = tokens(inputs).flatten(0, 1), gradient(module.weight)
+                if a.dtype == torch.bfloat16:
+                    total += product(scaled.bfloat16().T, a)
+                else:
+                    total.addmm_(scaled.T, a)
             if module.bias is not None and module.bias.requires_grad:
                 gradient(module.bias).add_(scaled.sum(0))
     elif is_norm(module):
@@ -240,13 +267,19 @@ def _whole_gradients(
         yield rows, total
 
 
-def tokens(value: Tensor) -> Tensor:
-    """(rows, …, width) as (rows, tokens, width)."""
-    return value.reshape(value.shape[0], -1, value.shape[-1])
+def _lengths(value: Tensor) -> Tensor:
+    """Of each token's vector, (rows, tokens, 1)."""
+    return torch.linalg.vector_norm(tokens(value), dim=2, keepdim=True, dtype=torch.float32)
+
+
+def _wide(value: Tensor) -> Tensor:
+    """bf16 as fp32, for sums."""
+    return value.float() if value.dtype == torch.bfloat16 else value
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
-    return one.data_ptr() == other.data_ptr() and one.shape == other.shape
+    # A tensor that wraps another one has the address 0, as all of its kind.
+    return one.data_ptr() == other.data_ptr() != 0 and one.shape == other.shape
 
 
 def _side_by_side(uses: list[Tensor]) -> Tensor:
@@ -257,16 +290,16 @@ def _side_by_side(uses: list[Tensor]) -> Tensor:
 def _linear_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
     length, width_in, width_out = inputs.shape[1], inputs.shape[2], outputs.shape[2]
     if length == 1:
-        return inputs.square().sum((1, 2)) * outputs.square().sum((1, 2))
+        return _wide(inputs).square().sum((1, 2)) * _wide(outputs).square().sum((1, 2))
     # Many tokens and narrow layers: the gradient itself is the cheaper way.
     ghost = length * (width_in + width_out) <= width_in * width_out
     group = max(1, CHUNK // (2 * length**2 if ghost else width_in * width_out))
     squares = []
     for a, g in zip(inputs.split(group), outputs.split(group), strict=True):
         if ghost:
-            squares.append(((a @ a.mT) * (g @ g.mT)).sum((1, 2)).clamp(min=0))
+            squares.append((product(a, a.mT) * product(g, g.mT)).sum((1, 2)).clamp(min=0))
         else:
-            squares.append(torch.linalg.vector_norm((g.mT @ a).flatten(1), dim=1).square())
+            squares.append(torch.linalg.vector_norm(product(g.mT, a).flatten(1), dim=1).square())
     return torch.cat(squares)
 
 

@@ -32,6 +32,8 @@ class Clipping(GradSampleHooks, ABC):
         strip(model)
         self.roots: list[GradientEdge] = []
         self.row: Tensor | None = None
+        self.count: int | None = None  # of packed rows
+        self.halved: tuple[Tensor, int, Tensor] | None = None
         # Not strict: strict would only refuse buffers, which in text encoders are position numbers.
         super().__init__(model, loss_reduction="sum", strict=False)
 
@@ -51,9 +53,12 @@ class Clipping(GradSampleHooks, ABC):
         strip(self._module)
 
     @contextmanager
-    def packed(self, row: Tensor | None) -> Iterator[None]:
-        """For a forward pass over packed rows, `row` of each token (`data/batches.py`)."""
-        self.row = row
+    def packed(self, row: Tensor | None, count: int | None = None) -> Iterator[None]:
+        """For a forward pass over packed rows, `row` of each token (`data/batches.py`).
+
+        A GPU's host need not wait for how many rows there are if `count` says it.
+        """
+        self.row, self.count = row, count
         try:
             yield
         finally:
@@ -77,9 +82,26 @@ class Clipping(GradSampleHooks, ABC):
         for module in self.iterate_submodules(self._module):
             if type(module) not in self.GRAD_SAMPLERS:
                 prepare_layer(module, batch_first=True)  # takes a copy, still without a hook
+            if type(module) is Linear and needs_inputs(module):
+                hook = module.register_forward_pre_hook(self._halve)
+                self.autograd_grad_sample_hooks.append(hook)
             self.autograd_grad_sample_hooks.append(
                 module.register_forward_hook(self.capture_activations_hook)
             )
+
+    def _halve(self, _: Module, forward_input: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """On a GPU under bf16 autocast, a linear layer's input is cast here and not in the layer.
+
+        So what clipping keeps is what autograd keeps, in half the memory; query, key and value have
+        one input, which is cast once.
+        """
+        value = forward_input[0]
+        if not (value.is_cuda and torch.is_autocast_enabled("cuda")):
+            return None
+        last = self.halved
+        if last is None or last[0] is not value or last[1] != value._version:
+            last = self.halved = (value, value._version, value.bfloat16())
+        return last[2], *forward_input[1:]
 
     def capture_activations_hook(
         self, module: Module, forward_input: Sequence[Any], forward_output: Any
@@ -99,8 +121,12 @@ class Clipping(GradSampleHooks, ABC):
     def _arrived(
         self, module: Module, inputs: Tensor, row: Tensor | None, backprops: Tensor
     ) -> None:
-        # Under bf16 autocast all products are taken in fp32: a norm off by a percent is no bound.
-        self.take(module, _to_fp32(inputs), _to_fp32(backprops.detach()), row)
+        # On a GPU, `product` takes bf16's exact products of what the layer itself has multiplied.
+        # All else is fp32, also under bf16 autocast: a norm off by a percent is no bound.
+        linear = type(module) is Linear and needs_inputs(module)
+        if not (linear and inputs.is_cuda and inputs.dtype == torch.bfloat16):
+            inputs, backprops = _to_fp32(inputs), _to_fp32(backprops)
+        self.take(module, inputs, backprops.detach(), row)
 
     def run_hooks(self, losses: Tensor, beyond: Sequence[Tensor] = ()) -> None:
         """One backward pass down to the roots. It fires every hook, but never computes the weights'
@@ -110,6 +136,7 @@ class Clipping(GradSampleHooks, ABC):
         by calling their module.
         """
         edges = [*self.roots, *(get_gradient_edge(weight) for weight in beyond)]
+        self.halved = None
         torch.autograd.grad(losses.sum(), edges, allow_unused=True)
         self.roots.clear()
 
@@ -171,8 +198,14 @@ def per_example_gradients(
         return {p: sample for p, sample in pair if p is not None and p.requires_grad}
     if row is not None:
         return _gradients_of_packed(module, inputs, backprops, row)
+    if backprops.dtype == torch.bfloat16 and isinstance(module, Linear):
+        a, g = tokens(inputs), tokens(backprops)
+        samples = {module.weight: product(g.mT, a)}
+        if module.bias is not None and module.bias.requires_grad:
+            samples[module.bias] = g.float().sum(1)
+        return samples
     sampler = GradSampleHooks.GRAD_SAMPLERS.get(type(module), ft_compute_per_sample_gradient)
-    samples: dict[Tensor, Tensor] = sampler(module, [inputs], backprops)
+    samples = sampler(module, [inputs], backprops)
     if isinstance(module, Embedding) and module.padding_idx is not None:
         # Opacus forgets what torch does: a padding token has no gradient.
         samples[module.weight][:, module.padding_idx] = 0
@@ -205,6 +238,27 @@ def _gradients_of_packed(
     raise TypeError(f"tokens of packed rows are not told apart in a {type(module).__name__}")
 
 
+def product(one: Tensor, other: Tensor) -> Tensor:
+    """The matrix product in fp32, also of matrices (or batches of them) in bf16.
+
+    Two numbers of bf16 have an exact product in fp32, where tensor cores add them up. Rounded to
+    bf16, as torch does unless asked, a norm would be off by 0.4%, and a sum over rows by more than
+    a row's own share.
+    """
+    if one.dtype != torch.bfloat16:
+        return one @ other
+    multiply = torch.mm if one.ndim == 2 else torch.bmm
+    try:
+        return multiply(one, other, out_dtype=torch.float32)
+    except (NotImplementedError, TypeError):  # a CPU; torch before 2.8
+        return one.float() @ other.float()
+
+
+def tokens(value: Tensor) -> Tensor:
+    """(rows, …, width) as (rows, tokens, width)."""
+    return value.reshape(value.shape[0], -1, value.shape[-1])
+
+
 def needs_inputs(module: Module) -> bool:
     """Not for a linear layer's bias: its gradient is the sum of those at the layer's outputs."""
     return not (type(module) is Linear and not module.weight.requires_grad)
@@ -220,17 +274,22 @@ def is_norm(module: Module) -> TypeGuard[LayerNorm]:
 
 
 def norm_gradients(
-    module: LayerNorm, inputs: Tensor, backprops: Tensor, row: Tensor | None = None
+    module: LayerNorm,
+    inputs: Tensor,
+    backprops: Tensor,
+    row: Tensor | None = None,
+    count: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Each row's gradients of weight and bias, whether or not there is a bias (ModernBERT)."""
     normed = functional.layer_norm(inputs, module.normalized_shape, eps=module.eps)
-    return sum_tokens(normed.mul_(backprops), row), sum_tokens(backprops, row)
+    return sum_tokens(normed.mul_(backprops), row, count), sum_tokens(backprops, row, count)
 
 
-def sum_tokens(value: Tensor, row: Tensor | None = None) -> Tensor:
-    """Over all but the rows and the last dimension; of packed rows, by the `row` of each token."""
+def sum_tokens(value: Tensor, row: Tensor | None = None, count: int | None = None) -> Tensor:
+    """Over all but the rows and the last dimension; of `count` packed rows, by each token's row."""
     if row is not None:
-        total = value.new_zeros(int(row.max()) + 1, value.shape[-1])
+        count = int(row.max()) + 1 if count is None else count
+        total = value.new_zeros(count, value.shape[-1])
         # Padding, −1, has no gradient: what it adds to row 0 is zero.
         return total.index_add_(0, row.clamp(min=0).flatten(), value.flatten(0, 1))
     between = tuple(range(1, value.ndim - 1))
