@@ -45,7 +45,7 @@ class DpSgd(Method):
 
     @property
     def max_rows(self) -> int:
-        rows = self.plan.max_physical_batch
+        rows = super().max_rows
         if self.plan.clipping == "hooks":
             rows = min(rows, HOOKS_BYTES // (4 * self.noise_coordinates))
         return max(1, rows)

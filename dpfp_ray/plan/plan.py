@@ -245,7 +245,11 @@ class Plan:
     )
 
     precision: str = option("fp32", "bf16 autocasts the encoder", ("fp32", "bf16"), **INPUTS)
-    max_physical_batch: int = option(256, "rows in memory at once; does not change the result")
+    max_physical_batch: int | None = option(
+        None,
+        "rows in memory at once (default: 256 on a CPU; on a GPU as many tokens as its memory "
+        "holds); does not change the result",
+    )
     cache_gb: float = option(
         8.0,
         "scope top:K: disk space for what its frozen layers give, computed once; 0, or too little "

@@ -62,6 +62,7 @@ class Progress:
     step: int = 0
     rows: int = 0
     noise_coordinates: int = 0
+    fits: dict[str, int] = field(default_factory=dict)  # of a step in memory at once
     train_seconds: float = 0.0
     eval_seconds: float = 0.0
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -70,7 +71,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Drawing:
-    """The set-up is complete. What comes next uses private records, and must be paid for."""
+    """The set-up is complete. What comes next uses private records, and must be paid for.
+
+    `ahead` is how many steps may have been drawn, at most, beyond the last `Step` that was seen.
+    """
+
+    ahead: int = 1
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,7 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
         progress, loss_rows = Progress(**state["progress"]), state["loss_rows"]
         model.load_state_dict(state["model"], strict=False)
         steps.load_state(state["optimizer"])
+        steps.keep_to(progress.fits)
         loss_sum += state["loss_sum"]
         best = state.get("best", {})
     progress.noise_coordinates = steps.noise_coordinates
@@ -168,6 +175,7 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
         if still and taken.rows and still.all_moved():
             still = None
 
+        progress.fits = steps.fits()
         loss_sum += taken.loss
         loss_rows += taken.units
         progress.rows += taken.rows
