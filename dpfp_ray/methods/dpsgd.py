@@ -102,7 +102,7 @@ SPEC = MethodSpec(
     adjacencies=("add_remove",),
     steps=DpSgd,
     scopes=SCOPES,
-    uses=("clipping", "clip_style", "start", "label_words"),
+    uses=("clipping", "clip_style", "start", "label_words", "gradient_checkpointing"),
     noise_to_signal=noise_to_signal,
     bounds_persons=True,
     # Li et al. 2022: lxuechen/private-transformers, examples/classification/run_wrapper.py. It

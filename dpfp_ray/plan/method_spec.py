@@ -105,6 +105,7 @@ USED_BY_SOME: dict[str, Any] = {
     "start": "zero",
     "label_words": None,
     "label_epsilon": None,
+    "gradient_checkpointing": False,
     "clip_style": "abadi",
     "grad_sample_mode": "hooks",
     **dict.fromkeys(TEACHING),

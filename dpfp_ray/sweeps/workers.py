@@ -1,8 +1,8 @@
 """The same loop on several Ray Train workers, for a trial or a run that needs more than one.
 
 Each worker draws the whole step, computes its share of the rows, and the shares are summed (gloo on
-CPU, NCCL on GPU); sampled rows and noise do not depend on how many workers there are. Ray Train
-restarts a group in which a worker or a node has died; it continues from what the trial saved.
+CPU, NCCL on GPU); sampled rows and noise do not depend on how many workers there are. A group
+in which a worker or a node has died starts again, and continues from what the trial saved.
 
 `dpfp train` has no store that all machines see: the first worker sends its events, and a state when
 it is asked for one, to the process that keeps the run's folder (`Group`).
@@ -14,7 +14,6 @@ each worker uses the network interface that has it.
 
 import io
 import os
-import re
 import tempfile
 import threading
 import time
@@ -38,16 +37,25 @@ from ray.train.backend import Backend, BackendConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.torch.config import _TorchBackend
 from ray.train.v2._internal.execution.worker_group import WorkerGroup
+from ray.train.v2.api.exceptions import WorkerGroupError
 from torch import Tensor
 
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.cluster import RayOptions, Resources, living_nodes, plan_resources
-from dpfp_ray.sweeps.experiment import Sweep, assigned_device, run_worker, trial_metrics
+from dpfp_ray.sweeps.experiment import (
+    Notices,
+    Sweep,
+    assigned_device,
+    run_worker,
+    trial_metrics,
+)
 from dpfp_ray.sweeps.shared import share_inputs
 from dpfp_ray.sweeps.trial import (
     RETRIES,
+    SweepState,
     Trial,
+    cause_of,
     error_reason,
     settle,
     settled_record,
@@ -68,22 +76,35 @@ def run_on_workers(
 ) -> None:
     """Run one trial on `sweep.workers` workers; blocks until it is finished.
 
+    A group in which a worker or a node died starts again; only starts without a newer saved step
+    count against the limit.
+
     The sweep, with its secret seed, goes through the object store: Ray shows a run's config.
     """
     config = {"trial": trial.to_config(), "sweep": ray.put(sweep), "shared": shared, "facts": facts}
-    TorchTrainer(
-        worker_loop,
-        train_loop_config=config,
-        torch_config=GroupConfig(),
-        scaling_config=scaling(sweep.workers, sweep.cpus_per_worker, sweep.gpus_per_worker),
-        run_config=RunConfig(
-            # A new name each time: under a known one Ray Train would restore its own state.
-            name=f"{trial.id}-{uuid4().hex[:8]}",
-            storage_path=below(sweep.storage, "train"),
-            failure_config=FailureConfig(max_failures=RETRIES),
-            callbacks=callbacks,
-        ),
-    ).fit()
+    states, failures = SweepState(sweep.storage), 0
+    while True:
+        before = states.saved_step(trial.id)
+        trainer = TorchTrainer(
+            worker_loop,
+            train_loop_config=config,
+            torch_config=GroupConfig(),
+            scaling_config=scaling(sweep.workers, sweep.cpus_per_worker, sweep.gpus_per_worker),
+            run_config=RunConfig(
+                # A new name each time: under a known one Ray Train would restore its own state.
+                name=f"{trial.id}-{uuid4().hex[:8]}",
+                storage_path=below(sweep.storage, "train"),
+                failure_config=FailureConfig(max_failures=0),
+                callbacks=callbacks,
+            ),
+        )
+        try:
+            trainer.fit()
+            return
+        except WorkerGroupError:
+            failures = 0 if states.saved_step(trial.id) > before else failures + 1
+            if failures > RETRIES:
+                raise
 
 
 def scaling(workers: int, cpus: int, gpus: float) -> ScalingConfig:
@@ -92,7 +113,7 @@ def scaling(workers: int, cpus: int, gpus: float) -> ScalingConfig:
 
 
 def worker_loop(config: dict[str, Any]) -> None:
-    """What each worker runs. Ray Train restarts the group on any error; the record then ends it."""
+    """What each worker runs. The group starts again on any error; the record then ends it."""
     trial = Trial.from_config(config["trial"])
     sweep: Sweep = ray.get(config["sweep"])
     record = settled_record(Store(sweep.storage), trial.id)
@@ -350,7 +371,7 @@ def group_loop(config: dict[str, Any]) -> None:
         run: Run = ray.get(config["run"])
         run = replace(run, prepared=replace(run.prepared, inputs=ray.get(config["shared"])))
         model = build_model(run.prepared, run.seed, device)
-        wanted, asked_at, loss = False, 0.0, None
+        wanted, asked_at, loss, notices = False, 0.0, None, Notices()
         for event in run_events(run, model, comm):
             if isinstance(event, Drawing):
                 comm.sum_([torch.zeros(1, device=device)])  # no worker draws before all are ready
@@ -358,7 +379,8 @@ def group_loop(config: dict[str, Any]) -> None:
             if comm.rank:
                 continue
             if isinstance(event, Step):
-                values = event.checkpoint() if wanted or event.done == run.plan.steps else None
+                wanted = wanted or notices.new() or event.done == run.plan.steps
+                values = event.checkpoint() if wanted else None
                 if time.monotonic() - asked_at > LOSS_SECONDS:
                     loss, asked_at = event.loss(), time.monotonic()
                 told = replace(event, loss=partial(copy, loss), checkpoint=no_state)
@@ -391,17 +413,3 @@ def on_cpu(values: Any) -> Any:
 
 def step_of(state: State | None) -> int:
     return 0 if state is None else int(state["progress"]["step"])
-
-
-ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-CAUSE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Timeout)\b.*")
-
-
-def cause_of(error: Exception) -> str:
-    """The last error that a traceback of Ray's names, which is the first that happened, in a line.
-
-    Ray wraps what a worker raised in tracebacks with colour codes, and cuts them in the middle.
-    """
-    lines = [line.strip() for line in ESCAPES.sub("", str(error)).splitlines()]
-    named = [line for line in lines if CAUSE.match(line)]
-    return (named or [line for line in lines if line] or [type(error).__name__])[-1][:500]

@@ -129,6 +129,8 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
     shows_loss = run.show_training_loss or not plan.private
     # A plan names an encoder, and other weights can have the same name.
     content = f"{data.train.content()} {weights_hash(model)}"
+    if plan.gradient_checkpointing:
+        model.recompute_layers()
     seed = run_seed(run.seed, plan, noise_multiplier, content)
     steps = make_steps(plan, noise_multiplier, model, data.train, comm, seed)
     spending = Spending(run.plan, noise_multiplier)

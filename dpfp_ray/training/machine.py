@@ -13,7 +13,7 @@ import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -113,7 +113,7 @@ def bytes_of_token(model: Classifier, plan: Plan) -> float:
     """What a step keeps of a token until its backward pass, about; docs/gpu.md holds it against
     simulated peaks. In a layer of width h that widens to i: inputs, query, key, value, attention,
     two sums and their norms, and what widens before and after its activation, 10 h + 2.5 i."""
-    config = getattr(getattr(model, "encoder", None), "config", None)
+    config: Any = getattr(getattr(model, "encoder", None), "config", None)
     layers = getattr(config, "num_hidden_layers", None)
     if layers is None:
         return 16.0 * model.width
@@ -121,6 +121,9 @@ def bytes_of_token(model: Classifier, plan: Plan) -> float:
     layer = 10 * width + 2.5 * (getattr(config, "intermediate_size", None) or 4 * width)
     if getattr(config, "_attn_implementation", "eager") == "eager":
         layer += 3 * config.num_attention_heads * plan.max_length
+    if plan.gradient_checkpointing:  # of one layer all, of the others what came in
+        kept = width if not plan.private or plan.clipping != "ghost" else layer
+        return 4.0 * (layers * kept + layer)
     return 4.0 * layers * layer
 
 

@@ -17,7 +17,7 @@ from dpfp_ray import load_model, train
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.sweeps import workers
 from dpfp_ray.sweeps.experiment import assigned_device
-from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.sweeps.trial import SweepState, Trial
 from dpfp_ray.sweeps.workers import INTERFACES, GroupConfig, use_node_interface
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.signals import Interrupted
@@ -26,6 +26,7 @@ from dpfp_ray.training.loop import Epoch, Event
 from dpfp_ray.training.run_folder import RESULT, RESUME, WEIGHTS
 from tests.support.ray_runs import (
     PATIENCE,
+    records,
     run_here,
     run_plainly,
     saved_trials,
@@ -168,6 +169,34 @@ def test_workers_of_a_run_that_cannot_meet_say_why_in_a_line(
         train(Plan(**tiny_task), workers=2, cpus_per_worker=1, reporter="silent")
     assert "\n" not in str(caught.value)
     assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_trial_that_gets_on_between_seven_kills_ends(
+    tiny_task: dict[str, Any], ray_session: None, tmp_path: Path, workers: int
+) -> None:
+    many = trial(tiny_task, batch_size=2, micro_batches=1, epochs=200)
+    states, killed = SweepState(str(tmp_path)), [0]
+
+    def disturb() -> None:
+        for _ in range(7):
+            before = states.saved_step(many.id)
+
+            def victim(before: int = before) -> int:
+                (record,) = records(tmp_path).values() or ({"trial": {"pid": 0}},)
+                pid = int(record["trial"]["pid"])
+                fresh = states.saved_step(many.id) > before and pid not in killed
+                return pid if fresh and psutil.pid_exists(pid) else 0
+
+            killed.append(wait_for(victim, "the trial to get on"))
+            os.kill(killed[-1], signal.SIGKILL)
+
+    thread = threading.Thread(target=disturb, daemon=True)
+    thread.start()
+    found = run_here([many], tmp_path, workers=workers, save_every=0.1)
+    assert len(killed) == 8
+    assert found[many.id]["trial"]["status"] == "finished"
 
 
 @pytest.mark.nightly

@@ -217,3 +217,56 @@ def test_the_tokens_of_a_part_that_does_not_fit_are_halved(
     monkeypatch.undo()
     _, wanted = run(model_folder, plan)
     assert all(np.allclose(found[name], wanted[name], atol=1e-6) for name in wanted)
+
+
+# Gradient checkpointing ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "non_private"},
+        {"method": "dpfp", "accountant": "gdp"},
+        {"method": "dpsgd", "accountant": "gdp"},
+        {"method": "dpsgd", "accountant": "gdp", "clipping": "hooks"},
+        {"method": "dpsgd", "accountant": "gdp", "scope": "lora"},
+    ],
+)
+def test_layers_that_are_computed_again_leave_the_same_weights(
+    zoo: Any, monkeypatch: Patch, architecture: str, changes: dict[str, Any]
+) -> None:
+    folder = str(zoo / architecture)
+    kept, calls = {}, {}
+    for again in (False, True):
+        plan = tiny_plan(epochs=1, gradient_checkpointing=again, **changes)
+        calls[again] = 0
+        layer = type(
+            next(m for m in tiny_classifier(folder, plan).encoder.modules() if is_layer(m))
+        )
+        forward = layer.forward
+
+        def counted(
+            self: Any, *given: Any, count: bool = again, f: Any = forward, **rest: Any
+        ) -> Any:
+            calls[count] += 1
+            return f(self, *given, **rest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(layer, "forward", counted)
+            _, kept[again] = run(folder, plan)
+    assert [n for n in kept[False] if not torch.equal(kept[True][n], kept[False][n])] == []
+    assert calls[True] >= calls[False] + 2 * 5  # two layers; of six steps one may be empty
+
+
+def is_layer(module: Any) -> bool:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return isinstance(module, GradientCheckpointingLayer)
+
+
+def test_what_has_no_layers_to_compute_again_says_so() -> None:
+    from dpfp_ray.models.representations import HeadClassifier
+
+    with pytest.raises(UserError, match="has no layers that could be computed again"):
+        HeadClassifier(4, 2, "mean", 1).recompute_layers()
