@@ -328,4 +328,5 @@ def cause_of(error: BaseException) -> str:
     starts = [number for number, line in enumerate(lines) if RAISED.match(line)]
     start = starts[-1] if starts else len(lines) - 1
     ends = (number for number in range(start + 1, len(lines)) if not lines[number])
-    return " ".join(lines[start : next(ends, len(lines))])[:500] or type(error).__name__
+    said = " ".join(lines[start : next(ends, len(lines))])[:500] or type(error).__name__
+    return said.removeprefix(f"{UserError.__module__}.{UserError.__name__}: ")

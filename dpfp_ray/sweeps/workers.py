@@ -122,7 +122,6 @@ def worker_loop(config: dict[str, Any]) -> None:
         return
     try:
         # Ray Train wants a report from every worker, and passes on the first one's.
-        assigned_device(sweep.gpus_per_worker)  # refuses a GPU that torch does not see
         place = (GroupComm(), ray.train.torch.get_device())
         inputs = ray.get(config["shared"])
         run_worker(trial, sweep, inputs, ray.train.report, config["facts"], *place)
@@ -160,6 +159,7 @@ class GroupConfig(TorchConfig):
 class GroupBackend(_TorchBackend):
     def on_start(self, worker_group: BaseWorkerGroup, backend_config: BackendConfig) -> None:
         try:
+            worker_group.execute(refuse_unseen_gpu)  # NCCL would only say that it is not there
             worker_group.execute(use_node_interface)
             super().on_start(worker_group, cast(TorchConfig, backend_config))
         except Exception:
@@ -167,6 +167,10 @@ class GroupBackend(_TorchBackend):
             # trial would wait for them for ever.
             cast(WorkerGroup, worker_group).abort()
             raise
+
+
+def refuse_unseen_gpu() -> None:
+    assigned_device(len(ray.get_gpu_ids()))
 
 
 def use_node_interface() -> None:
@@ -363,7 +367,6 @@ def group_loop(config: dict[str, Any]) -> None:
         return bool(ray.get(mailbox.put.remote(event, data)))
 
     try:
-        assigned_device(resources.gpus_per_worker)  # refuses a GPU that torch does not see
         comm, device = GroupComm(), ray.train.torch.get_device()
         if comm.rank == 0:
             tell(None)

@@ -122,7 +122,7 @@ def bytes_of_token(model: Classifier, plan: Plan) -> float:
     if getattr(config, "_attn_implementation", "eager") == "eager":
         layer += 3 * config.num_attention_heads * plan.max_length
     if plan.gradient_checkpointing:  # of one layer all, of the others what came in
-        kept = width if not plan.private or plan.clipping != "ghost" else layer
+        kept = layer if "clipping" in plan.spec.uses else width  # ghost norms keep all the same
         return 4.0 * (layers * kept + layer)
     return 4.0 * layers * layer
 
