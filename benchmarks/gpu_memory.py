@@ -30,19 +30,19 @@ from dpfp_ray.training.machine import bytes_of_token
 from dpfp_ray.training.step import make_optimizer
 
 GIB = 2**30
-LARGE = {
+LARGE: dict[str, Any] = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,
     "num_attention_heads": 16,
     "intermediate_size": 4096,
 }
-SMALL = {
+SMALL: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "intermediate_size": 64,
 }
-SIZES: dict[str, dict[str, int]] = {"base": {}, "large": LARGE}
+SIZES: dict[str, dict[str, Any]] = {"base": {}, "large": LARGE}
 METHODS = ("non_private", "dpfp", "dpsgd")
 PARTS = ((32, 128), (64, 128), (256, 128))
 
@@ -78,7 +78,7 @@ class Tracker(TorchDispatchMode):
         return given
 
 
-def roberta(sizes: dict[str, int]) -> RobertaModel:
+def roberta(sizes: dict[str, Any]) -> RobertaModel:
     config = RobertaConfig(
         vocab_size=50265,
         max_position_embeddings=514,
@@ -96,13 +96,14 @@ def peak(
     size: str, method: str, precision: str, rows: int, length: int, again: bool = False
 ) -> tuple[int, float]:
     """Bytes at the peak, and what `token_budget` takes a token's share of them to be."""
+    budget: dict[str, Any] = {} if method == "non_private" else {"accountant": "gdp"}
     plan = Plan(
         method=method,
         precision=precision,
         records=67_349,
         representation="cls",
         gradient_checkpointing=again,
-        **({} if method == "non_private" else {"accountant": "gdp"}),
+        **budget,
     )
     model = Classifier(roberta(SMALL), "cls", 2)  # probed with numbers, and then replaced
     with torch.device("meta"):
@@ -141,7 +142,7 @@ class patched:
 
     def __enter__(self) -> None:
         self.kept = ghost.freeze_unsplittable, ghost.splits_packed
-        ghost.freeze_unsplittable = lambda model: None  # type: ignore[assignment]
+        ghost.freeze_unsplittable = lambda model: None
         ghost.splits_packed = lambda model: False
         FakeTensor.__bool__ = lambda self: True  # type: ignore[method-assign]
 

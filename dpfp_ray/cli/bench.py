@@ -10,7 +10,7 @@ be measured here, for want of a GPU or of memory, says so.
 """
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.cli.options import adder, positive
 from dpfp_ray.system.whole_files import to_json
@@ -36,19 +36,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(arguments: argparse.Namespace) -> int:
     from dpfp_ray import UserError, bench
 
-    lists = {
+    given: dict[str, Any] = {
         name: tuple(getattr(arguments, name).split(","))
         for name in LISTS
         if getattr(arguments, name)
     }
-    given = {name: getattr(arguments, name) for name in ("device", "length", "seconds")}
+    given |= {name: getattr(arguments, name) for name in ("device", "length", "seconds")}
     if arguments.batches:
         try:
             given["batches"] = tuple(positive(word) for word in arguments.batches.split(","))
         except (ValueError, argparse.ArgumentTypeError):
             text = f"--batches {arguments.batches}: give whole numbers of 1 or more, as in 32,1024"
             raise UserError(text) from None
-    speeds = bench(**given, **lists)
+    speeds = bench(**given)
     if arguments.json:
         print(to_json([vars(speed) for speed in speeds]))
         return 0
