@@ -329,6 +329,11 @@ def ray_events(run: Run, model: Classifier, workers: int, *rest: Any) -> Generat
 
     cpus, gpus, address = rest
     options = RayOptions(address, workers, cpus, gpus)
+    if options.address.startswith("ray://"):
+        raise UserError(
+            "the workers of one run cannot be followed through Ray Client; use dpfp submit, or "
+            "--address auto on a machine of the cluster"
+        )
     with settings(), connected(options.address):
         from dpfp_ray.sweeps.workers import group_events
 

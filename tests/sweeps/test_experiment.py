@@ -22,6 +22,7 @@ from dpfp_ray.sweeps.trial import (
     input_key,
 )
 from dpfp_ray.training.step import Steps
+from tests.support.ray_runs import run_script
 from tests.support.tune_trial import TuneTrial
 
 Values = dict[str, Any]
@@ -177,17 +178,24 @@ def test_a_failed_set_up_is_told_by_its_cause_in_a_line() -> None:
     )
 
 
-def test_a_node_that_will_go_is_noticed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray._private.state import state
+def test_a_machine_that_will_go_is_noticed_once(ray_turn: None) -> None:
+    assert run_script("ray_drain") == [False, True, False]
 
-    draining: dict[str, int] = {}
-    monkeypatch.setattr(experiment, "NOTICE_SECONDS", 0.0)
-    monkeypatch.setattr(state, "get_draining_nodes", lambda: draining)
-    notices = Notices()
-    assert not notices.new()
-    draining["node"] = 0
-    assert notices.new()
-    assert not notices.new()
+
+def test_a_notice_saves(trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most every half minute it would be otherwise, which this trial does not last."""
+    saved: list[int] = []
+    save = SweepState.save_trial
+
+    def noted(states: SweepState, identity: str, state: Any, seed: int) -> None:
+        saved.append(state["progress"]["step"])
+        save(states, identity, state, seed)
+
+    monkeypatch.setattr(SweepState, "save_trial", noted)
+    news = iter([False, True, False, True])
+    monkeypatch.setattr(Notices, "new", lambda _: next(news, False))
+    run(trial, tmp_path)
+    assert saved == [2, 4]
 
 
 def test_a_trial_that_tune_ended_with_restarts_left_is_to_run_again(tmp_path: Path) -> None:

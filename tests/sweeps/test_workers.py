@@ -216,3 +216,8 @@ def test_workers_that_cannot_meet_give_back_what_they_held(
     with pytest.raises(Exception, match="pigeon"):
         trainer.fit()
     wait_for(lambda: free_cpus() == ray.cluster_resources()["CPU"], "all CPUs to be free")
+
+
+def test_a_run_is_not_sent_to_workers_who_cannot_be_followed(tiny_task: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="cannot be followed through Ray Client"):
+        train(Plan(**tiny_task), workers=2, address="ray://nowhere:10001", reporter="silent")
