@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from dpfp_ray.sweeps.sweep import preview_sweep as preview_sweep
     from dpfp_ray.sweeps.sweep import sweep as sweep
     from dpfp_ray.system.errors import UserError as UserError
+    from dpfp_ray.training.bench import bench as bench
     from dpfp_ray.training.load_model import load_model as load_model
     from dpfp_ray.training.train import train as train
 
@@ -76,6 +77,7 @@ _NAMES = {
     "sweeps.submit": "find_job submit",
     "sweeps.sweep": "best_plan preview_sweep sweep",
     "system.errors": "UserError",
+    "training.bench": "bench",
     "training.load_model": "load_model",
     "training.train": "train",
 }

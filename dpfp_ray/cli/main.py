@@ -30,6 +30,7 @@ VERBS = {
     "results": "query the records of runs, comparisons and sweeps",
     "report": "tables, figures and one page to publish, from any number of results",
     "audit": "measure what a trained model leaks, and hold it against the stated ε",
+    "bench": "how fast a step is on this machine's CPU or GPU, and how much memory it takes",
     "check": "whether a method's training does what its ε counts on, on made-up data",
     "ledger": "what the people in the data have paid for everything, and what they may ever pay",
     "sweep": "explore hyperparameters under one privacy budget, on Ray",

@@ -153,28 +153,35 @@ def add_save_flag(group: Any) -> None:
     )
 
 
+def add_worker_flags(group: argparse._ActionsContainer) -> None:
+    """Flags of every verb whose work can be done by Ray workers."""
+    add = adder(group)
+    add(
+        "--address local|auto|ray://HOST:PORT",
+        "start Ray here (default), join this machine's cluster (default inside a Ray job), or a "
+        "remote one",
+        default="",
+    )
+    add("--workers N", "workers that share the rows of a step", type=positive, default=1)
+    add("--cpus-per-worker N", "CPU threads a worker", type=positive)
+    add(
+        "--gpus-per-worker X",
+        "GPUs a worker, also a part of one; 0: the CPU (default: 1 where there are GPUs)",
+        type=float,
+    )
+
+
 def add_ray_flags(parser: argparse.ArgumentParser, default_storage: str | None = None) -> None:
     """Flags of every verb that runs trials on Ray."""
     group = parser.add_argument_group("Ray")
     add = adder(group)
     if default_storage:
         add("--storage PATH_OR_URI", f"where results go (default: {default_storage})")
-    add(
-        "--address local|auto|ray://HOST:PORT",
-        "start Ray here (default), join this machine's cluster (default inside a Ray job), or a "
-        "remote one",
-    )
+    add_worker_flags(group)
     add(
         "--concurrency N",
         "trials at a time; a cluster that can grow is asked for so many",
         type=positive,
-    )
-    add("--workers N", "workers a trial", type=positive, default=1)
-    add("--cpus-per-worker N", "CPU threads a worker", type=positive)
-    add(
-        "--gpus-per-worker X",
-        "GPUs a worker, also a part of one; 0: the CPU (default: 1 where there are GPUs)",
-        type=float,
     )
     add("--seed", "fix the secret seed, for tests only", type=int)
     add(
@@ -206,9 +213,10 @@ def add_ledger_flag(parser: argparse._ActionsContainer) -> None:
 
 
 LEDGER_CHOICES = ("ledger", "total_epsilon", "total_delta")
+WORKER_CHOICES = ("address", "workers", "cpus_per_worker", "gpus_per_worker")
 RAY_CHOICES = (
-    *("address", "workers", "cpus_per_worker", "gpus_per_worker", "concurrency", "seed"),
-    *("tracker", "show_training_loss", "save_every"),
+    *WORKER_CHOICES,
+    *("concurrency", "seed", "tracker", "show_training_loss", "save_every"),
 )
 
 

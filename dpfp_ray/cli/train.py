@@ -5,6 +5,7 @@ Examples:
   dpfp train --task demo --method dpfp --epsilon 3 --output runs/demo-dpfp
   dpfp train --task sst2 --data-dir glue/SST-2 --method non_private --output runs/sst2
   dpfp train --train-file my.csv --text-column review --label-column stars --output runs/mine
+  dpfp train --task sst2 --method dpsgd --workers 4 --gpus-per-worker 1 --output runs/four-gpus
 
 Stop it with Ctrl-C at any time: the same command continues where it was, and ends with the same
 weights and the same ε as a run that was never stopped.
@@ -19,12 +20,14 @@ from typing import TYPE_CHECKING
 
 from dpfp_ray.cli.options import (
     LEDGER_CHOICES,
+    WORKER_CHOICES,
     add_ledger_flags,
     add_loss_flag,
     add_plan_flags,
     add_save_flag,
     add_seed_flags,
     add_select_flag,
+    add_worker_flags,
     adder,
     given,
     plan_from,
@@ -40,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     adder(parser)("--best STORE", "the best setting of a sweep; flags win over it")
     add_plan_flags(parser)
     add_seed_flags(parser)
+    add_worker_flags(parser.add_argument_group("Ray"))
     add_ledger_flags(parser)
     group = parser.add_argument_group("output")
     add = adder(group)
@@ -58,7 +62,7 @@ def command(arguments: argparse.Namespace) -> int:
     from dpfp_ray import train
 
     names = ("output", "seed", "overwrite", "threads", "show_training_loss", "save_every", "select")
-    chosen = given(arguments, *names, *LEDGER_CHOICES)
+    chosen = given(arguments, *names, *WORKER_CHOICES, *LEDGER_CHOICES)
     run = train(plan, weights=not arguments.no_weights, **chosen)
     show(run, arguments.json)
     # Trained by this command, and not found finished.

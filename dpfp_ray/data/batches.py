@@ -12,6 +12,7 @@ length of a sequence, that of all else with the number of tokens; hence several 
 """
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from dpfp_ray.data.tokens import TokenTable
 if TYPE_CHECKING:
     from torch import Tensor
 
+Ints = NDArray[np.int64]
 # Fixed cost of one more part, in tokens' worth of work. On a GPU a part is launched for less than
 # it takes to fill the device, so rows are split there only for memory.
 PART_COST = {"cpu": 160, "cuda": 8192}
@@ -33,21 +35,25 @@ def split_rows(
     max_rows: int,
     part_cost: int = PART_COST["cpu"],
     owners: NDArray[np.int64] | None = None,
+    max_tokens: int | None = None,
 ) -> list[NDArray[np.int64]]:
-    """Row positions of each part: together every row once, none longer than `max_rows` rows.
+    """Row positions of each part: together every row once, none longer than `max_rows` rows, or
+    `max_tokens` tokens, padding included.
 
-    With `owners` (whose each row is) all rows of one are in one part, even if they are more.
+    With `owners` (whose each row is) all rows of one are in one part, even if they are more; and a
+    row that has more than `max_tokens` tokens is a part of its own.
 
     Minimises the sum over parts of (rows × longest row + `part_cost`) by dynamic programming over
     the places that can be worth a split: where the sorted length changes, and whole parts of
-    `max_rows` after such a place. (Moving a split to the right past rows of equal length never
+    the most rows after such a place. (Moving a split to the right past rows of equal length never
     costs more, until the part before it is full.)
     """
     if len(lengths) == 0:
         return []
     if owners is None:
         order = np.argsort(lengths, kind="stable")
-        return _parts_of(order, lengths[order], np.arange(len(lengths) + 1), max_rows, part_cost)
+        before = np.arange(len(lengths) + 1)
+        return _parts_of(order, lengths[order], before, max_rows, part_cost, max_tokens)
     _, unit, sizes = np.unique(owners, return_inverse=True, return_counts=True)
     longest = np.zeros(len(sizes), np.int64)
     np.maximum.at(longest, unit, lengths)
@@ -56,7 +62,7 @@ def split_rows(
     place[in_order] = np.arange(len(in_order))
     before = np.concatenate([[0], np.cumsum(sizes[in_order])])
     order = np.argsort(place[unit], kind="stable")
-    return _parts_of(order, longest[in_order], before, max_rows, part_cost)
+    return _parts_of(order, longest[in_order], before, max_rows, part_cost, max_tokens)
 
 
 def _parts_of(
@@ -65,6 +71,7 @@ def _parts_of(
     before: NDArray[np.int64],
     max_rows: int,
     part_cost: int,
+    max_tokens: int | None,
 ) -> list[NDArray[np.int64]]:
     """`order` in parts. Unit i, of length `ordered[i]`, has the rows from `before[i]` on."""
     units = len(ordered)
@@ -72,6 +79,8 @@ def _parts_of(
     found = here
     while len(here):  # the end of a full part that begins here; of one unit, if that is larger
         full = np.searchsorted(before, before[here] + max_rows, side="right") - 1
+        if max_tokens is not None:
+            full = np.minimum(full, [fullest(before, ordered, i, max_tokens) for i in here])
         here = np.maximum(full, here + 1)
         here = here[here < units]
         found = np.concatenate([found, here])
@@ -83,6 +92,10 @@ def _parts_of(
         first = min(int(np.searchsorted(rows, rows[end] - max_rows)), end - 1)
         starts = np.arange(first, end)
         padded = (rows[end] - rows[starts]) * ordered[places[end] - 1]
+        if max_tokens is not None and (padded > max_tokens).any():
+            keep = padded <= max_tokens
+            keep[-1] = True
+            starts, padded = starts[keep], padded[keep]
         costs = cheapest[starts] + padded + part_cost
         best = int(np.argmin(costs))
         cheapest[end], came_from[end] = costs[best], starts[best]
@@ -93,6 +106,28 @@ def _parts_of(
         parts.append(order[rows[start] : rows[end]])
         end = start
     return parts[::-1]
+
+
+def parts_in_order(lengths: Ints, max_rows: int, max_tokens: int | None = None) -> list[Ints]:
+    """`split_rows` for rows that are packed, where padding is no matter: as they come."""
+    ends, parts, start = np.cumsum(lengths), [], 0
+    while start < len(lengths):
+        stop = start + max_rows
+        if max_tokens is not None:
+            room = max_tokens + (ends[start - 1] if start else 0)
+            stop = max(start + 1, min(stop, int(np.searchsorted(ends, room, side="right"))))
+        parts.append(np.arange(start, min(stop, len(lengths))))
+        start = stop
+    return parts
+
+
+def fullest(before: Ints, ordered: Ints, start: int, max_tokens: int) -> int:
+    """The end of the longest part from unit `start` on that has at most `max_tokens` tokens."""
+
+    def tokens(end: int) -> int:
+        return int((before[end] - before[start]) * ordered[end - 1])
+
+    return bisect_right(range(start + 1, len(before)), max_tokens, key=tokens) + start
 
 
 # Tokens of a sequence: attention and ghost norms cost less in short ones; but where one holds fewer

@@ -110,7 +110,7 @@ SPEC = MethodSpec(
     guarantee="nominal",
     adjacencies=("zero_out", "replace_one"),
     steps=DpFp,
-    uses=("micro_batches",),
+    uses=("micro_batches", "gradient_checkpointing"),
     bounds_persons=True,
     # Du & Mi, section "Data and Settings"; schedule and weight decay as for `non_private`.
     defaults=Defaults(

@@ -49,7 +49,7 @@ class DpSgd(Method):
 
     @property
     def max_rows(self) -> int:
-        rows = self.plan.max_physical_batch
+        rows = super().max_rows
         if self.plan.clipping == "hooks":
             rows = min(rows, HOOKS_BYTES // (4 * self.noise_coordinates))
         return max(1, rows)
@@ -108,7 +108,10 @@ SPEC = MethodSpec(
     adjacencies=("add_remove",),
     steps=DpSgd,
     scopes=SCOPES,
-    uses=("clipping", "clip_style", "start", "label_words", "sampling"),
+    uses=(
+        *("clipping", "clip_style", "start", "label_words", "sampling"),
+        "gradient_checkpointing",
+    ),
     noise_to_signal=noise_to_signal,
     bounds_persons=True,
     # Li et al. 2022: lxuechen/private-transformers, examples/classification/run_wrapper.py. It

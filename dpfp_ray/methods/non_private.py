@@ -36,7 +36,7 @@ SPEC = MethodSpec(
     # decay is the common recipe for GLUE fine-tuning, 0.01 is AdamW's own default.
     defaults=Defaults(batch_size=32, learning_rate=2e-5, epochs=5, weight_decay=0.01),
     scopes=SCOPES,
-    uses=("start", "label_words"),
+    uses=("start", "label_words", "gradient_checkpointing"),
     scope_changes={
         "head": {"learning_rate": 2e-3},  # measured: benchmarks/frozen.md
         # Bu et al. 2022: awslabs/fast-differential-privacy, examples/text_classification/

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dpfp_ray.methods.dpsgd import SPEC as OURS
+from dpfp_ray.methods.parts.base import CPU_ROWS
 from dpfp_ray.methods.parts.contestant import Contestant, Drawn, installed
 from dpfp_ray.plan.method_spec import ByLibrary, MethodSpec
 from dpfp_ray.system.cache import cached_number
@@ -129,7 +130,7 @@ class Opacus(Contestant):
     @property
     def max_rows(self) -> int:
         """Ghost clipping never has whole per-example gradients."""
-        most = self.plan.max_physical_batch
+        most = self.plan.max_physical_batch or CPU_ROWS
         if self.plan.grad_sample_mode != "ghost":
             size = sum(weight.numel() for weight in self.weights)
             most = min(most, GRADIENT_BYTES // (4 * size))

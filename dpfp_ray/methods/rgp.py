@@ -91,7 +91,7 @@ class Rgp(Method):
 
     @property
     def max_rows(self) -> int:
-        return max(1, min(self.plan.max_physical_batch, ROWS_MEMORY // self.coordinates))
+        return max(1, min(super().max_rows, ROWS_MEMORY // self.coordinates))
 
     def begin(self, step: int, total_rows: int) -> None:
         import torch

@@ -89,6 +89,23 @@ class Classifier(Module):
         if representation != "pooler" and isinstance(pooler, Module):
             pooler.requires_grad_(False)  # an architecture that always builds one: h ignores it
 
+    def recompute_layers(self) -> None:
+        """In training, keep a layer's inputs only, and compute the layer again on the way back.
+
+        Not by torch's reentrant way: its layers would be passed by `torch.autograd.grad`, by which
+        clipping asks.
+        """
+        if self.frozen or not getattr(self.encoder, "supports_gradient_checkpointing", False):
+            raise UserError(
+                f"{type(self.encoder).__name__} has no layers that could be computed again; drop "
+                "gradient_checkpointing"
+            )
+        encoder: Any = self.encoder
+        encoder.gradient_checkpointing_enable({"use_reentrant": False})
+        # For adapters transformers lets the embeddings' output ask for a gradient, which only the
+        # reentrant way needs; clipping would look for its roots in vain.
+        encoder.disable_input_require_grads()
+
     packs = False  # whether it takes packed batches (`data/batches.py`)
     # With dropout, which no private plan has, the same rows give other vectors in training mode.
     dropout = 0.0
@@ -147,7 +164,7 @@ class Classifier(Module):
             ) from None
 
     def _vector(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """One vector for each text: as `pooler` and `cls` have it, else the mean of its tokens."""
+        """One vector for each text."""
         output = self._encode(batch)
         return one_vector(output, _mask(batch), self.representation)
 
@@ -165,8 +182,10 @@ class Classifier(Module):
             return hidden[first]
         # Padding counts as 0 tokens of row 0.
         real, rows = (row >= 0).flatten()[:, None], row.flatten().clamp(min=0)
-        sums = hidden.new_zeros(len(first), hidden.shape[1])
         counts = hidden.new_zeros(len(first), 1).index_add(0, rows, real.to(hidden.dtype))
+        if self.representation == "last":
+            return hidden[first + counts[:, 0].long() - 1]
+        sums = hidden.new_zeros(len(first), hidden.shape[1])
         return sums.index_add(0, rows, hidden.where(real, 0.0)) / counts
 
     def _inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -225,7 +244,7 @@ class Classifier(Module):
 
     def _can_pack(self, batch: Mapping[str, Tensor], together: Tensor) -> bool:
         """Asked of the encoder itself: packed many times, rows must come out as they do alone."""
-        if self.representation not in ("mean", "cls") or self._position_rule is None:
+        if self.representation not in ("mean", "cls", "last") or self._position_rule is None:
             return False
         real = batch["attention_mask"].repeat(PROBE_COPIES, 1).bool()
         number, place = (real.nonzero()[:, side][None] for side in (0, 1))

@@ -37,6 +37,9 @@ def one_vector(output: Any, mask: Tensor, representation: str) -> Tensor:
         pooled: Tensor = output.pooler_output.float()
         return pooled
     hidden: Tensor = output.last_hidden_state
+    if representation == "last":  # the last real token, whichever side is padded
+        place = (mask.long() * torch.arange(mask.shape[1], device=mask.device)).amax(1)
+        return hidden[torch.arange(len(hidden), device=mask.device), place].float()
     return hidden[:, 0].float() if representation == "cls" else mean_of_tokens(hidden, mask)
 
 

@@ -110,10 +110,12 @@ def resolve_representation(model: str, representation: str) -> str:
     if representation == "cls" and causal:
         raise UserError(
             f"{refused} reads left to right, so its first position sees only the first token; "
-            "use mean"
+            "use mean or last"
         )
     if representation == "pooler" and not _builds_pooler(config, kind):
-        raise UserError(f"{refused} has no pooler; use {'mean' if causal else 'cls or mean'}")
+        raise UserError(
+            f"{refused} has no pooler; use {'mean or last' if causal else 'cls or mean'}"
+        )
     if representation != "auto":
         return representation
     if model in download.KNOWN_MODELS:
@@ -219,8 +221,8 @@ def _declared_pooling(model: str) -> str | None:
     file = download.local_folder(model) / "1_Pooling" / "config.json"
     with _one_line(f"model {model!r}: cannot read {file}"):
         declared = dict(json.loads(file.read_text())) if file.is_file() else {}
-    keys = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
-    return next((name for name, key in keys.items() if declared.get(key)), None)
+    keys = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}
+    return next((name for name, key in keys.items() if declared.get(f"pooling_mode_{key}")), None)
 
 
 def _check_missing(model: str, encoder: Module, missing: set[str], head_seed: int) -> None:

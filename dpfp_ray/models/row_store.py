@@ -105,7 +105,7 @@ def encode_here(
 
 
 def kind_of(representation: str) -> str:
-    return representation if representation in ("cls", "pooler") else MEANS
+    return representation if representation in ("cls", "last", "pooler") else MEANS
 
 
 def encoded_rows(

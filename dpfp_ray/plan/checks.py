@@ -3,12 +3,13 @@
 Representations are what a frozen or trained encoder's output is made into, h(x):
 
     pooler, cls, mean    one vector of the last layer, as the encoder was trained for
+    last                 that of the last real token, which in a decoder has seen all others
     layers               the mean of every layer, embeddings first, each scaled to norm 1, joined
     layers:3,4           the same of some layers; 0 is the embeddings
     pair                 of two texts with means u and v: u, v, |u − v| and u v, each scaled, joined
     auto                 what suits encoder, data and noise (`training/prepare.py`)
 
-All but the first line's need a frozen encoder (scope head).
+All but the first two lines' need a frozen encoder (scope head).
 """
 
 import dataclasses
@@ -204,7 +205,7 @@ def _require(value: Any, name: str, holds: Callable[[Any], bool], need: str) -> 
         raise UserError(f"{name} is {value}; give {need}")
 
 
-REPRESENTATIONS = ("auto", "pooler", "cls", "mean", "layers", "layers:I,J", "pair")
+REPRESENTATIONS = ("auto", "pooler", "cls", "last", "mean", "layers", "layers:I,J", "pair")
 _SOME_LAYERS = re.compile(r"layers:\d{1,4}(,\d{1,4})*")
 
 

@@ -105,6 +105,7 @@ USED_BY_SOME: dict[str, Any] = {
     "start": "zero",
     "label_words": None,
     "label_epsilon": None,
+    "gradient_checkpointing": False,
     "clip_style": "abadi",
     "sampling": "poisson",
     "grad_sample_mode": "hooks",

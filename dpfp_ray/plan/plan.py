@@ -82,7 +82,13 @@ UNSAID = {
 FROM_DATA = ("records", "classes", "public_records", "teacher_representation")
 # Where the data lie and how a step is split for memory do not change what is computed.
 NOT_HASHED = frozenset(
-    {"data_dir", "max_physical_batch", "cache_gb", "classes"}  # classes follow from data
+    {
+        "data_dir",
+        "max_physical_batch",
+        "gradient_checkpointing",
+        "cache_gb",
+        "classes",
+    }  # classes follow from data
 )
 
 
@@ -128,9 +134,10 @@ class Plan:
     model: str = option("minilm", "minilm, mpnet, smollm2, a local folder or a hub id", **INPUTS)
     representation: str = option(
         "auto",
-        "the vector of a text: pooler, cls, mean; with scope head also layers (means of all layers "
-        "joined), layers:3,4,5,6 (of some), pair (of two texts: u, v, |u-v|, u*v); auto: pair for "
-        "pairs on a frozen encoder, else by the encoder, D and the noise",
+        "the vector of a text: pooler, cls, mean, or last (of the last token, for decoders); with "
+        "scope head also layers (means of all layers joined), layers:3,4,5,6 (of some), pair (of "
+        "two texts: u, v, |u-v|, u*v); auto: pair for pairs on a frozen encoder, else by the "
+        "encoder, D and the noise",
         **INPUTS,
     )
     centring: str = option(
@@ -259,7 +266,16 @@ class Plan:
         ("auto", "fp32", "bf16"),
         **INPUTS,
     )
-    max_physical_batch: int = option(256, "rows in memory at once; does not change the result")
+    max_physical_batch: int | None = option(
+        None,
+        "rows in memory at once (default: 256 on a CPU; on a GPU as many tokens as its memory "
+        "holds); does not change the result",
+    )
+    gradient_checkpointing: bool = option(
+        False,
+        "yes computes each layer again on the way back, in place of keeping what it gave: less "
+        "memory, a third more work; does not change the result",
+    )
     cache_gb: float = option(
         8.0,
         "scope top:K: disk space for what its frozen layers give, computed once; 0, or too little "

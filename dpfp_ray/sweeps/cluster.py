@@ -136,6 +136,13 @@ def plan_resources(
     return Resources(cpus, gpus, workers, asked or min(concurrency or slots, slots))
 
 
+def living_nodes() -> list[dict[str, Any]]:
+    """What each node of the connected cluster has, for `plan_resources`."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
 def check_gpus(gpus: float, workers: int) -> None:
     """What Ray or NCCL would refuse, one with a traceback, the other in the middle of a trial."""
     if not 0 <= gpus < math.inf or (gpus > 1 and gpus != int(gpus)):

@@ -29,6 +29,7 @@ from dpfp_ray.sweeps.cluster import (
     RayOptions,
     Resources,
     connected,
+    living_nodes,
     plan_resources,
     results_page,
     settings,
@@ -326,14 +327,13 @@ class Runner:
             return
         with busy("starting Ray"):
             self._stack.enter_context(connected(self.options.address))
-        import ray
 
         from dpfp_ray.sweeps.experiment import Sweep
 
         self.check_storage()
         options = self.options
         self.resources = plan_resources(
-            [node["Resources"] for node in ray.nodes() if node["Alive"]],
+            living_nodes(),
             options.workers,
             options.cpus_per_worker,
             options.gpus_per_worker,

@@ -8,6 +8,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ray.tune import Callback
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps.progress import TrialGauges, dev_loss
 from dpfp_ray.sweeps.trial import (
+    RETRIES,
     SETTLED,
     SweepState,
     Trial,
@@ -141,7 +143,7 @@ def run_worker(
 
     if first and states.files.local:
         ask_for_room(Path(states.files.name), model, trial.plan, weights=False)
-    began, saver = time.monotonic(), Saver(save, sweep.save_every_seconds)
+    began, saver, notices = time.monotonic(), Saver(save, sweep.save_every_seconds), Notices()
     done, drawing = trial_facts.get("resumed_at_step", 0), False
     try:
         for event in run_events(run, model, comm):
@@ -151,7 +153,7 @@ def run_worker(
                 drawing = True
             elif isinstance(event, Step):
                 done = event.done
-                if first and saver.due:
+                if first and (saver.due or notices.new()):
                     saver.save_now(event.checkpoint)
             elif isinstance(event, Epoch) and event.record["step"] < steps:
                 publish(result_record(run, event.progress, model) if first else None, "running")
@@ -165,6 +167,28 @@ def run_worker(
     publish(record, "finished")
     if first:
         states.drop_trial(trial.id)
+
+
+NOTICE_SECONDS = 5.0  # a cloud gives 30 seconds or more
+
+
+class Notices:
+    """Nodes that Ray has been told will go: a spot machine that its cloud takes back."""
+
+    def __init__(self) -> None:
+        self.known: set[str] = set()
+        self.asked_at = time.monotonic()
+
+    def new(self) -> bool:
+        """Whether another one was told of; asked of Ray every few seconds only."""
+        if time.monotonic() - self.asked_at < NOTICE_SECONDS:
+            return False
+        from ray._private.state import state
+
+        self.asked_at, before = time.monotonic(), self.known
+        with suppress(Exception):  # a run goes on without warnings, too
+            self.known = before | set(state.get_draining_nodes())
+        return self.known != before
 
 
 def assigned_device(gpus: float) -> torch.device:
@@ -236,11 +260,20 @@ class LastRecords(Callback):
 
     def __init__(self, storage: str) -> None:
         self.storage = storage
+        self.steps: dict[str, int] = {}  # that were saved when a trial was last restarted
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if (trial.last_result or {}).get("status") not in SETTLED:
             ended = Trial.from_config(trial.config["trial"])
             settle(self.storage, ended, "stopped", "stopped early by the scheduler")
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Only restarts without a newer saved state count: the limit moves on with the trial."""
+        identity = Trial.from_config(trial.config["trial"]).id
+        step = SweepState(self.storage).saved_step(identity)
+        if step > self.steps.get(identity, 0):
+            self.steps[identity] = step
+            trial.max_failures = trial.num_failures + RETRIES
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         # A full disk is not its fault: it goes on when there is room.

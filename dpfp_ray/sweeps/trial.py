@@ -2,6 +2,7 @@
 
 STORE/records/ID.json   the trial's record: its `status` is the only truth about how far it is
 STORE/states/ID.pt      weights and optimizer of a running trial; deleted with its final record
+STORE/states/ID.step    how many steps that state has done
 STORE/states/ID.drawn   the trial has drawn its first batch; deleted with its final record
 STORE/sweep.secret      the seed that all trials' noise follows from; owner-only; deleted at the end
                         (for a seed that the user gave: only a mark of it)
@@ -13,6 +14,7 @@ these files itself, because Tune's experiment state is older than the trials tha
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -39,7 +41,8 @@ from dpfp_ray.training.prepare import (
 from dpfp_ray.training.record import Record, make_record
 
 SETTLED = ("finished", "stopped", "refused", "failed")  # trials that need not be run again
-# How often a trial is restarted when its process or node dies; its own errors are not retried.
+# How often a trial is restarted when its process or node dies, without a newer saved state between;
+# its own errors are not retried.
 RETRIES = 5
 SECRET = "sweep.secret"
 UNFINISHED = ("states", "tune", "train")  # folders; the last two are Ray's own
@@ -139,13 +142,22 @@ class SweepState:
 
     def save_trial(self, identity: str, state: State, seed: int) -> None:
         run_folder.save_trial(self.files, _state_name(identity), state, seed)
+        self.files.write(
+            _state_name(identity, "step"), str(state["progress"]["step"]).encode(), PRIVATE
+        )
 
     def load_trial(self, identity: str, seed: int, plan: Plan) -> State | None:
         return run_folder.load_trial(self.files, _state_name(identity), seed, plan)
 
     def drop_trial(self, identity: str) -> None:
-        for kind in ("pt", "drawn"):
+        for kind in ("pt", "step", "drawn"):
             self.files.delete(_state_name(identity, kind))
+
+    def saved_step(self, identity: str) -> int:
+        """How far the trial's saved state is, without reading it; 0 if there is none."""
+        with suppress(FileNotFoundError, ValueError):
+            return int(self.files.read_name(_state_name(identity, "step")))
+        return 0
 
     def mark_drawn(self, identity: str) -> None:
         self.files.write(_state_name(identity, "drawn"), b"drawn")
@@ -283,7 +295,7 @@ def has_restarts_left(trial: Any) -> bool:
 
     Tune does so if the process dies while the trial before hands it over.
     """
-    return bool(trial.num_failures <= RETRIES)
+    return bool(trial.num_failures <= trial.max_failures)
 
 
 def last_error(trial: Any) -> str:
@@ -296,7 +308,27 @@ def last_error(trial: Any) -> str:
 
 def error_reason(error: Exception) -> str:
     """An error on one line, with its type unless it is meant for users."""
+    if "Traceback" in str(error):
+        return cause_of(error)
     text, kind = " ".join(str(error).split())[:500], type(error).__name__
     if isinstance(error, UserError):
         return text
     return f"{kind}: {text}" if text else kind
+
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+RAISED = re.compile(r"(?!nccl)(\w+\.)*\w*(Error|Exception|Timeout)\b")
+
+
+def cause_of(error: BaseException) -> str:
+    """What was raised first, in a line, of an error that has tracebacks as its text.
+
+    Ray wraps what a worker raised in tracebacks with colour codes, the worker's own last; NCCL says
+    its reason in the lines below.
+    """
+    lines = [line.strip() for line in COLOURS.sub("", str(error)).splitlines()]
+    starts = [number for number, line in enumerate(lines) if RAISED.match(line)]
+    start = starts[-1] if starts else len(lines) - 1
+    ends = (number for number in range(start + 1, len(lines)) if not lines[number])
+    said = " ".join(lines[start : next(ends, len(lines))])[:500] or type(error).__name__
+    return said.removeprefix(f"{UserError.__module__}.{UserError.__name__}: ")

@@ -29,13 +29,13 @@ class Charge:
 
     entry_id: str
     done: int
-    drawing: int = 0  # 1: the next step may have been drawn before a failure
+    drawing: int = 0  # so many further steps may have been drawn before a failure
 
     def count(self, event: Event) -> None:
         if isinstance(event, Drawing):
-            self.drawing = 1
-        if isinstance(event, Step):
-            self.done = event.done
+            self.drawing = event.ahead
+        if isinstance(event, Step):  # workers that start again tell of some steps twice
+            self.done = max(self.done, event.done)
 
 
 @contextmanager

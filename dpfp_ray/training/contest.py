@@ -67,6 +67,11 @@ class Contest:
     def noise_coordinates(self) -> int:
         return count_parameters(self.model, trainable_only=True)
 
+    def fits(self) -> dict[str, int]:
+        return {}  # how a library splits its steps for memory is its own affair
+
+    def keep_to(self, fits: dict[str, int]) -> None: ...
+
     def state(self) -> dict[str, Any]:
         state = self.contestant.state()
         return {} if state is None else {**state, "rows": self.rows, "done": self.done}

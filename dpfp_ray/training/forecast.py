@@ -43,6 +43,7 @@ STATE_BYTES = 12  # a weight in a saved state: itself and the optimizer's two nu
 KIND = (
     *("method", "mode", "scope", "model", "max_length", "precision", "representation"),
     *("clipping", "clip_style", "lora_rank", "rank", "max_physical_batch", "user_column"),
+    "gradient_checkpointing",
 )
 
 

@@ -62,6 +62,7 @@ class Progress:
     step: int = 0
     rows: int = 0
     noise_coordinates: int = 0
+    fits: dict[str, int] = field(default_factory=dict)  # of a step in memory at once
     train_seconds: float = 0.0
     eval_seconds: float = 0.0
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -70,7 +71,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Drawing:
-    """The set-up is complete. What comes next uses private records, and must be paid for."""
+    """The set-up is complete. What comes next uses private records, and must be paid for.
+
+    `ahead` is how many steps may have been drawn, at most, beyond the last `Step` that was seen.
+    """
+
+    ahead: int = 1
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,8 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
     shows_loss = run.show_training_loss or not plan.private
     # A plan names an encoder, and other weights can have the same name.
     content = f"{data.train.content()} {weights_hash(model)}"
+    if plan.gradient_checkpointing:
+        model.recompute_layers()
     seed = run_seed(run.seed, plan, noise_multiplier, content)
     steps = make_steps(plan, noise_multiplier, model, data.train, comm, seed)
     spending = Spending(run.plan, noise_multiplier)
@@ -137,6 +145,7 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
         progress, loss_rows = Progress(**state["progress"]), state["loss_rows"]
         model.load_state_dict(state["model"], strict=False)
         steps.load_state(state["optimizer"])
+        steps.keep_to(progress.fits)
         loss_sum += state["loss_sum"]
         best = state.get("best", {})
     progress.noise_coordinates = steps.noise_coordinates
@@ -170,6 +179,7 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
         if still and taken.rows and still.all_moved():
             still = None
 
+        progress.fits = steps.fits()
         loss_sum += taken.loss
         loss_rows += taken.units
         progress.rows += taken.rows

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from dpfp_ray.models.classifier import Classifier
+from dpfp_ray.plan.plan import Plan
 from dpfp_ray.system.errors import UserError
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
@@ -108,6 +110,51 @@ def repeatable(private: bool, device: torch.device) -> Iterator[None]:
         deterministic.fill_uninitialized_memory = kept[1]
 
 
+def free_memory(device: torch.device) -> None:
+    """Give back what a step that was broken off has left behind."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+SHARE = 0.8  # of a GPU's free memory, for what a step keeps for its backward pass
+STATE_BYTES = 16  # a trained weight: gradient, Adam's two numbers, and the sum's copy
+
+
+def token_budget(model: Classifier, plan: Plan) -> int | None:
+    """Tokens of a part of a step, padding included, that fit a GPU's free memory; None on a CPU.
+
+    Rounded down to three bits: a resumed run splits its steps as before, though a few MiB differ.
+    """
+    device = next(model.parameters()).device
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    tokens = int(SHARE * max(0, free - STATE_BYTES * trained) / bytes_of_token(model, plan))
+    step = 1 << max(0, tokens.bit_length() - 3)
+    return max(1, tokens // step * step)
+
+
+def bytes_of_token(model: Classifier, plan: Plan) -> float:
+    """What a step keeps of a token until its backward pass, about; docs/gpu.md holds it against
+    simulated peaks. In a layer of width h that widens to i: inputs, query, key, value, attention,
+    two sums and their norms, and what widens before and after its activation, 10 h + 2.5 i."""
+    config: Any = getattr(getattr(model, "encoder", None), "config", None)
+    layers = getattr(config, "num_hidden_layers", None)
+    if layers is None:
+        return 16.0 * model.width
+    width = int(config.hidden_size)
+    layer = 10 * width + 2.5 * (getattr(config, "intermediate_size", None) or 4 * width)
+    if getattr(config, "_attn_implementation", "eager") == "eager":
+        layer += 3 * config.num_attention_heads * plan.max_length
+    if plan.gradient_checkpointing:  # of one layer all, of the others what came in
+        kept = layer if "clipping" in plan.spec.uses else width  # ghost norms keep all the same
+        return 4.0 * (layers * kept + layer)
+    return 4.0 * layers * layer
+
+
 class Comm(Protocol):
     rank: int
     world_size: int
@@ -139,13 +186,18 @@ class TorchComm:
             return
         # One message for each dtype instead of one for each tensor: latency dominates on a laptop.
         # In order of appearance: a set's order differs between processes, and they must agree.
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            chosen = [tensor for tensor in tensors if tensor.dtype == dtype]
-            sizes = [tensor.numel() for tensor in chosen]
-            key, size = (dtype, chosen[0].device), sum(sizes)
+        messages = {
+            dtype: [tensor for tensor in tensors if tensor.dtype == dtype]
+            for dtype in dict.fromkeys(tensor.dtype for tensor in tensors)
+        }
+        # All memory first: once a message is sent, no worker can take the step again.
+        for dtype, chosen in messages.items():
+            key, size = (dtype, chosen[0].device), sum(tensor.numel() for tensor in chosen)
             if key not in self.kept or self.kept[key].numel() < size:
                 self.kept[key] = chosen[0].new_empty(size)
-            flat = self.kept[key][:size]
+        for dtype, chosen in messages.items():
+            sizes = [tensor.numel() for tensor in chosen]
+            flat = self.kept[dtype, chosen[0].device][: sum(sizes)]
             torch.cat([tensor.reshape(-1) for tensor in chosen], out=flat)
             torch.distributed.all_reduce(flat)
             sums = flat.split(sizes)

@@ -94,7 +94,11 @@ class PrivacyFacts(TypedDict, total=False):
 
 
 class CostFacts(TypedDict, total=False):
-    """A selection leaves out what a clock or a machine would tell."""
+    """A selection leaves out what a clock or a machine would tell.
+
+    `part` is the most of a step that was in memory at once: tokens, padding included, on a GPU;
+    rows on a CPU, and there only after it ran out of memory.
+    """
 
     __pydantic_config__ = _OPEN  # type: ignore[misc]
     prepare_seconds: float
@@ -104,6 +108,7 @@ class CostFacts(TypedDict, total=False):
     peak_memory_bytes: int
     parameters: int
     trainable_parameters: int
+    part: dict[str, int]
 
 
 class TrialFacts(TypedDict, total=False):

@@ -343,7 +343,8 @@ def check_state(state: State, *also: str) -> None:
     for key in ("plan_hash", "noise_multiplier", "progress", "model", *also):
         if key not in state:
             raise Damaged(f"it has no {key}")
-    if state["progress"].keys() != {f.name for f in dataclasses.fields(Progress)}:
+    known = {f.name for f in dataclasses.fields(Progress)}
+    if not known - {"fits"} <= state["progress"].keys() <= known:  # earlier versions have no `fits`
         raise Damaged("it does not say how far the run was")
 
 

@@ -1,10 +1,14 @@
 """One step of training: draw, forward and backward part by part, sum, noise, optimizer.
 
+A part that does not fit the memory is halved, and the step begins again: with the same draws and,
+since noise comes after the sum, as if nothing had happened. Later steps keep the size that fits.
+
 Before the first step, and in the first few: does every weight that should train also learn? A part
 of an encoder that gets no gradient, or that the optimizer does not have, shows nowhere else: the
 run would end with a score that is only a little lower.
 """
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -15,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dpfp_ray.data import Table
-from dpfp_ray.data.batches import PART_COST, packed, split_rows
+from dpfp_ray.data.batches import PART_COST, packed, parts_in_order, split_rows
 from dpfp_ray.data.split import Units
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.methods.parts.base import Method, Rows
@@ -24,7 +28,7 @@ from dpfp_ray.models.scopes import woken
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import Sampler, keyed_integer
 from dpfp_ray.system.errors import UserError
-from dpfp_ray.training.machine import Comm, share
+from dpfp_ray.training.machine import Comm, free_memory, share, token_budget
 
 Indices = NDArray[Any]
 PROBE_ROWS = 8  # dev rows that show whether all weights learn
@@ -64,31 +68,89 @@ class Steps:
             and isinstance(table, TokenTable)
             and table.persons is None
         )
+        # Most of a part in memory: rows and, on a GPU, tokens with their padding.
+        self.rows, self.tokens = method.max_rows, token_budget(method.model, plan)
+        self.halved = False
+        self.part: Indices = np.arange(0)  # what is in memory, as places among a step's records
 
     def take(self, step: int) -> Taken:
-        method, comm, device = self.method, self.comm, self.method.device
         drawn = self.sampler.draw(step)
         records, owners = self.units.expand(drawn)
+        while (loss := self.summed(step, records, owners, len(drawn))) is None:
+            free_memory(self.method.device)  # here no traceback holds the part any more
+        self.method.finish(step)
+        set_learning_rate(self.optimizer, self.plan, step)
+        self.optimizer.step()
+        return Taken(loss, len(drawn), len(records))
+
+    def summed(
+        self, step: int, records: Indices, owners: Indices | None, units: int
+    ) -> Tensor | None:
+        """The step's loss, its gradients being summed over parts and workers; None if a part did
+        not fit, and a smaller one may."""
+        self.part = np.arange(0)
+        try:
+            return self.sum_parts(step, records, owners, units)
+        except torch.OutOfMemoryError as error:
+            self.halve(step, self.lengths[records], owners, str(error).splitlines()[0])
+            return None
+
+    def sum_parts(self, step: int, records: Indices, owners: Indices | None, units: int) -> Tensor:
+        method, comm, device = self.method, self.comm, self.method.device
+        self.optimizer.zero_grad(set_to_none=True)
         method.begin(step, len(records))
-        own = share(len(drawn), comm)  # of the units, whose rows lie side by side
+        own = share(units, comm)  # of the units, whose rows lie side by side
         if owners is not None:
             own = slice(*np.searchsorted(owners, [own.start, own.stop]))
         mine = np.arange(len(records))[own]
-        self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), dtype=torch.float64, device=device)
         # A record that an audit left out has no token to pack; its step is padded.
         packs = self.packs and bool(self.lengths[records].all())
-        for number, part in enumerate(self.parts(records[mine], owners, mine, packs)):
+        parts = self.parts(records[mine], owners, mine, packs)
+        for number, part in enumerate(parts):
+            self.part = mine[part]
             if self.plan.dropout:
                 torch.manual_seed(keyed_integer(self.seed, f"dropout {comm.rank} {number}", step))
             rows = take(self.table, records, mine[part], device, owners, packs)
             loss += method.backward(rows)
+        self.part = mine[max(parts, key=len, default=np.arange(0))]
         method.add_noise_share(step, comm.rank, comm.world_size)
         comm.sum_([*method.gradients(), loss])
-        method.finish(step)
-        set_learning_rate(self.optimizer, self.plan, step)
-        self.optimizer.step()
-        return Taken(loss, len(drawn), len(records))
+        return loss
+
+    def halve(self, step: int, lengths: Indices, owners: Indices | None, said: str) -> None:
+        """Later parts are at most half as large as the one that did not fit."""
+        count = len(self.part)
+        whole = count > 1 and owners is not None and len(np.unique(owners[self.part])) == 1
+        if count < 2 or whole:
+            what = f"a person's {count} rows do" if whole else "one row does"
+            less = "max-per-user" if whole else "max-length"
+            raise UserError(
+                f"{what if count else 'the model does'} not fit the memory of {self.method.device} "
+                f"({said}); use a smaller --{less}, a smaller model or a smaller --scope"
+            )
+        if self.tokens is None:
+            self.rows = (count + 1) // 2
+        else:
+            self.tokens = (min(self.tokens, count * int(lengths[self.part].max())) + 1) // 2
+        self.halved = True
+        warnings.warn(
+            f"out of memory at step {step + 1} with {count} rows at once: the step begins again, "
+            f"and later ones keep to {self.fits()}",
+            stacklevel=2,
+        )
+
+    def fits(self) -> dict[str, int]:
+        """The most that a part of a step may have; empty on a CPU that never ran out of memory."""
+        if self.tokens is not None:
+            return {"tokens": self.tokens}
+        return {"rows": self.rows} if self.halved else {}
+
+    def keep_to(self, fits: dict[str, int]) -> None:
+        """Begin with what an earlier process of this run has found to fit."""
+        self.rows, self.halved = min(self.rows, fits.get("rows", self.rows)), "rows" in fits
+        if self.tokens is not None:
+            self.tokens = min(self.tokens, fits.get("tokens", self.tokens))
 
     def state(self) -> dict[str, Any]:
         return self.optimizer.state_dict()
@@ -104,11 +166,11 @@ class Steps:
     def parts(
         self, records: Indices, owners: Indices | None, mine: Indices, packs: bool
     ) -> list[Indices]:
-        most, count = self.method.max_rows, len(records)
+        most = self.rows
         if packs:
-            return [np.arange(i, min(i + most, count)) for i in range(0, count, most)]
+            return parts_in_order(self.lengths[records], most, self.tokens)
         cost, own = PART_COST[self.method.device.type], None if owners is None else owners[mine]
-        return split_rows(self.lengths[records], most, cost, own)
+        return split_rows(self.lengths[records], most, cost, own, self.tokens)
 
 
 def make_optimizer(plan: Plan, method: Method) -> torch.optim.Optimizer:

@@ -4,8 +4,8 @@ continues it and ends with the same weights and the same ε as a run that was ne
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -48,7 +48,7 @@ from dpfp_ray.training.record import Record, Select, make_record
 from dpfp_ray.training.run_folder import EXIT
 
 
-def run_events(run: Run, model: Classifier, comm: Comm | None = None) -> Iterator[Event]:
+def run_events(run: Run, model: Classifier, comm: Comm | None = None) -> Generator[Event]:
     """Train `model` in place as planned. The last event is `Finished`, with the result's record.
 
     `model` is what `build_model` gives for the run's seed. `comm` says which of several workers
@@ -129,6 +129,7 @@ def result_record(run: Run, progress: Progress, model: Classifier) -> Record:
             "peak_memory_bytes": machine.peak_memory(device),
             "parameters": count_parameters(model),
             "trainable_parameters": count_parameters(model, trainable_only=True),
+            **({"part": progress.fits} if progress.fits else {}),
         },
         environment={
             "device": str(device),
@@ -213,6 +214,10 @@ def train(
     overwrite: bool = False,
     weights: bool = True,
     threads: int | None = None,
+    workers: int = 1,
+    cpus_per_worker: int | None = None,
+    gpus_per_worker: float | None = None,
+    address: str = "",
     reporter: str = "auto",
     save_every: float | None = None,
     show_training_loss: bool = False,
@@ -234,6 +239,8 @@ def train(
     overwrite  discards what is in output
     weights    whether to write the trained weights
     threads    CPU threads (default: all cores)
+    workers    Ray workers that share the rows of each step; cpus_per_worker and gpus_per_worker say
+               what each one gets, address where they are, as for `sweep`
     reporter   auto, terminal, notebook or silent
     save_every seconds between two saves of the unfinished run (default: 30)
     show_training_loss  show and keep the training loss of a private run too: it is computed from
@@ -257,6 +264,12 @@ def train(
         missing = "tokenizer" if tokenizer is None else "encoder"
         raise UserError(f"encoder and tokenizer belong together; give {missing}= too")
     own = None if encoder is None else OwnEncoder(encoder, tokenizer)
+    on_ray = workers > 1 or bool(address) or gpus_per_worker is not None
+    if on_ray and own is not None:
+        raise UserError(
+            "encoder is a module in memory, which other workers do not have; save it to a folder "
+            "with save_pretrained and give that as model"
+        )
     if own is not None:
         plan = replace(plan, model=own.name)
     prepared = prepare(plan, load_inputs(plan, task, own))
@@ -295,9 +308,11 @@ def train(
             display.say(
                 "starting again with the same noise: the run here was killed before its first save"
             )
-        model = build_model(run.prepared, seed)
+        model = build_model(run.prepared, seed, torch.device("cpu") if on_ray else None)
         device = next(model.parameters()).device
-        if begun is not None:
+        if on_ray:  # the workers look at their own, when they load the state
+            device = torch.device("cuda" if gpus_per_worker else "cpu")
+        elif begun is not None:
             refuse_other_device(begun, plan.trained_part, device)
         if folder is not None:
             run_folder.ask_for_room(folder, model, plan, weights)
@@ -305,11 +320,32 @@ def train(
         where = "" if folder is None else str(folder.resolve())
         charge = charged(book, run, where=where, resumed=begun is not None, mark=mark)
         keeper = Keeper(run, display, folder, save_every, mark)
-        record = follow(run_events(run, model), charge, display(run, plan.method), keeper).record
+        events: Generator[Event] = run_events(run, model)
+        if on_ray:
+            events = ray_events(run, model, workers, cpus_per_worker, gpus_per_worker, address)
+        with closing(events):
+            record = follow(events, charge, display(run, plan.method), keeper).record
         if folder is not None:
             run_folder.write_result(folder, record, model if weights else None, plan)
         answers = predictor_of(plan, prepared.inputs.label_names, model, own)
         return TrainedRun(record, folder, answers)
+
+
+def ray_events(run: Run, model: Classifier, workers: int, *rest: Any) -> Generator[Event]:
+    """As `run_events`, on Ray: the one place where this room asks one above it."""
+    from dpfp_ray.sweeps.cluster import RayOptions, connected, settings
+
+    cpus, gpus, address = rest
+    options = RayOptions(address, workers, cpus, gpus)
+    if options.address.startswith("ray://"):
+        raise UserError(
+            "the workers of one run cannot be followed through Ray Client; use dpfp submit, or "
+            "--address auto on a machine of the cluster"
+        )
+    with settings(), connected(options.address):
+        from dpfp_ray.sweeps.workers import group_events
+
+        yield from group_events(run, model, options)
 
 
 def follow(

@@ -66,7 +66,7 @@ def test_a_rows_span_is_its_own_tokens_in_order(zoo: Path) -> None:
         assert torch.equal(ids[own], alone)
 
 
-@pytest.mark.parametrize("representation", ["mean", "cls"])
+@pytest.mark.parametrize("representation", ["mean", "cls", "last"])
 @pytest.mark.parametrize("architecture", ENCODERS)
 def test_an_encoder_that_takes_packed_rows_gives_and_learns_the_same(
     zoo: Path, architecture: str, representation: str

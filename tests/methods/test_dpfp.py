@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from dpfp_ray.data.tokens import TokenTable
 from dpfp_ray.methods.dpfp import DpFp, clip_rows
-from dpfp_ray.methods.parts.base import Rows, make_method
+from dpfp_ray.methods.parts.base import CPU_ROWS, Rows, make_method
 from dpfp_ray.models.classifier import Classifier, trainable_parameters
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.privacy.sampling import PoissonSampler, keyed_generator
@@ -335,4 +335,4 @@ def test_nothing_is_noised(model_folder: str) -> None:
     plan = tiny_plan("non_private")
     method = make_method(plan, tiny_classifier(model_folder, plan), 0.0, seed=1)
     assert method.noise_coordinates == 0
-    assert method.max_rows == plan.max_physical_batch
+    assert method.max_rows == CPU_ROWS

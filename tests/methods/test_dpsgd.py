@@ -168,6 +168,17 @@ def test_ghost_hooks_and_naive_loop_agree(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_the_last_token_of_a_decoder_has_a_clipped_sum_like_any_other(
+    tiny: Callable[[str], str], clipping: str
+) -> None:
+    plan = make_plan(tiny("gpt2"), representation="last", clipping=clipping)
+    model = build(plan)
+    rows = make_rows(table(tiny("gpt2")))
+    assert_same(clipped_sum(DpSgd(plan, model, SIGMA, SEED), rows), naive_sum(model, rows, plan.C))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clipping", CLIPPINGS)
 @pytest.mark.parametrize("scope", ["all", "bias", "lora"])
 @pytest.mark.parametrize("architecture", ENCODERS)
 def test_packed_rows_have_the_clipped_sum_of_padded_ones(

@@ -50,6 +50,28 @@ def test_cls_and_mean_are_what_they_say(zoo: Path, architecture: str) -> None:
     torch.testing.assert_close(mean[1], hidden[1, :length].mean(0))
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("architecture", ["gpt2", "bert"])
+def test_last_is_the_last_real_token_whichever_side_is_padded(
+    zoo: Path, architecture: str, side: str
+) -> None:
+    classifier = build_classifier(str(zoo / architecture), "last", 2)
+    short, long = (encode(str(zoo / architecture), [text]) for text in ("dull", TEXTS[0]))
+    missing = long["input_ids"].shape[1] - short["input_ids"].shape[1]
+    assert missing > 0
+    ends = (missing, 0) if side == "left" else (0, missing)
+    padded = {name: torch.nn.functional.pad(value, ends) for name, value in short.items()}
+    if side == "left":
+        hidden = classifier.encoder(**classifier._inputs(padded)).last_hidden_state
+        torch.testing.assert_close(classifier.represent(padded)[0], hidden[0, -1])
+        return
+    batch = {name: torch.cat([padded[name], long[name]]) for name in padded}
+    found = classifier.represent(batch)
+    for row, alone in enumerate((short, long)):
+        hidden = classifier.encoder(**classifier._inputs(alone)).last_hidden_state
+        torch.testing.assert_close(found[row], hidden[0, -1], atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("architecture", [name for name in ENCODERS if name not in NO_POOLER])
 def test_pooler_is_the_encoders_own(zoo: Path, architecture: str) -> None:
     folder = str(zoo / architecture)

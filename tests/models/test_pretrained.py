@@ -68,7 +68,7 @@ def test_auto_reads_the_pooling_of_a_sentence_encoder(zoo: Path, tmp_path: Path)
     ("architecture", "representation", "says"),
     [
         *((name, "pooler", "use cls or mean") for name in NO_POOLER),
-        ("gpt2", "cls", "only the first token; use mean"),
+        ("gpt2", "cls", "only the first token; use mean or last"),
         ("t5", "mean", "encoder-decoder"),
         ("bart", "mean", "encoder-decoder"),
         ("bert", "layers:0,99", r"layers:0,99 .* its layers are 1 to"),

@@ -15,6 +15,7 @@ class TuneTrial:
         self.config = {"trial": self.ours.to_config()}
         self.status = status
         self.last_result = result
+        self.max_failures = RETRIES
         self.num_failures = 1 + RETRIES if status == "ERROR" else 0
 
     def is_finished(self) -> bool:

@@ -246,3 +246,16 @@ def test_what_does_not_fit_is_refused(options: dict[str, float], words: list[str
     with pytest.raises(UserError) as caught:
         plan_resources(THREE, **options)  # type: ignore[arg-type]
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_logical_gpus_that_torch_does_not_see(ray_turn: None, tmp_path: Path) -> None:
+    found = run_script("ray_gpus", str(tmp_path))
+    assert found["default"]["slots"] == 4
+    for status, error, _ in found["default"]["ends"]:
+        assert status == "failed"
+        assert error.startswith("a GPU is assigned, and torch 2.")
+    assert [end[::2] for end in found["none"]["ends"]] == [["finished", "cpu"]] * 2
+    assert found["unseen"].startswith("the workers did not start: a GPU is assigned, and torch 2.")
+    assert found["1.5"].startswith("gpus_per_worker is 1.5; give a whole number")
+    assert "NCCL wants a GPU for each of them" in found["half"]
+    assert found["many"].startswith("5 workers of 1 CPUs and 1 GPUs each do not fit the cluster")

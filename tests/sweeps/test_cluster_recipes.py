@@ -70,10 +70,11 @@ def test_the_jobs_command_is_one_of_ours_on_the_share_and_runs_eight_trials(job:
     assert read_search_space(space, {**changes, "samples": arguments.samples}).samples == 64
 
 
-def test_ray_takes_the_cluster_that_ray_up_would_start() -> None:
+@pytest.mark.parametrize("recipe", ["ray-up.yaml", "ray-up-gcp.yaml"])
+def test_ray_takes_the_cluster_that_ray_up_would_start(recipe: str) -> None:
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    full = prepare_config(yaml.safe_load((RECIPES / "ray-up.yaml").read_text()))
+    full = prepare_config(yaml.safe_load((RECIPES / recipe).read_text()))
     validate_config(full)
     gpus = full["available_node_types"]["gpu"]
     assert gpus["min_workers"] * gpus["resources"]["GPU"] == 8

@@ -10,9 +10,19 @@ from dpfp_ray.privacy.ledger import Ledger
 from dpfp_ray.results.store import Store
 from dpfp_ray.sweeps import experiment
 from dpfp_ray.sweeps.driver import Charges
-from dpfp_ray.sweeps.experiment import LastRecords
-from dpfp_ray.sweeps.trial import RETRIES, InputsOnce, SweepState, Trial, bind_trial, input_key
+from dpfp_ray.sweeps.experiment import LastRecords, Notices
+from dpfp_ray.sweeps.trial import (
+    RETRIES,
+    InputsOnce,
+    SweepState,
+    Trial,
+    bind_trial,
+    error_reason,
+    has_restarts_left,
+    input_key,
+)
 from dpfp_ray.training.step import Steps
+from tests.support.ray_runs import run_script
 from tests.support.tune_trial import TuneTrial
 
 Values = dict[str, Any]
@@ -106,7 +116,10 @@ def test_a_trial_that_is_given_up_is_charged_only_if_it_drew(
     if drawn:
         SweepState(str(tmp_path / "store")).mark_drawn(trial.id)
     ended = SimpleNamespace(
-        config={"trial": trial.to_config()}, num_failures=RETRIES + 1, get_error=lambda: None
+        config={"trial": trial.to_config()},
+        num_failures=RETRIES + 1,
+        max_failures=RETRIES,
+        get_error=lambda: None,
     )
     LastRecords(str(tmp_path / "store")).on_trial_error(1, [], ended)
     assert charged(tmp_path) == (trial.plan.steps if drawn else 0)
@@ -127,6 +140,62 @@ def test_a_trial_given_up_or_stopped_early_has_a_last_record(tmp_path: Path) -> 
     assert [record["trial"]["status"] for record in records] == ["failed", "stopped"]
     assert "the worker died" in records[0]["trial"]["error"]
     assert records[0]["plan"] == given_up.ours.plan.to_dict()
+
+
+def test_only_restarts_without_a_newer_saved_state_count(tmp_path: Path) -> None:
+    trial, ends, states = TuneTrial(1e-3), LastRecords(str(tmp_path)), SweepState(str(tmp_path))
+    for step in range(1, 20):
+        states.save_trial(trial.ours.id, {"progress": {"step": step}}, SEED)
+        trial.num_failures += 1
+        ends.on_trial_recover(0, [trial], trial)
+        assert has_restarts_left(trial)
+    for _ in range(RETRIES):
+        assert has_restarts_left(trial)
+        trial.num_failures += 1
+        ends.on_trial_recover(0, [trial], trial)
+    trial.num_failures += 1
+    assert not has_restarts_left(trial)
+
+
+NCCL = """\x1b[36mray::_RayTrainWorker__execute()\x1b[39m (pid=7, ip=10.0.0.2)
+Traceback (most recent call last):
+  File "worker_group.py", line 33, in __execute
+    raise skipped from exception_cause(skipped)
+torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled cuda error
+ncclUnhandledCudaError: Call to CUDA function failed.
+Last error:
+Cuda failure 'out of memory'
+
+see the logs of the workers for more
+"""
+
+
+def test_a_failed_set_up_is_told_by_its_cause_in_a_line() -> None:
+    assert error_reason(RuntimeError(f"Training failed due to controller error:\n{NCCL}")) == (
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled cuda error "
+        "ncclUnhandledCudaError: Call to CUDA function failed. Last error: Cuda failure 'out of "
+        "memory'"
+    )
+
+
+def test_a_machine_that_will_go_is_noticed_once(ray_turn: None) -> None:
+    assert run_script("ray_drain") == [False, True, False]
+
+
+def test_a_notice_saves(trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most every half minute it would be otherwise, which this trial does not last."""
+    saved: list[int] = []
+    save = SweepState.save_trial
+
+    def noted(states: SweepState, identity: str, state: Any, seed: int) -> None:
+        saved.append(state["progress"]["step"])
+        save(states, identity, state, seed)
+
+    monkeypatch.setattr(SweepState, "save_trial", noted)
+    news = iter([False, True, False, True])
+    monkeypatch.setattr(Notices, "new", lambda _: next(news, False))
+    run(trial, tmp_path)
+    assert saved == [2, 4]
 
 
 def test_a_trial_that_tune_ended_with_restarts_left_is_to_run_again(tmp_path: Path) -> None:

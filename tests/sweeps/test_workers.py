@@ -4,18 +4,29 @@ import os
 import signal
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from dpfp_ray import load_model, train
+from dpfp_ray.plan.plan import Plan
+from dpfp_ray.sweeps import workers
 from dpfp_ray.sweeps.experiment import assigned_device
-from dpfp_ray.sweeps.trial import Trial
+from dpfp_ray.sweeps.trial import SweepState, Trial
 from dpfp_ray.sweeps.workers import INTERFACES, GroupConfig, use_node_interface
 from dpfp_ray.system.errors import UserError
+from dpfp_ray.system.signals import Interrupted
+from dpfp_ray.training import console
+from dpfp_ray.training.loop import Epoch, Event
+from dpfp_ray.training.run_folder import RESULT, RESUME, WEIGHTS
 from tests.support.ray_runs import (
     PATIENCE,
+    records,
     run_here,
     run_plainly,
     saved_trials,
@@ -98,6 +109,96 @@ def test_a_gpu_that_torch_does_not_see_is_refused() -> None:
         assigned_device(0.5)
 
 
+class StoppedLate(console.Silent):
+    """Gets a Ctrl-C after the third epoch."""
+
+    def show(self, event: Event) -> None:
+        if isinstance(event, Epoch) and event.record["epoch"] == 3:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_run_on_workers_killed_stopped_and_continued_here_is_the_model_of_one_process(
+    tiny_task: dict[str, Any], tmp_path: Path, ray_session: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan(**{**tiny_task, "method": "dpsgd", "micro_batches": None, "epochs": 4})
+    usual: dict[str, Any] = {"seed": 5, "reporter": "silent", "save_every": 0.0}
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    train(plan, output=alone, threads=1, **usual)
+    victims: list[int] = []
+
+    def disturb() -> None:
+        wait_for((together / RESUME).exists, "the run to have saved")
+        found = [p for p in psutil.process_iter(["cmdline"]) if "RayTrainWorker" in title(p)]
+        victims.append(found[0].pid)
+        found[0].kill()
+
+    thread = threading.Thread(target=disturb, daemon=True)
+    thread.start()
+    with monkeypatch.context() as patch:
+        patch.setitem(console.DISPLAYS, "silent", StoppedLate)
+        with pytest.raises(Interrupted, match="stopped; saved in"):
+            train(plan, output=together, workers=2, cpus_per_worker=1, **usual)
+    thread.join(timeout=PATIENCE)
+    assert victims
+    wait_for(lambda: free_cpus() == 3, "the workers to be gone")
+    train(plan, output=together, threads=1, **usual)
+    assert sorted(path.name for path in together.iterdir()) == [RESULT, WEIGHTS]
+    ours, theirs = load_file(alone / WEIGHTS), load_file(together / WEIGHTS)
+    assert all(torch.allclose(theirs[name], ours[name], atol=1e-6) for name in ours)
+    (ours_says, theirs_says) = (
+        load_model(folder).predict(["a great film"])[0] for folder in (alone, together)
+    )
+    assert theirs_says.probabilities == pytest.approx(ours_says.probabilities, abs=1e-6)
+
+
+def title(process: psutil.Process) -> str:
+    return " ".join(process.info["cmdline"] or [])
+
+
+def free_cpus() -> float:
+    import ray
+
+    return ray.available_resources().get("CPU", 0.0)
+
+
+def test_workers_of_a_run_that_cannot_meet_say_why_in_a_line(
+    tiny_task: dict[str, Any], ray_session: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "GroupConfig", partial(GroupConfig, init_method="by pigeon"))
+    with pytest.raises(UserError, match=r"^the workers did not start: .*pigeon") as caught:
+        train(Plan(**tiny_task), workers=2, cpus_per_worker=1, reporter="silent")
+    assert "\n" not in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_trial_that_gets_on_between_seven_kills_ends(
+    tiny_task: dict[str, Any], ray_session: None, tmp_path: Path, workers: int
+) -> None:
+    many = trial(tiny_task, batch_size=2, micro_batches=1, epochs=200)
+    states, killed = SweepState(str(tmp_path)), [0]
+
+    def disturb() -> None:
+        for _ in range(7):
+            before = states.saved_step(many.id)
+
+            def victim(before: int = before) -> int:
+                (record,) = records(tmp_path).values() or ({"trial": {"pid": 0}},)
+                pid = int(record["trial"]["pid"])
+                fresh = states.saved_step(many.id) > before and pid not in killed
+                return pid if fresh and psutil.pid_exists(pid) else 0
+
+            killed.append(wait_for(victim, "the trial to get on"))
+            os.kill(killed[-1], signal.SIGKILL)
+
+    thread = threading.Thread(target=disturb, daemon=True)
+    thread.start()
+    found = run_here([many], tmp_path, workers=workers, save_every=0.1)
+    assert len(killed) == 8
+    assert found[many.id]["trial"]["status"] == "finished"
+
+
 @pytest.mark.nightly
 def test_workers_that_cannot_meet_give_back_what_they_held(
     ray_session: None, tmp_path: Path
@@ -105,9 +206,6 @@ def test_workers_that_cannot_meet_give_back_what_they_held(
     import ray
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
-
-    def free() -> float:
-        return ray.available_resources().get("CPU", 0.0)
 
     trainer = TorchTrainer(
         lambda: None,
@@ -117,4 +215,9 @@ def test_workers_that_cannot_meet_give_back_what_they_held(
     )
     with pytest.raises(Exception, match="pigeon"):
         trainer.fit()
-    wait_for(lambda: free() == ray.cluster_resources()["CPU"], "all CPUs to be free")
+    wait_for(lambda: free_cpus() == ray.cluster_resources()["CPU"], "all CPUs to be free")
+
+
+def test_a_run_is_not_sent_to_workers_who_cannot_be_followed(tiny_task: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="cannot be followed through Ray Client"):
+        train(Plan(**tiny_task), workers=2, address="ray://nowhere:10001", reporter="silent")

@@ -20,9 +20,9 @@ from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.signals import Interrupted
 from dpfp_ray.system.whole_files import without_checksum
 from dpfp_ray.training import train as train_module
-from dpfp_ray.training.charged import use_for
+from dpfp_ray.training.charged import Charge, use_for
 from dpfp_ray.training.console import Silent
-from dpfp_ray.training.loop import Step
+from dpfp_ray.training.loop import Drawing, Step
 from dpfp_ray.training.prepare import prepare
 from dpfp_ray.training.run_folder import SEED
 from dpfp_ray.training.train import train
@@ -177,6 +177,17 @@ def test_a_failed_run_is_charged_for_the_steps_it_drew(
         go(head, ledger)
     (entry,) = only(ledger).entries
     assert (entry.status, entry.done) == ("failed", 4)
+
+
+def test_workers_that_start_again_are_charged_for_the_furthest_step_and_what_may_follow() -> None:
+    charge = Charge("an entry", 0)
+    for event in (Drawing(ahead=2), told(1), told(2), told(3), Drawing(ahead=2), told(2)):
+        charge.count(event)
+    assert charge.done + charge.drawing == 5
+
+
+def told(done: int) -> Step:
+    return Step(done, lambda: None, dict)
 
 
 def fail(*_: Any, **__: Any) -> None:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from dpfp_ray.plan.plan import Plan
 import math
 
+# On a GPU tokens are counted (`token_budget`); more rows than that have no effect on its speed.
+CPU_ROWS, GPU_ROWS = 256, 2**14
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -106,7 +109,8 @@ class Method(ABC):
     @property
     def max_rows(self) -> int:
         """Most rows that `backward` is given at once; fewer where each costs a model's memory."""
-        return self.plan.max_physical_batch
+        most = {"cpu": CPU_ROWS}.get(self.device.type, GPU_ROWS)
+        return self.plan.max_physical_batch or most
 
     def begin(self, step: int, total_rows: int) -> None:  # noqa: B027 - most methods need nothing
         """Called once a step, before its rows; `total_rows` counts all workers' rows."""
