@@ -83,21 +83,34 @@ def chacha20(key: bytes, nonce: int, count: int, device: torch.device) -> Tensor
     for word, value in enumerate(constants):
         state[word] = value
     state[12] = torch.arange(count, dtype=torch.int32, device=device)
-    a, b, c, d = (row.clone() for row in state.split(4))
-    scratch = torch.empty_like(a)
+    rows = state.clone()
+    scratch = torch.empty(4, count, dtype=torch.int32, device=device)
     for _ in range(10):
-        _quarter_rounds(a, b, c, d, scratch)  # the columns
-        b, c, d = (row.roll(-by, 0) for by, row in enumerate((b, c, d), 1))
-        _quarter_rounds(a, b, c, d, scratch)  # the diagonals
-        b, c, d = (row.roll(by, 0) for by, row in enumerate((b, c, d), 1))
-    return torch.cat([a, b, c, d]).add_(state).T.reshape(-1)
+        _quarter_rounds(rows, scratch)  # the columns
+        rows = _diagonals(rows, 1)
+        _quarter_rounds(rows, scratch)
+        rows = _diagonals(rows, 3)
+    return rows.add_(state).T.reshape(-1)
 
 
-def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor, scratch: Tensor) -> None:
+def _diagonals(rows: Tensor, by: int) -> Tensor:
+    """Rows of four words, the first as it is, the others turned by once, twice, thrice `by`."""
+    turned = [(by * row) % 4 for row in range(4)]
+    ends = [(4 * row + turn, 4 * row + 4) for row, turn in enumerate(turned)]
+    starts = [(4 * row, 4 * row + turn) for row, turn in enumerate(turned)]
+    return torch.cat([rows[a:b] for both in zip(ends, starts, strict=True) for a, b in both])
+
+
+def _quarter_rounds(rows: Tensor, scratch: Tensor) -> None:
     """Four of them side by side, in place; sums of signed words wrap as those of unsigned ones."""
+    a, b, c, d = rows.split(4)
     for one, two, three, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
         one += two
         three ^= one
+        if bits % 8 == 0:  # whole bytes change places, in one launch; a word's lowest comes first
+            bytes_ = three.view(torch.uint8).unflatten(1, (-1, 4))
+            bytes_.copy_(bytes_.roll(bits // 8, 2))
+            continue
         torch.bitwise_right_shift(three, 32 - bits, out=scratch)
         scratch &= 2**bits - 1  # the shift has copied the sign
         three <<= bits

@@ -62,7 +62,7 @@ CASES = [
 # How far apart the weights may end, against how far they moved. In bf16 CPUs round elsewhere.
 APART = {"fp32": 1e-4, "bf16": 0.2}
 # Of one step of a BERT of one layer, whose first steps are left out: they check more.
-LAUNCHES = {"non_private": 160, "dpfp": 190, "ghost": 1100, "hooks": 920, "rgp": 1600}
+LAUNCHES = {"non_private": 160, "dpfp": 190, "ghost": 980, "hooks": 830, "rgp": 1350}
 WAITS = {"non_private": 0, "dpfp": 2, "ghost": 2, "hooks": 3, "rgp": 1}
 
 
