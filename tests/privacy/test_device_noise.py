@@ -1,5 +1,8 @@
 """Noise that is made on a GPU, here on the CPU: its arithmetic is the same there."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -98,3 +101,20 @@ def test_blocks_differ() -> None:
     one, other = (normal_numbers(KEY, block, 10_000, CPU) for block in (0, 1))
     assert abs(np.corrcoef(one, other)[0, 1]) < 0.04
     assert BLOCK % 2 == 0
+
+
+KERNEL = """
+import os
+os.environ["TRITON_INTERPRET"] = "1"
+import torch
+from dpfp_ray.privacy import chacha_kernel, device_noise
+start = torch.randint(-(2**31), 2**31, (16,), dtype=torch.int32)
+found, expected = (one.key_stream(start, 700) for one in (chacha_kernel, device_noise))
+assert torch.equal(found, expected)
+"""
+
+
+def test_words_of_the_kernel_are_the_same() -> None:
+    """In Triton's interpreter, which computes on a CPU; in a process that it may be chosen for."""
+    pytest.importorskip("triton", reason="a build of torch for CPUs has no Triton")
+    subprocess.run([sys.executable, "-c", KERNEL], check=True)

@@ -319,6 +319,7 @@ def _synchronize(device: Any = None) -> None:
     arrive()
 
 
+@cache
 def _install() -> None:
     """For the rest of this process, torch says that there is one card, of 80 GB, with bf16."""
     import torch.amp.autocast_mode
@@ -346,12 +347,10 @@ def _install() -> None:
     torch.manual_seed = torch.default_generator.manual_seed  # torch's own asks the driver, too
 
 
-_install()
-
-
 @contextmanager
 def pretend_cuda() -> Iterator[Seen]:
     """In here "cuda" is a device; `seen` starts at nothing."""
+    _install()  # not on import, which a test's own process does to read an error
     forget()
     with Device():
         yield seen

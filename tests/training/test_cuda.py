@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import chdir
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,6 +27,7 @@ from dpfp_ray.privacy.device_noise import normal_numbers
 from dpfp_ray.training import step
 from dpfp_ray.training.loop import Event, Step
 from dpfp_ray.training.prepare import build_model, with_precision
+from dpfp_ray.training.record import Record
 from tests.support.pretend_process import COMPILER, Call, pretend_process
 from tests.support.tiny_runs import (
     Listener,
@@ -43,6 +44,8 @@ from tests.training.test_measured_noise import (
     needed,
     prepared_run,
 )
+from tests.training.test_person_runs import RUNS
+from tests.training.test_person_runs import prepared_run as run_on_persons
 
 SEED = 2**90 + 1
 METHODS: dict[str, dict[str, Any]] = {
@@ -62,7 +65,7 @@ CASES = [
 # How far apart the weights may end, against how far they moved. In bf16 CPUs round elsewhere.
 APART = {"fp32": 1e-4, "bf16": 0.2}
 # Of one step of a BERT of one layer, whose first steps are left out: they check more.
-LAUNCHES = {"non_private": 160, "dpfp": 190, "ghost": 1100, "hooks": 920, "rgp": 1600}
+LAUNCHES = {"non_private": 160, "dpfp": 190, "ghost": 980, "hooks": 830, "rgp": 1350}
 WAITS = {"non_private": 0, "dpfp": 2, "ghost": 2, "hooks": 3, "rgp": 1}
 
 
@@ -98,6 +101,16 @@ def trained(
     return ends[0], {n: p.detach().cpu() for n, p in trainable_parameters(model)}
 
 
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """A CPU's own noise and carriers are others."""
+    with (
+        patch.object(sampling, "add_noise", device_noise.add_noise),
+        patch.object(carriers, "renew_each", carriers.renew_together),
+    ):
+        yield
+
+
 def compare(folder: str, name: str, scope: str, precision: str) -> tuple[float, int, int]:
     """How far apart the weights of the two devices end; launches and waits of a usual step."""
     from tests.support.pretend_cuda import pretend_cuda
@@ -108,10 +121,7 @@ def compare(folder: str, name: str, scope: str, precision: str) -> tuple[float, 
         listener = Counting(seen)
         _, there = trained(folder, settings, "cuda", listener)
         steps = np.diff(listener.counts[3:6], axis=0)  # the last one evaluates
-    with (  # a CPU's own noise and carriers are others
-        patch.object(sampling, "add_noise", device_noise.add_noise),
-        patch.object(carriers, "renew_each", carriers.renew_together),
-    ):
+    with as_on_a_gpu():
         start, here = trained(folder, settings, "cpu", Listener())
     apart = sum(float((there[n] - here[n]).square().sum()) for n in here)
     moved = sum(float((start[n] - here[n]).square().sum()) for n in here)
@@ -132,6 +142,36 @@ def assert_as_on_a_cpu(name: str, precision: str, found: tuple[float, int, int])
     assert apart < APART[precision]
     assert launches <= LAUNCHES[name]
     assert waits <= WAITS[name]
+
+
+def person_run(folder: str, name: str) -> float:
+    """The same of a whole run on persons; methods of one release are among them."""
+    from tests.support.pretend_cuda import pretend_cuda
+
+    torch.set_num_threads(1)
+    settings = {"precision": "fp32", **RUNS[name]}
+
+    def end(device: str) -> tuple[Record, dict[str, Tensor]]:
+        prepared = run_on_persons(folder, **settings)
+        model = build_model(prepared, SEED, torch.device(device))
+        record, _ = run_with(prepared, seed=SEED, model=model)
+        return record, {n: p.detach().cpu() for n, p in trainable_parameters(model)}
+
+    with pretend_cuda():
+        record, there = end("cuda")
+    with as_on_a_gpu():
+        twin, here = end("cpu")
+    assert record["environment"]["device"] == "cuda:0"
+    assert record["metrics"]["accuracy"] == twin["metrics"]["accuracy"]
+    apart = sum(float((there[n] - here[n]).square().sum()) for n in here)
+    size = sum(float(p.square().sum()) for p in here.values())
+    return (apart / (size or 1.0)) ** 0.5
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", RUNS)
+def test_runs_on_persons_end_as_on_a_cpu(on_cuda: Call, model_folder: str, name: str) -> None:
+    assert on_cuda(person_run, model_folder, name) < 1e-4
 
 
 # Bugs that only a GPU would show, each put where the code is right.

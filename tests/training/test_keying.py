@@ -191,3 +191,28 @@ def test_a_run_refuses_a_state_of_an_earlier_version() -> None:
     state["keying"] -= 1
     with pytest.raises(UserError, match=r"earlier version.*--overwrite"):
         run_with(prepared, seed=SEED, state=state)
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "non_private"])
+def test_a_private_run_stays_on_its_kind_of_device(model_folder: str, method: str) -> None:
+    """GPUs make other noise of a seed: the steps since the last save would be released twice."""
+    plan = tiny_plan(method)
+    killed = Listener(kill_after=7)
+    with pytest.raises(Killed):
+        train_with(
+            plan,
+            0.5,
+            tiny_classifier(model_folder, plan),
+            tiny_data(model_folder),
+            killed,
+            seed=SEED,
+        )
+    state = killed.state()
+    assert state["device"] == "cpu"
+    state["device"] = "cuda"
+    model, data = tiny_classifier(model_folder, plan), tiny_data(model_folder)
+    if method == "dpsgd":
+        with pytest.raises(UserError, match=r"begun on device cuda, and this is cpu"):
+            train_with(plan, 0.5, model, data, seed=SEED, state=state)
+    else:
+        assert train_with(plan, 0.0, model, data, seed=SEED, state=state).step == plan.steps
