@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dpfp_ray.methods.parts.base import Method, Rows, noise_of_minimum
+from dpfp_ray.methods.parts.base import Method, Rows, noise_of_minimum, steady
 from dpfp_ray.plan.method_spec import SCOPES, SST2_RECORDS, Defaults, MethodSpec
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dpfp_ray.models.classifier import Classifier
     from dpfp_ray.plan.plan import Plan
 
-HOOKS_BYTES = 2 * 2**30  # per-example gradients in memory at once
+HOOKS_BYTES = 2 * 2**30  # per-example gradients in memory at once; of a GPU half of what is free
 
 
 class DpSgd(Method):
@@ -49,9 +49,15 @@ class DpSgd(Method):
 
     @property
     def max_rows(self) -> int:
+        import torch
+
         rows = super().max_rows
         if self.plan.clipping == "hooks":
-            rows = min(rows, HOOKS_BYTES // (4 * self.noise_coordinates))
+            row = 4 * self.noise_coordinates
+            most = HOOKS_BYTES // row
+            if self.device.type == "cuda":
+                most = max(most, steady(torch.cuda.mem_get_info(self.device)[0] // (2 * row)))
+            rows = min(rows, most)
         return max(1, rows)
 
     def begin(self, step: int, total_rows: int) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from dpfp_ray.methods.parts.base import steady
 from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.system.errors import UserError
@@ -122,10 +123,7 @@ STATE_BYTES = 16  # a trained weight: gradient, Adam's two numbers, and the sum'
 
 
 def token_budget(model: Classifier, plan: Plan) -> int | None:
-    """Tokens of a part of a step, padding included, that fit a GPU's free memory; None on a CPU.
-
-    Rounded down to three bits: a resumed run splits its steps as before, though a few MiB differ.
-    """
+    """Tokens of a part of a step, padding included, that fit a GPU's free memory; None on a CPU."""
     device = next(model.parameters()).device
     if device.type != "cuda":
         return None
@@ -133,8 +131,7 @@ def token_budget(model: Classifier, plan: Plan) -> int | None:
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     tokens = int(SHARE * max(0, free - STATE_BYTES * trained) / bytes_of_token(model, plan))
-    step = 1 << max(0, tokens.bit_length() - 3)
-    return max(1, tokens // step * step)
+    return max(1, steady(tokens))
 
 
 def bytes_of_token(model: Classifier, plan: Plan) -> float:

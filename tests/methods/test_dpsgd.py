@@ -166,6 +166,20 @@ def test_ghost_hooks_and_naive_loop_agree(
             assert_same(clipped_sum(method, rows), expected)
 
 
+def test_hooks_take_as_many_rows_as_half_of_a_gpus_free_memory_holds(
+    tiny: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(tiny("bert"), clipping="hooks")
+    method = DpSgd(plan, build(plan), SIGMA, SEED)
+    row = 4 * method.noise_coordinates
+    monkeypatch.setattr(dpsgd, "HOOKS_BYTES", 3 * row)
+    assert method.max_rows == 3
+    method.device = torch.device("cuda", 0)
+    for free, most in ((2 * row, 3), (2 * 50 * row + row, 48)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 80 * 2**30))
+        assert method.max_rows == most
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("clipping", CLIPPINGS)
 def test_the_last_token_of_a_decoder_has_a_clipped_sum_like_any_other(

@@ -28,6 +28,12 @@ import math
 CPU_ROWS, GPU_ROWS = 256, 2**14
 
 
+def steady(count: int) -> int:
+    """Rounded down to three bits: a run that goes on splits its steps as before, though a few MiB
+    of the GPU's free memory differ."""
+    return count >> (shift := max(0, count.bit_length() - 3)) << shift
+
+
 @dataclass(frozen=True)
 class Rows:
     """Some rows of a step: `positions` are their places among the step's rows on all workers.
