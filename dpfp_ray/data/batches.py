@@ -136,7 +136,6 @@ SEQUENCE, ROWS, LONGEST = 64, 5, 128
 # In a packed batch: the number of each token's row, −1 for padding; its place in that row; and of
 # each row, where its first token is among all tokens.
 ROW, PLACE, FIRST = "packed_row", "packed_place", "packed_first"
-Ints = NDArray[np.int64]
 
 
 def arrange(lengths: Ints, tokens: int = SEQUENCE) -> tuple[Ints, Ints, int, int]:

@@ -141,7 +141,7 @@ def train_steps(run: Run, model: Classifier, data: Data, comm: Comm) -> Training
 
     if state is not None:
         refuse_other_weights(state, model)
-        refuse_other_device(state, plan, device)
+        refuse_other_device(state, plan, device.type)
         progress, loss_rows = Progress(**state["progress"]), state["loss_rows"]
         model.load_state_dict(state["model"], strict=False)
         steps.load_state(state["optimizer"])
@@ -291,12 +291,12 @@ def refuse_other_weights(state: State, model: Classifier) -> None:
         )
 
 
-def refuse_other_device(state: State, plan: Plan, device: torch.device) -> None:
+def refuse_other_device(state: State, plan: Plan, device: str) -> None:
     """GPUs make other noise of a seed than CPUs do: repeated steps would be released twice."""
     begun = state.get("device", "cpu")
-    if plan.private and not plan.one_release and begun != device.type:
+    if plan.private and not plan.one_release and begun != device:
         raise UserError(
-            f"the unfinished run was begun on device {begun}, and this is {device.type}, which "
+            f"the unfinished run was begun on device {begun}, and this is {device}, which "
             f"makes other noise of the same seed; finish it on {begun}, or start again with "
             f"--overwrite (the ledger keeps what was spent)"
         )

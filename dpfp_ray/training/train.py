@@ -309,14 +309,13 @@ def train(
                 "starting again with the same noise: the run here was killed before its first save"
             )
         model = build_model(run.prepared, seed, torch.device("cpu") if on_ray else None)
-        device = next(model.parameters()).device
-        if on_ray:  # the workers look at their own, when they load the state
-            device = torch.device("cuda" if gpus_per_worker else "cpu")
-        elif begun is not None:
+        # Workers may have other devices than this process; they look at a saved state themselves.
+        device = "workers" if on_ray else next(model.parameters()).device.type
+        if begun is not None and not (on_ray and state is not None):
             refuse_other_device(begun, plan.trained_part, device)
         if folder is not None:
             run_folder.ask_for_room(folder, model, plan, weights)
-            run_folder.keep_seed(folder, plan, seed, seed_known, device.type)
+            run_folder.keep_seed(folder, plan, seed, seed_known, device)
         where = "" if folder is None else str(folder.resolve())
         charge = charged(book, run, where=where, resumed=begun is not None, mark=mark)
         keeper = Keeper(run, display, folder, save_every, mark)
