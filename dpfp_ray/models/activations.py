@@ -205,7 +205,8 @@ def _load_or_make(
 ) -> npt.NDArray[Any] | None:
     with torch.no_grad():
         width = _below(model, shortcut, probe_of(model), "fp32").shape[-1]
-    kind = np.dtype(STORED[plan.precision][1])
+    precision = "bf16" if plan.precision == "bf16" else "fp32"
+    kind = np.dtype(STORED[precision][1])
     shape = (int(table.offsets[-1]), width)
     size = shape[0] * width * kind.itemsize
     if size > plan.cache_gb * 1e9:
@@ -213,14 +214,14 @@ def _load_or_make(
         return None
     folder = cache_dir() / "activations"
     private_folder(folder)
-    entry = folder / f"{_key(table, model, shortcut, plan.precision)}.bin"
+    entry = folder / f"{_key(table, model, shortcut, precision)}.bin"
 
     @contextmanager
     def made() -> Iterator[Path]:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             path = Path(scratch) / "below"
             with _mapped(path, shape, kind) as below:
-                _encode(table, model, shortcut, plan.precision, below)
+                _encode(table, model, shortcut, precision, below)
             yield path
 
     if plan.model.startswith(CUSTOM):

@@ -360,6 +360,8 @@ class Plan:
             classes=classes or self.classes,
             public_records=public_records or self.public_records,
             teacher_representation=teacher_representation or self.teacher_representation,
+            # A GPU's own choice is made before (`prepare.with_precision`).
+            precision="fp32" if self.precision == "auto" else self.precision,
         )
 
     @functools.cached_property

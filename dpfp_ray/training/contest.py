@@ -41,7 +41,7 @@ class Contest:
         title = plan.spec.title
         if comm.world_size > 1:
             raise UserError(f"{title} trains in one process; drop --workers")
-        if plan.precision != "fp32":
+        if plan.precision == "bf16":
             raise UserError(f"precision is {plan.precision}, but {title} trains in fp32; drop it")
         found = installed(plan.spec.by_library.library)
         if changed := found["changed_files"]:

@@ -249,13 +249,13 @@ def noise_of_run(folder: str, name: str) -> tuple[float, float]:
 
     torch.set_num_threads(1)
     with chdir(folder), pretend_cuda():
-        settings = {"batch_size": 1, "epsilon": 2.0, "epochs": 2, **STEPS[name]}
+        settings = {"batch_size": 1, "epsilon": 2.0, "epochs": 1, **STEPS[name]}
         prepared, _ = prepared_run("./model", **settings)
         model = build_model(prepared, SEED, torch.device("cuda"))
         with empty_steps(model) as found:
             run_with(prepared, seed=SEED, model=model)
     noise = [(name, value) for step in found for name, value in step.items()]
-    assert len(found) >= 10
+    assert len(found) >= 6
     assert all(value.device.type == "cuda" for _, value in noise)
     squares = sum(float(value.double().square().sum()) for _, value in noise)
     total = sum(degrees(prepared.plan, name, value.shape) for name, value in noise)
