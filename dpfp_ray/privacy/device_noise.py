@@ -132,7 +132,7 @@ def _quarter_rounds(rows: Tensor, scratch: Tensor) -> None:
     for one, two, three, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
         one += two
         three ^= one
-        if bits % 8 == 0:  # whole bytes change places, in one launch; a word's lowest comes first
+        if bits % 8 == 0:  # whole bytes change places; a word's lowest comes first
             bytes_ = three.view(torch.uint8).unflatten(1, (-1, 4))
             bytes_.copy_(bytes_.roll(bits // 8, 2))
             continue

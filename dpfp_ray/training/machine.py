@@ -75,7 +75,7 @@ def reset_peak_memory(device: torch.device) -> None:
 def await_device(device: torch.device) -> None:
     """Before a clock is read: a GPU may still have steps to do that the host has long asked for."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.zeros((), device=device).item()  # there when all before it on the stream is done
 
 
 def peak_memory(device: torch.device) -> int:
