@@ -6,21 +6,30 @@
 Every tensor of a second step (Adam has its two numbers then) is counted from its making to its
 end, as torch's fake tensors go through forward pass, backward pass and clipping: nothing is
 computed. Not counted: what kernels use for themselves, what the allocator cannot use, and CUDA's
-own half GiB. The fake tensors say that they are on a CPU: of bf16's casts some differ on a GPU.
+own half GiB. The fake tensors say that they are on a GPU, the tests' pretended one.
 """
 
 import itertools
 import sys
+import tempfile
 import warnings
 import weakref
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.support.pretend_process import build_guard, load_guard
+
+load_guard(build_guard(Path(tempfile.mkdtemp())))
+
+# ruff: noqa: E402 - torch must not be imported before the guard is there
 
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import RobertaConfig, RobertaModel
+from transformers import RobertaConfig, RobertaModel, masking_utils
 
 from dpfp_ray.methods.parts import ghost
 from dpfp_ray.methods.parts.base import Rows, make_method
@@ -28,6 +37,7 @@ from dpfp_ray.models.classifier import Classifier
 from dpfp_ray.plan.plan import Plan
 from dpfp_ray.training.machine import bytes_of_token
 from dpfp_ray.training.step import make_optimizer
+from tests.support import pretend_cuda
 
 GIB = 2**30
 LARGE: dict[str, Any] = {
@@ -112,7 +122,7 @@ def peak(
         model.head = torch.nn.Linear(model.width, 2)
     # Both ask the model for numbers; RoBERTa's rows are told apart (tests/methods).
     with patched(), FakeTensorMode(allow_non_fake_inputs=True), Tracker() as tracker:
-        model = model.to_empty(device="cpu").train()
+        model = model.to_empty(device="cuda").train()
         for weight in model.parameters():
             tracker.note(weight)
         if again:
@@ -120,16 +130,16 @@ def peak(
         made = make_method(plan, model, 1.0, seed=1)
         optimizer = make_optimizer(plan, made)
         batch = {
-            "input_ids": torch.ones(rows, length, dtype=torch.long),
-            "attention_mask": torch.ones(rows, length, dtype=torch.long),
+            "input_ids": torch.ones(rows, length, dtype=torch.long, device="cuda"),
+            "attention_mask": torch.ones(rows, length, dtype=torch.long, device="cuda"),
         }
-        part = Rows(np.arange(rows), batch, torch.zeros(rows, dtype=torch.long))
+        part = Rows(np.arange(rows), batch, torch.zeros(rows, dtype=torch.long, device="cuda"))
         for step in range(2):
             tracker.peak = tracker.now
             optimizer.zero_grad(set_to_none=True)
             made.begin(step, rows)
             if method == "dpfp":
-                made.noise = torch.zeros(rows, model.width)  # type: ignore[attr-defined]
+                made.noise = torch.zeros(rows, model.width, device="cuda")  # type: ignore[attr-defined]
             made.backward(part)
             if step == 0:
                 made.gradients()
@@ -153,6 +163,9 @@ class patched:
 
 def main() -> None:
     warnings.simplefilter("ignore")
+    pretend_cuda.install()
+    # It asks whether a mask is full, for which it would need its numbers.
+    masking_utils._ignore_bidirectional_mask_sdpa = lambda *_, **__: False
     if len(sys.argv) > 1:
         size, method, precision, rows, length = sys.argv[1:6]
         again = "--gradient-checkpointing" in sys.argv

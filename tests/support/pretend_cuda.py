@@ -320,7 +320,7 @@ def _synchronize(device: Any = None) -> None:
 
 
 @cache
-def _install() -> None:
+def install() -> None:
     """For the rest of this process, torch says that there is one card, of 80 GB, with bf16."""
     import torch.amp.autocast_mode
     import torch.cuda.amp.common
@@ -350,7 +350,7 @@ def _install() -> None:
 @contextmanager
 def pretend_cuda() -> Iterator[Seen]:
     """In here "cuda" is a device; `seen` starts at nothing."""
-    _install()  # not on import, which a test's own process does to read an error
+    install()  # not on import, which a test's own process does to read an error
     forget()
     with Device():
         yield seen

@@ -38,14 +38,15 @@ def build_guard(folder: Path) -> Path:
     return built
 
 
+def load_guard(built: Path) -> None:
+    libraries = torch_folder() / "lib"
+    for library in (libraries / "libc10.so", libraries / "libtorch_cpu.so", built):
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+
+
 def serve(built: str) -> None:
     """Load the guard, then answer the calls that arrive on stdin, until it is closed."""
-    for library in (
-        torch_folder() / "lib/libc10.so",
-        torch_folder() / "lib/libtorch_cpu.so",
-        built,
-    ):
-        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    load_guard(Path(built))
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
     while True:
         try:
