@@ -43,7 +43,12 @@ from dpfp_ray.sweeps.trial import SETTLED, InputsOnce, Trial, bind_trial, resolv
 from dpfp_ray.system.errors import UserError
 from dpfp_ray.system.terminal import stderr
 from dpfp_ray.training.dev_scores import quote
-from dpfp_ray.training.prepare import Inputs, load_inputs, possible_representations
+from dpfp_ray.training.prepare import (
+    Inputs,
+    load_inputs,
+    possible_representations,
+    with_precision,
+)
 from dpfp_ray.training.record import Record, fitting_fields, make_record
 
 if TYPE_CHECKING:
@@ -315,7 +320,7 @@ def input_variants(space: SearchSpace, inputs_of: Callable[[Plan], Inputs]) -> l
     plans = []
     for point in points:
         with suppress(UserError):  # no plan, or none for these data: such a trial is refused
-            plan = make_plan(space.plan_values(point))
+            plan = with_precision(make_plan(space.plan_values(point)))
             names = possible_representations(plan, inputs_of(plan).paired)
             plans += [replace(plan, representation=name) for name in names]
     return plans
