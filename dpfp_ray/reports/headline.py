@@ -12,6 +12,7 @@ from dpfp_ray.results.contests import Contest, Outcome
 from dpfp_ray.results.runs import Run
 
 MOST_SENTENCES = 4  # comparisons that are told one by one; more are counted
+NAMED = 3  # methods of a tie that are all named
 PLACE = "{place}"
 MORE_SEEDS = "run with --seeds 5"
 OUTCOMES: dict[Outcome, str] = {
@@ -50,8 +51,11 @@ def sentence(contest: Contest, refuted: Sequence[Run]) -> str:
     if contest.winner is not None:
         return f"{contest.winner.title} is best {PLACE}{worth([contest.winner], refuted)}."
     if contest.outcome == "tie":
-        names = joined(sorted(cell.title for cell in contest.leaders))
-        return f"{names} tie {PLACE}: these seeds and dev rows do not tell them apart."
+        names = sorted(cell.title for cell in contest.leaders)
+        if len(names) > NAMED:  # what they are stands in the table
+            first = contest.ranked[0].title
+            return f"{first} has the highest mean {PLACE}, but others tie with it."
+        return f"{joined(names)} tie {PLACE}: these seeds and dev rows do not tell them apart."
     reason = {
         "few seeds": f"too few seeds to tell methods apart; {MORE_SEEDS}",
         "one class": "every model answers one class, whatever the row",

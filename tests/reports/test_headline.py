@@ -35,6 +35,19 @@ def test_a_tie_is_called_a_tie() -> None:
     assert said(three((0.9, 0.881, 0.8805))).startswith("DP-FP† and DP-SGD tie on demo at ε = 3")
 
 
+def test_of_a_tie_of_many_the_highest_is_named() -> None:
+    records = [
+        sample(method, seed=seed, method=method, accuracy=accuracy + 0.001 * seed)
+        for method, accuracy in zip(
+            ("dpfp", "dpsgd", "rgp", "opacus"), (0.88, 0.8811, 0.8805, 0.8802), strict=True
+        )
+        for seed in range(5)
+    ]
+    assert said(records) == (
+        "DP-SGD has the highest mean on demo at ε = 3 (PLD), but others tie with it."
+    )
+
+
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_few_seeds_name_no_winner_but_what_was_measured_leads(seeds: int) -> None:
     sentence = said(three((0.9, 0.95, 0.945), seeds=seeds))
