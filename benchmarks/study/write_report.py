@@ -21,7 +21,7 @@ from dpfp_ray.results.store import load_records
 TITLE = "A study of DP-FP and its rivals"
 # README's picture: six methods on all of SST-2 with MiniLM at ε = 3.
 PICTURE = HERE.parents[1] / "docs/images/sst2.png"
-SHOWN = (*("non_private", "dpfp", "dpfp moments", "objpert head", "dpsgd lora automatic", "rgp"),)
+SHOWN = ("non_private", "dpfp", "distil", "dpfp moments", "objpert head", "dpsgd lora automatic")
 
 
 def draw_picture(records: Path) -> None:
