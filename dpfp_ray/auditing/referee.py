@@ -89,7 +89,8 @@ class Seen:
 def check(method: str, **fields: Any) -> list[Finding]:
     """What was compared of a method (or a mode: `dpfp:moments`), and what is wrong with it.
 
-    `fields` are plan fields that change its steps: grad_sample_mode, clip_style, adjacency.
+    `fields` are plan fields that change its steps: grad_sample_mode, clip_style, adjacency,
+    sampling.
     """
     asked = make_plan({**variant(method), **fields}).private_part  # of a student its teacher's
     if not asked.private:
@@ -147,6 +148,7 @@ def small_plan(
         "grad_sample_mode": asked.grad_sample_mode,
         "clip_style": asked.clip_style,
         "adjacency": asked.adjacency,
+        "sampling": asked.sampling,
         "epsilon": 1.0,
         "delta": 1e-5,
         "batch_size": batch,
@@ -296,7 +298,33 @@ def judged(what: str, declared: str, measured: str, p: float, fault: str) -> Fin
     return Finding(what, declared, measured, fault if p < CHANCE else "")
 
 
+def check_allocation(about: str, plan: Plan, seen: Seen, other: Seen) -> Iterator[Finding]:
+    """Each record in exactly one of t steps; which one, is told by no other record or pass."""
+    t, D = plan.batches, seen.drawn.shape[1]
+    passes = seen.drawn.reshape(-1, t, D)
+    often = int((passes.sum(1) != 1).sum())
+    said = "records are left out of a pass, or in it twice" if often else ""
+    yield Finding(f"once in {t} steps, {about}", "always", f"{often} times not", said)
+    sizes = seen.drawn.sum(1)
+    said = "draws of records are not independent: a shuffle in equal parts, or pairs"
+    yield dispersion(f"sizes of draws, {about}", sizes, D, 1 / t, said)
+    again = {
+        "again in the next pass": (passes[1:], passes[:-1], "a pass tells of the next one"),
+        "under another seed too": (
+            *(passes, other.drawn.reshape(-1, t, D)),
+            "draws do not follow from the secret seed",
+        ),
+    }
+    for what, (here, there, said) in again.items():
+        both, all_ = int((here & there).sum()), len(here) * D
+        chance = stats.binomtest(both, all_, 1 / t).pvalue
+        yield judged(f"{what}, {about}", f"{1 / t:.4f}", f"{both / all_:.4f}", chance, said)
+
+
 def check_draws(about: str, plan: Plan, seen: Seen, other: Seen) -> Iterator[Finding]:
+    if plan.allocates:
+        yield from check_allocation(about, plan, seen, other)
+        return
     drawn, p, (T, D) = seen.drawn, plan.p, seen.drawn.shape
     total = int(drawn.sum())
     chance = stats.binomtest(total, T * D, p).pvalue

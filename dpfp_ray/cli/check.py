@@ -5,6 +5,7 @@ Examples:
   dpfp check opacus
   dpfp check opacus --grad-sample-mode ghost --json
   dpfp check dpfp:moments
+  dpfp check dpsgd --sampling allocation
 
 The method runs on data that are made up so that each of its releases shows who was drawn, what each
 record added and the noise; no data are read and the ledger is not charged. What was declared and
@@ -22,7 +23,7 @@ from dpfp_ray.system.whole_files import to_json
 if TYPE_CHECKING:
     from dpfp_ray.auditing.referee import Finding
 
-USED = ("grad_sample_mode", "clip_style", "adjacency")
+USED = ("grad_sample_mode", "clip_style", "adjacency", "sampling")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

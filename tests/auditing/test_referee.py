@@ -13,6 +13,7 @@ from dpfp_ray.methods.parts import per_example
 from dpfp_ray.plan import method_spec
 from dpfp_ray.plan.plan import GRAD_SAMPLE_MODES
 from dpfp_ray.privacy import sampling
+from dpfp_ray.privacy.sampling import AllocationSampler
 from dpfp_ray.system.errors import UserError
 from tests.support import faulty
 
@@ -20,6 +21,7 @@ SECONDS = 120.0
 HONEST: dict[str, dict[str, Any]] = {
     "dpsgd": {"method": "dpsgd"},
     "dpsgd, automatic": {"method": "dpsgd", "clip_style": "automatic"},
+    "dpsgd, random allocation": {"method": "dpsgd", "sampling": "allocation"},
     "rgp": {"method": "rgp"},
     "dpfp": {"method": "dpfp"},
     "moments": {"method": "dpfp", "mode": "moments"},
@@ -77,6 +79,34 @@ def test_each_seeded_fault_is_found(
     contestant: type[faulty.Honest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert faults(check(named(monkeypatch, contestant))) != []
+
+
+def shuffled(sampler: AllocationSampler, step: int) -> Any:
+    """Equal batches of a shuffled pass, as most loaders make them."""
+    epoch, batch = divmod(step, sampler.batches)
+    order = sampling.keyed_generator(sampler.seed, "shuffle", epoch).permutation(sampler.records)
+    return np.array_split(order, sampler.batches)[batch]
+
+
+def one_pass(sampler: AllocationSampler, step: int) -> Any:
+    """The choice of the first pass in all of them."""
+    rng = sampling.keyed_generator(sampler.seed, "allocation", 0)
+    chosen = rng.integers(sampler.batches, size=sampler.records)
+    return np.flatnonzero(chosen == step % sampler.batches)
+
+
+def without_one(sampler: AllocationSampler, step: int) -> Any:
+    drawn = allocated(sampler, step)
+    return drawn[1:] if step % 50 == 7 else drawn
+
+
+allocated = AllocationSampler.draw
+
+
+@pytest.mark.parametrize("draw", [shuffled, one_pass, without_one])
+def test_what_is_no_random_allocation_is_found(draw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AllocationSampler, "draw", draw)
+    assert faults(check("dpsgd", sampling="allocation")) != []
 
 
 # --- faults in our own methods, and in Opacus ---------------------------------------------------
