@@ -2,6 +2,7 @@
 
   python benchmarks/study/check_records.py SENT              # what each record says of itself
   python benchmarks/study/check_records.py SENT --again 2    # and two of its cells, run once more
+  python benchmarks/study/check_records.py SENT sst2-frozen  # the cells of one plan
 
 SENT has the form of `records/`: PLAN/CELL/result.json, by a plan of `plans/`. Nearly all of a
 record follows from the rest of it and from public facts, and is computed again: scores from
@@ -18,7 +19,7 @@ import statistics
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -56,32 +57,37 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("sent", type=Path)
+    parser.add_argument("only", nargs="*", help="names of plans (default: all that was sent)")
     parser.add_argument("--again", type=int, default=0, metavar="N", help="cells to run once more")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), metavar="DIR")
     parser.add_argument("--plans", type=Path, default=PLANS, metavar="DIR")
     parser.add_argument("--threads", type=int, default=1, metavar="N")
     arguments = parser.parse_args(argv)
     cells = {cell.name: cell for cell in all_cells(arguments.data, arguments.plans)}
-    found = list(faults(arguments.sent, cells))
+    found = list(faults(arguments.sent, arguments.only, cells))
     if not found and arguments.again:
         found = list(faults_again(arguments, cells))
     for line in found:
         print(line)
-    sent = len(records_in(arguments.sent))
+    sent = len(records_in(arguments.sent, arguments.only))
     print(f"{sent:,} records, {len(found):,} faults", file=sys.stderr)
     return 1 if found else 0
 
 
-def records_in(sent: Path) -> list[Path]:
-    return sorted(sent.glob(f"*/*/{RESULT}"))
+def records_in(sent: Path, only: Sequence[str]) -> list[Path]:
+    return sorted(file for file in sent.glob(f"*/*/{RESULT}") if is_asked(file, sent, only))
 
 
-def faults(sent: Path, cells: Mapping[str, Cell]) -> Iterator[str]:
+def is_asked(path: Path, sent: Path, only: Sequence[str]) -> bool:
+    return not only or path.relative_to(sent).parts[0] in only
+
+
+def faults(sent: Path, only: Sequence[str], cells: Mapping[str, Cell]) -> Iterator[str]:
     """A line for whatever is wrong with a record, or with two of them."""
-    files, seen = records_in(sent), dict[str, str]()
+    files, seen = records_in(sent, only), dict[str, str]()
     if not files:
         yield f"{sent}: no PLAN/CELL/{RESULT} in it"
-    for path in sorted(sent.rglob("*")):
+    for path in sorted(path for path in sent.rglob("*") if is_asked(path, sent, only)):
         if path.is_symlink() or (path.is_file() and path not in files):
             yield f"{path.relative_to(sent)}: only PLAN/CELL/{RESULT} belongs here"
     for path in files:
@@ -95,7 +101,7 @@ def faults(sent: Path, cells: Mapping[str, Cell]) -> Iterator[str]:
 
 def faults_of(path: Path, cell: Cell | None, seen: dict[str, str]) -> Iterator[str]:
     if cell is None or cell.audit is not None:
-        yield "no plan asks for a run of this name"
+        yield "no plan asks for a run of this name (audits are not taken)"
         return
     if path.is_symlink() or path.stat().st_size > LARGEST:
         yield f"it is a link, or has more than {LARGEST:,} bytes"
@@ -186,7 +192,7 @@ def unique_to_a_run(record: Record) -> list[str]:
 def faults_again(arguments: argparse.Namespace, cells: Mapping[str, Cell]) -> Iterator[str]:
     """Cells by lot, trained again from their plans: a line for each that lands elsewhere."""
     groups = defaultdict(list)
-    for path in records_in(arguments.sent):
+    for path in records_in(arguments.sent, arguments.only):
         name = path.parent.relative_to(arguments.sent).as_posix()
         groups[name.rpartition("_")[0]].append((name, read_record(path.read_bytes())))
     chosen = secrets.SystemRandom().sample(sorted(groups), min(arguments.again, len(groups)))
