@@ -106,15 +106,18 @@ class RdpCurve:
 class Allocated:
     """One epoch of `batches` Gaussian releases, the record in one of them (`allocation.py`).
 
-    An epoch that was begun counts as a whole one.
+    An epoch that was begun counts as a whole one. Where a person has several `records`, they are
+    allocated one by one.
     """
 
     batches: int
     noise_multiplier: float
+    records: int = 1
     kind: str = "allocated"
 
     def __post_init__(self) -> None:
-        if not (self.batches >= 2 and 0 < self.noise_multiplier < math.inf):
+        sizes = self.batches >= 2 and self.records >= 1
+        if not (sizes and 0 < self.noise_multiplier < math.inf):
             raise ValueError(f"no random allocation has these parameters: {self}")
 
 
@@ -132,7 +135,7 @@ def part_from_json(facts: Mapping[str, Any]) -> Part:
         case "rdp_curve":
             return RdpCurve(tuple(facts["orders"]), tuple(facts["values"]))
         case "allocated":
-            return Allocated(facts["batches"], facts["noise_multiplier"])
+            return Allocated(facts["batches"], facts["noise_multiplier"], facts["records"])
         case other:
             raise ValueError(f"unknown kind of mechanism {other!r}")
 
@@ -150,7 +153,7 @@ def for_group(part: Part, records: int) -> Part:
         drawn = 1.0 if part.p == 1 else -math.expm1(records * math.log1p(-part.p))
         return replace(part, p=drawn, noise_multiplier=part.noise_multiplier / records)
     if isinstance(part, Allocated):
-        return Gaussian(1.0, part.noise_multiplier / records)
+        return replace(part, records=records * part.records)
     if isinstance(part, Pure):
         return replace(part, epsilon=records * part.epsilon)
     doublings = math.ceil(math.log2(records))
@@ -169,7 +172,9 @@ def count_parts(parts: Sequence[Part], steps: int) -> Counter[Part]:
         if isinstance(part, Gaussian):
             counts[replace(part, per_step=1)] += steps * part.per_step
         elif isinstance(part, Allocated):
-            counts[part] += -(-steps // part.batches)
+            # Several records: a plain Gaussian for each epoch, whichever batches they are in.
+            several = Gaussian(1.0, part.noise_multiplier / part.records)
+            counts[part if part.records == 1 else several] += -(-steps // part.batches)
         else:
             counts[part] += 1
     return counts

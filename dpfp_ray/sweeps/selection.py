@@ -153,6 +153,10 @@ def check_chargeable(space: SearchSpace, plans: Sequence[Plan]) -> None:
         )
     if any(plan.label_epsilon for plan in plans):
         raise UserError("--selection cannot charge for label_epsilon; use composition, or drop it")
+    if any(plan.allocates for plan in plans):
+        raise UserError(
+            "--selection cannot charge for sampling allocation; use poisson, or drop --selection"
+        )
     adjacencies = sorted({str(plan.adjacency) for plan in plans})
     if len(adjacencies) > 1:
         raise UserError(

@@ -232,6 +232,8 @@ def test_no_part_without_sense(values: tuple[int, float]) -> None:
         Allocated(*values)
 
 
-def test_several_records_of_a_person_are_bounded_by_a_plain_gaussian() -> None:
+def test_several_records_of_a_person_are_bounded_by_a_plain_gaussian_an_epoch() -> None:
     """Two records in the same batch move its sum by twice as much: the worst of all cases."""
-    assert for_group(Allocated(10, 0.9), 2) == Gaussian(1.0, 0.45)
+    two = for_group(Allocated(10, 0.9), 2)
+    assert count_parts([two], 25) == {Gaussian(1.0, 0.45): 3}
+    assert count_parts([for_group(two, 2)], 30) == {Gaussian(1.0, 0.225): 3}

@@ -298,6 +298,11 @@ SCALING = {"scaling": {"values": ["clip", "unit"]}}
         ({"ridge": {"values": [0.1, 1.0]}}, {"mode": "moments"}, "ridge on that release is free"),
         (SCALING, {"mode": "release_once", "label_epsilon": 0.5}, "label_epsilon"),
         (TWO, {}, "add_remove and zero_out"),
+        (
+            RATES,
+            {"method": "dpsgd", "sampling": "allocation"},
+            "cannot charge for sampling allocation",
+        ),
     ],
 )
 def test_what_the_theorem_has_no_price_for_is_refused(
